@@ -1,0 +1,1 @@
+//! Loop devices, XFS project quotas and a volume store.

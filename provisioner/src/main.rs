@@ -1,0 +1,2 @@
+//! Laid down by the workspace; see ARCHITECTURE.md.
+fn main() {}
