@@ -1,2 +1,7 @@
-//! Laid down by the workspace; see ARCHITECTURE.md.
-fn main() {}
+//! `cargo harness`: see `cargo harness --help`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    harness::args::main()
+}

@@ -1,0 +1,136 @@
+//! The command line: what can be asked, and how an answer becomes an exit code.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::report::Report;
+use crate::session::Session;
+use crate::{cluster, e2e, lanes};
+
+/// Runs loopfs on the real thing: real kernels in QEMU, a real kubelet, a real control plane.
+///
+/// Nothing needs root beyond installing a few distribution packages; what is missing is named, with
+/// the one line that installs it. Everything built or fetched is cached under the user's cache
+/// directory, so only the first run is slow.
+#[derive(Debug, Parser)]
+#[command(name = "cargo harness", bin_name = "cargo harness", after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo harness test --lane unit      format, lints and unit tests, no root and no virtual machine
+  cargo harness test --lane kernel    loopfs as root on a real kernel with XFS project quotas
+  cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
+  cargo harness e2e --keep            the same, and leaves the cluster up to look around in
+  cargo harness up                    a cluster to play with; `cargo harness down` removes it";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run test lanes: unit, kernel, e2e (all of them unless --lane selects).
+    Test(lanes::Args),
+    /// Run the main job end to end on a cluster of its own, or on any cluster by --kubeconfig.
+    E2e(e2e::Args),
+    /// Start a cluster with the driver installed, and leave it running.
+    Up(cluster::UpArgs),
+    /// Stop the cluster that `up` or `e2e --keep` left running.
+    Down(cluster::DownArgs),
+}
+
+/// What a person who presses Ctrl-C can be asked to wait for an orderly end.
+const UNWIND_TIME: Duration = Duration::from_secs(30);
+
+/// Parses the command line and runs it. Errors are printed once, with their causes.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: starting the async runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(async {
+        let session = Session::new()?;
+        unwind_on_signal(&session, run(&session, cli.command)).await
+    });
+    // A blocking thread that still waits on something must not keep a finished run alive.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Test(args) => conclude(session, "test", lanes::run(session, args).await?),
+        Command::E2e(args) => conclude(session, "e2e", e2e::run(session, args).await?),
+        Command::Up(args) => cluster::up(session, args).await.map(|()| ExitCode::SUCCESS),
+        Command::Down(args) => cluster::down(session, args).await.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Writes the report where people and machines look, and turns it into the exit code.
+fn conclude(session: &Session, name: &str, report: Report) -> anyhow::Result<ExitCode> {
+    let dir = session.workspace.reports(name);
+    report.write(&dir)?;
+    session.progress.finish();
+    println!("{}", report.table());
+    println!("reports and logs: {}", dir.display());
+    if report.not_run() > 0 {
+        println!("{} not run", report.not_run());
+    }
+    println!("{}", report.summary());
+    Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs `work` to its end. The first signal asks it to stop and gives it [`UNWIND_TIME`]; a second
+/// signal, or the end of that time, drops it, and every process it owns is killed by its owner.
+async fn unwind_on_signal<F>(session: &Session, work: F) -> anyhow::Result<ExitCode>
+where
+    F: Future<Output = anyhow::Result<ExitCode>>,
+{
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        result = &mut work => return result,
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    session.progress.line("stopping: cleaning up (again to stop at once)");
+    session.cancel.cancel();
+    tokio::select! {
+        result = &mut work => {
+            result?;
+            anyhow::bail!("stopped by a signal")
+        }
+        _ = interrupt.recv() => anyhow::bail!("stopped at once by a second signal"),
+        _ = terminate.recv() => anyhow::bail!("stopped at once by a second signal"),
+        () = tokio::time::sleep(UNWIND_TIME) => {
+            anyhow::bail!("stopped by a signal; the clean-up did not end within {UNWIND_TIME:?} and was cut short")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,249 @@
+//! Artifacts that are built once: a directory per recipe, named by a hash of all that went into it.
+//!
+//! An artifact is complete or absent. It is built in a directory beside its final name, synced, and
+//! renamed; a lock per artifact lets two runs share one build, and a killed run leaves nothing in the way.
+
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+use sha2::{Digest, Sha256};
+
+/// The user's cache directory for this project.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// `$XDG_CACHE_HOME/loopfs`, or `~/.cache/loopfs`.
+    ///
+    /// # Errors
+    /// Neither variable is set, or the directory cannot be made.
+    pub fn open() -> Result<Cache> {
+        let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
+            Some(base) => PathBuf::from(base),
+            None => {
+                PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
+                    .join(".cache")
+            }
+        };
+        Cache::at(base.join("loopfs"))
+    }
+
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn at(root: PathBuf) -> Result<Cache> {
+        std::fs::create_dir_all(&root).with_context(|| format!("create the cache {}", root.display()))?;
+        Ok(Cache { root })
+    }
+
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The artifact of `recipe`: as it is if it was built before, else made by `build`, which is given an
+    /// empty directory to fill.
+    ///
+    /// # Errors
+    /// Those of `build`, in which case nothing is kept, and those of the file system.
+    pub async fn artifact<F>(&self, recipe: &Recipe, build: F) -> Result<PathBuf>
+    where
+        F: AsyncFnOnce(&Path) -> Result<()>,
+    {
+        let target = self.root.join(recipe.name()).join(recipe.key());
+        if target.is_dir() {
+            return Ok(target);
+        }
+        let parent = self.root.join(recipe.name());
+        std::fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
+        let _lock = self.lock(recipe).await?;
+        if target.is_dir() {
+            return Ok(target);
+        }
+        let building = parent.join(format!(".{}.building", recipe.key()));
+        // Ours to remove: the lock says that no live run is filling it.
+        remove_dir(&building)?;
+        std::fs::create_dir(&building).with_context(|| format!("create {}", building.display()))?;
+        let built = build(&building).await.with_context(|| format!("build {}", recipe.name()));
+        if let Err(error) = built {
+            remove_dir(&building)?;
+            return Err(error);
+        }
+        publish(&building, &target).with_context(|| format!("keep {}", target.display()))?;
+        Ok(target)
+    }
+
+    /// Waits, without a limit, for another run that is building the same artifact.
+    async fn lock(&self, recipe: &Recipe) -> Result<Flock<File>> {
+        let path = self.root.join(recipe.name()).join(format!(".{}.lock", recipe.key()));
+        tokio::task::spawn_blocking(move || {
+            let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+            Flock::lock(file, FlockArg::LockExclusive)
+                .map_err(|(_, errno)| errno)
+                .with_context(|| format!("lock {}", path.display()))
+        })
+        .await?
+    }
+}
+
+/// Everything that determines an artifact. Two recipes with the same inputs have the same artifact.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    name: String,
+    hash: Sha256,
+}
+
+impl Recipe {
+    /// `name` is a path component: the kind of artifact. `version` is raised when the code that builds it
+    /// changes what it builds.
+    #[must_use]
+    pub fn new(name: &str, version: u32) -> Recipe {
+        Recipe { name: name.to_owned(), hash: Sha256::new() }.with("recipe version", version.to_string())
+    }
+
+    /// Adds one input, by its label.
+    #[must_use]
+    pub fn with(mut self, label: &str, value: impl AsRef<[u8]>) -> Recipe {
+        // Lengths keep ("ab", "c") and ("a", "bc") apart.
+        for part in [label.as_bytes(), value.as_ref()] {
+            self.hash.update((part.len() as u64).to_le_bytes());
+            self.hash.update(part);
+        }
+        self
+    }
+
+    /// Adds the content of a file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn with_file(self, label: &str, path: &Path) -> Result<Recipe> {
+        Ok(self.with(label, digest_file(path)?))
+    }
+
+    /// Adds another artifact, which is named by its own content.
+    #[must_use]
+    pub fn with_artifact(self, label: &str, artifact: &Path) -> Recipe {
+        self.with(label, artifact.file_name().unwrap_or_default().as_bytes())
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[must_use]
+    pub fn key(&self) -> String {
+        let digest = hex(&self.hash.clone().finalize());
+        digest[..32].to_owned()
+    }
+}
+
+/// SHA-256 of a file, in hexadecimal.
+///
+/// # Errors
+/// It cannot be read.
+pub fn digest_file(path: &Path) -> Result<String> {
+    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let mut hash = Sha256::new();
+    std::io::copy(&mut file, &mut hash).with_context(|| format!("read {}", path.display()))?;
+    Ok(hex(&hash.finalize()))
+}
+
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Syncs what was built and gives it its name, so that a crash leaves all of it or nothing.
+fn publish(building: &Path, target: &Path) -> Result<()> {
+    let parent = target.parent().context("an artifact has a parent")?;
+    let directory = File::open(building)?;
+    // One call for any number of files; the artifact is no larger than a few hundred MB.
+    nix::unistd::syncfs(&directory)?;
+    std::fs::rename(building, target)?;
+    File::open(parent)?.sync_all()?;
+    Ok(())
+}
+
+fn remove_dir(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path().join("cache")).unwrap();
+        (dir, cache)
+    }
+
+    #[tokio::test]
+    async fn two_runs_share_one_build() {
+        let (_dir, cache) = cache();
+        let recipe = Recipe::new("thing", 1).with("input", "a");
+        let builds = AtomicUsize::new(0);
+        let build = || {
+            cache.artifact(&recipe, async |dir: &Path| {
+                builds.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                std::fs::write(dir.join("file"), "content")?;
+                Ok(())
+            })
+        };
+        let (first, second) = tokio::join!(build(), build());
+        assert_eq!(first.unwrap(), second.unwrap());
+        assert_eq!(builds.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_failed_build_keeps_nothing_and_can_be_repeated() {
+        let (_dir, cache) = cache();
+        let recipe = Recipe::new("thing", 1);
+        let failed = cache
+            .artifact(&recipe, async |dir: &Path| {
+                std::fs::write(dir.join("half"), "")?;
+                anyhow::bail!("no network")
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(format!("{failed:#}"), "build thing: no network");
+        let path = cache.artifact(&recipe, async |_: &Path| Ok(())).await.unwrap();
+        assert!(!path.join("half").exists());
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_run_left_half_built_is_not_used() {
+        let (_dir, cache) = cache();
+        let recipe = Recipe::new("thing", 1);
+        let half = cache.root().join("thing").join(format!(".{}.building", recipe.key()));
+        std::fs::create_dir_all(&half).unwrap();
+        std::fs::write(half.join("half"), "").unwrap();
+        let path = cache
+            .artifact(&recipe, async |dir: &Path| Ok(std::fs::write(dir.join("whole"), "")?))
+            .await
+            .unwrap();
+        assert!(path.join("whole").exists() && !path.join("half").exists());
+    }
+
+    #[test]
+    fn the_key_depends_on_every_input_and_on_where_one_ends() {
+        let key = |a: &str, b: &str| Recipe::new("thing", 1).with(a, b).key();
+        assert_eq!(key("ab", "c"), key("ab", "c"));
+        assert_ne!(key("ab", "c"), key("a", "bc"));
+        assert_ne!(key("ab", "c"), Recipe::new("thing", 2).with("ab", "c").key());
+    }
+}

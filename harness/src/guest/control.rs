@@ -1,0 +1,49 @@
+//! What can be asked of a running node: one JSON object per line each way on the control port.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The name of the virtio port that carries requests and responses.
+pub const CONTROL_PORT: &str = "dev.loopfs.control";
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Request {
+    /// Repeated in the response: requests are served at once and answered as they finish.
+    pub id: u64,
+    pub action: Action,
+}
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// Run a program in the node's root file system, as root.
+    Exec { argv: Vec<String>, env: BTreeMap<String, String>, input: String, timeout: Duration },
+    /// Send a signal to a service, by the name it has in the specification.
+    SignalService { name: String, signal: i32 },
+    /// Stop the services, send the verdict, unmount, power off.
+    PowerOff,
+}
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Response {
+    pub id: u64,
+    pub result: Result<Answer, String>,
+}
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    Done,
+    Exec(ExecOutput),
+}
+
+/// What a program run by [`Action::Exec`] left.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct ExecOutput {
+    /// The exit code, or 128 plus the number of the signal that ended it.
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}

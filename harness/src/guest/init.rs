@@ -1,0 +1,84 @@
+//! PID 1: from the kernel's hand-over to the power switch.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_settime};
+
+use super::children::Children;
+use super::report::{Message, REPORT_PORT, Verdict};
+use super::reporter::Reporter;
+use super::spec::{BootSpec, Mode, SPEC_PATH};
+use super::{mounts, node, ports, tests};
+
+/// Never returns to the kernel, which would panic: ends by powering off.
+pub fn main() {
+    if std::process::id() != 1 {
+        eprintln!("guest-init is PID 1 of a test machine and does nothing anywhere else");
+        std::process::exit(2);
+    }
+    if let Err(error) = boot() {
+        // No report port yet: the host sees a missing verdict and shows the console.
+        eprintln!("guest-init: {error:#}");
+    }
+    power_off();
+}
+
+fn boot() -> Result<()> {
+    mounts::mount_early()?;
+    let spec = read_spec()?;
+    set_clock(spec.unix_time)?;
+    for module in &spec.modules {
+        load_module(Path::new(module))?;
+    }
+    let reporter = Reporter::new(ports::open(REPORT_PORT)?);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    reporter.send(&Message::Started { kernel: kernel.trim().to_owned() });
+
+    let children = Children::new();
+    let result = match &spec.mode {
+        Mode::Hello => Ok(()),
+        Mode::Tests(spec) => tests::run(spec, &children, &reporter),
+        Mode::Node(spec) => node::run(spec, &children, &reporter),
+    };
+    reporter.verdict(match result {
+        Ok(()) => Verdict::Passed,
+        Err(error) => Verdict::Failed(format!("{error:#}")),
+    });
+    Ok(())
+}
+
+fn read_spec() -> Result<BootSpec> {
+    let text = fs::read(SPEC_PATH).with_context(|| format!("read {SPEC_PATH}"))?;
+    serde_json::from_slice(&text).with_context(|| format!("parse {SPEC_PATH}"))
+}
+
+fn set_clock(unix_time: u64) -> Result<()> {
+    let seconds = i64::try_from(unix_time).context("the time of the specification is beyond i64")?;
+    clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::new(seconds, 0)).context("set the clock")
+}
+
+fn load_module(path: &Path) -> Result<()> {
+    let file = File::open(path).with_context(|| format!("open the module {}", path.display()))?;
+    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno).with_context(|| format!("load the module {}", path.display())),
+    }
+}
+
+fn power_off() -> ! {
+    nix::unistd::sync();
+    for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT] {
+        // Returns only if the machine has no such switch; a reset ends it as well (-no-reboot).
+        let Err(errno) = reboot(mode);
+        eprintln!("guest-init: {mode:?}: {errno}");
+    }
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,140 @@
+//! File systems of the guest: those every Linux has, those of the specification, and the change of root.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::{chdir, chroot};
+
+use super::disks;
+use super::spec::{Mount, Source};
+
+const HARDENED: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+
+/// Mounts proc, sys and dev below `root`, and the rest of what programs take for granted.
+pub(super) fn mount_system(root: &str) -> Result<()> {
+    system(root, "proc", "/proc", HARDENED, "")?;
+    system(root, "sysfs", "/sys", HARDENED, "")?;
+    system(root, "devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")?;
+    system(
+        root,
+        "devpts",
+        "/dev/pts",
+        MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC,
+        "mode=0620,ptmxmode=0666,gid=5",
+    )?;
+    system(root, "tmpfs", "/dev/shm", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, "mode=1777")?;
+    system(root, "cgroup2", "/sys/fs/cgroup", HARDENED, "nsdelegate")?;
+    system(root, "tmpfs", "/run", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, "mode=0755")?;
+    system(root, "tmpfs", "/tmp", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, "mode=1777")?;
+    for (name, target) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")]
+    {
+        let link = format!("{root}/dev/{name}");
+        if fs::symlink_metadata(&link).is_err() {
+            symlink(target, &link).with_context(|| format!("link {link}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Mounts only what finding the other devices needs.
+pub(super) fn mount_early() -> Result<()> {
+    system("", "proc", "/proc", HARDENED, "")?;
+    system("", "sysfs", "/sys", HARDENED, "")?;
+    system("", "devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
+}
+
+/// Takes away what [`mount_early`] mounted.
+pub(super) fn unmount_early() -> Result<()> {
+    for target in ["/dev", "/sys", "/proc"] {
+        umount2(target, MntFlags::MNT_DETACH).with_context(|| format!("unmount {target}"))?;
+    }
+    Ok(())
+}
+
+fn system(root: &str, fs_type: &str, target: &str, flags: MsFlags, data: &str) -> Result<()> {
+    let target = format!("{root}{target}");
+    fs::create_dir_all(&target).with_context(|| format!("create {target}"))?;
+    mount(Some(fs_type), target.as_str(), Some(fs_type), flags, Some(data))
+        .with_context(|| format!("mount {fs_type} on {target}"))
+}
+
+/// Mounts what the specification asks for.
+pub(super) fn mount_spec(spec: &Mount) -> Result<()> {
+    fs::create_dir_all(&spec.target).with_context(|| format!("create {}", spec.target))?;
+    let source = match &spec.source {
+        Source::Disk(name) => disks::find(name)?,
+        Source::Name(name) => name.into(),
+    };
+    let (flags, data) = options(&spec.options);
+    mount(Some(&source), spec.target.as_str(), Some(spec.fs_type.as_str()), flags, Some(data.as_str()))
+        .with_context(|| {
+            format!("mount {} ({}) on {} with {}", source.display(), spec.fs_type, spec.target, spec.options)
+        })
+}
+
+/// Unmounts, however busy it is: this is the end of the machine.
+pub(super) fn unmount(target: &str) -> Result<()> {
+    match umount2(target, MntFlags::empty()) {
+        Err(nix::errno::Errno::EBUSY) => umount2(target, MntFlags::MNT_DETACH),
+        result => result,
+    }
+    .with_context(|| format!("unmount {target}"))
+}
+
+/// Splits fstab options into the flags the kernel takes as such and the words it hands to the file system.
+fn options(text: &str) -> (MsFlags, String) {
+    let mut flags = MsFlags::empty();
+    let mut data = Vec::new();
+    for option in text.split(',').filter(|option| !option.is_empty()) {
+        match option {
+            "defaults" | "rw" => {}
+            "ro" => flags |= MsFlags::MS_RDONLY,
+            "nosuid" => flags |= MsFlags::MS_NOSUID,
+            "nodev" => flags |= MsFlags::MS_NODEV,
+            "noexec" => flags |= MsFlags::MS_NOEXEC,
+            "noatime" => flags |= MsFlags::MS_NOATIME,
+            "relatime" => flags |= MsFlags::MS_RELATIME,
+            other => data.push(other),
+        }
+    }
+    (flags, data.join(","))
+}
+
+/// Makes the file system of a disk the root of PID 1 and of all that it starts.
+pub(super) fn switch_root(disk: &str) -> Result<()> {
+    const NEW_ROOT: &str = "/new-root";
+    mount_spec(&Mount {
+        source: Source::Disk(disk.to_owned()),
+        target: NEW_ROOT.to_owned(),
+        fs_type: "ext4".to_owned(),
+        options: "noatime".to_owned(),
+    })?;
+    unmount_early()?;
+    free_initramfs()?;
+    chdir(NEW_ROOT).context("enter the new root")?;
+    mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>)
+        .context("move the new root over /")?;
+    chroot(".").context("change root")?;
+    chdir("/").context("enter /")?;
+    // Mount propagation into containers needs a shared root, and what is mounted later inherits it.
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
+        .context("make / a shared mount")?;
+    mount_system("")
+}
+
+/// The files of the initramfs are memory that nothing will read again.
+fn free_initramfs() -> Result<()> {
+    for entry in fs::read_dir("/").context("read the initramfs")?.flatten() {
+        let path = entry.path();
+        if path == Path::new("/new-root") {
+            continue;
+        }
+        let removed =
+            if entry.file_type()?.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.with_context(|| format!("remove {} from the initramfs", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! A machine that stays up: root of a distribution, network, services, and requests from the host.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, sethostname};
+
+use super::children::{Children, Output};
+use super::report::{End, Message};
+use super::reporter::Reporter;
+use super::services::Services;
+use super::spec::{self, FileSpec, Network, NodeSpec, Step};
+use super::{mounts, ports, requests};
+
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What configuring the network may take; it is a handful of netlink calls.
+const NETWORK_TIME: Duration = Duration::from_secs(30);
+/// What services are given to end by themselves at power-off.
+const STOP_TIME: Duration = Duration::from_secs(3);
+
+/// Why the machine ends.
+#[derive(Debug)]
+pub(super) enum Ending {
+    PowerOff,
+    Failed(String),
+}
+
+pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
+    let control = ports::open(super::control::CONTROL_PORT)?;
+    mounts::switch_root(&spec.root_disk)?;
+    sethostname(&spec.hostname).context("set the host name")?;
+    for mount in &spec.mounts {
+        mounts::mount_spec(mount)?;
+    }
+    for file in &spec.files {
+        write(file)?;
+    }
+    if let Some(network) = &spec.network {
+        configure(network, children, reporter)?;
+    }
+
+    let (end, ending) = mpsc::channel();
+    let services = Services::new(children.clone(), reporter.clone(), end.clone());
+    requests::serve(control, children.clone(), services.clone(), end.clone())?;
+    // Steps run beside the wait below, so that a machine that is starting can be asked, and ended.
+    std::thread::spawn({
+        let (steps, services) = (spec.steps.clone(), services.clone());
+        let (children, reporter) = (children.clone(), reporter.clone());
+        move || match steps.iter().try_for_each(|step| take(step, &services, &children, &reporter)) {
+            Ok(()) => reporter.send(&Message::NodeReady),
+            // Nobody listens only if the machine is ending already.
+            Err(error) => drop(end.send(Ending::Failed(format!("{error:#}")))),
+        }
+    });
+    let ending = ending.recv().context("wait for the end of the node")?;
+    shut_down(spec, &services);
+    match ending {
+        Ending::PowerOff => Ok(()),
+        Ending::Failed(why) => anyhow::bail!(why),
+    }
+}
+
+fn take(step: &Step, services: &Services, children: &Children, reporter: &Reporter) -> Result<()> {
+    match step {
+        Step::Run(run) => run_to_end(run, children, reporter),
+        Step::Service(service) => services.start(service),
+    }
+}
+
+fn run_to_end(run: &spec::Command, children: &Children, reporter: &Reporter) -> Result<()> {
+    let command = command(&run.argv, &run.env)?;
+    let (end, ..) = children
+        .run(&run.name, command, "", Output::Log(reporter.clone()), run.timeout)
+        .with_context(|| format!("start {}", run.name))?;
+    anyhow::ensure!(end == End::Exited(0), "{} ended with {end:?}: {}", run.name, run.argv.join(" "));
+    Ok(())
+}
+
+/// A command with a plain environment; PID 1 was given that of the kernel.
+pub(super) fn command(argv: &[String], env: &std::collections::BTreeMap<String, String>) -> Result<Command> {
+    let (program, args) = argv.split_first().context("an empty command line")?;
+    let mut command = Command::new(program);
+    command.args(args).env_clear().env("PATH", PATH).env("HOME", "/root").envs(env).current_dir("/");
+    Ok(command)
+}
+
+fn write(file: &FileSpec) -> Result<()> {
+    let path = Path::new(&file.path);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    }
+    fs::write(path, &file.content).with_context(|| format!("write {}", file.path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(file.mode))
+        .with_context(|| format!("set the mode of {}", file.path))
+}
+
+fn configure(network: &Network, children: &Children, reporter: &Reporter) -> Result<()> {
+    let interface = first_interface()?;
+    let ip = |args: &[&str]| {
+        let argv = std::iter::once("ip").chain(args.iter().copied()).map(str::to_owned).collect();
+        let run =
+            spec::Command { name: "ip".to_owned(), argv, env: Default::default(), timeout: NETWORK_TIME };
+        run_to_end(&run, children, reporter)
+    };
+    ip(&["link", "set", "lo", "up"])?;
+    ip(&["link", "set", &interface, "up"])?;
+    ip(&["address", "add", &network.address, "dev", &interface])?;
+    ip(&["route", "add", "default", "via", &network.gateway])?;
+    if let Some(dns) = &network.dns {
+        fs::write("/etc/resolv.conf", format!("nameserver {dns}\n")).context("write /etc/resolv.conf")?;
+    }
+    Ok(())
+}
+
+fn first_interface() -> Result<String> {
+    fs::read_dir("/sys/class/net")
+        .context("list network interfaces")?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name != "lo")
+        .min()
+        .context("the machine has no network interface; is virtio_net loaded?")
+}
+
+/// Ends every process and leaves the file systems clean.
+fn shut_down(spec: &NodeSpec, services: &Services) {
+    services.stop();
+    let everyone = Pid::from_raw(-1);
+    // ESRCH: there is nobody left.
+    kill(everyone, Signal::SIGTERM).ok();
+    services.wait_ended(STOP_TIME);
+    kill(everyone, Signal::SIGKILL).ok();
+    for mount in spec.mounts.iter().rev() {
+        if let Err(error) = mounts::unmount(&mount.target) {
+            eprintln!("guest-init: {error:#}");
+        }
+    }
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    if let Err(errno) = mount(None::<&str>, "/", None::<&str>, read_only, None::<&str>) {
+        // The journal makes up for it at the next boot.
+        eprintln!("guest-init: remount / read-only: {errno}");
+    }
+}

@@ -1,0 +1,57 @@
+//! What a guest says to its host: one JSON object per line on the report port, the verdict last.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The name of the virtio port that carries reports.
+pub const REPORT_PORT: &str = "dev.loopfs.report";
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Message {
+    /// PID 1 runs and has read its specification.
+    Started {
+        kernel: String,
+    },
+    /// A line of output of a service, a command or a test binary.
+    Log {
+        source: String,
+        line: String,
+    },
+    TestBinary(TestBinaryResult),
+    /// All steps of a node are done.
+    NodeReady,
+    /// A service ended; `restarted` says whether it was started again.
+    ServiceEnded {
+        name: String,
+        how: String,
+        restarted: bool,
+    },
+    /// The last message. Exactly one is sent; none is a failure.
+    Verdict(Verdict),
+}
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    Passed,
+    Failed(String),
+}
+
+/// How one test binary ended. What it printed came before, as [`Message::Log`] lines under its name.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct TestBinaryResult {
+    pub name: String,
+    pub end: End,
+    pub time: Duration,
+}
+
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    Exited(i32),
+    Signalled(String),
+    TimedOut,
+    NotStarted(String),
+}

@@ -1,0 +1,115 @@
+//! The guest's side of the control port.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+
+use super::children::{Children, Output};
+use super::control::{Action, Answer, ExecOutput, Request, Response};
+use super::node::{Ending, command};
+use super::report::End;
+use super::services::Services;
+
+/// A port without a host at the other end reads as empty; the host may come back.
+const HOST_ABSENT: Duration = Duration::from_millis(200);
+
+#[derive(Clone)]
+struct Server {
+    children: Children,
+    services: Services,
+    end: mpsc::Sender<Ending>,
+    port: Arc<Mutex<File>>,
+}
+
+/// Serves requests from a thread of its own, each in another, until the machine ends.
+pub(super) fn serve(
+    port: File,
+    children: Children,
+    services: Services,
+    end: mpsc::Sender<Ending>,
+) -> Result<()> {
+    let writer = port.try_clone().context("duplicate the control port")?;
+    let server = Server { children, services, end, port: Arc::new(Mutex::new(writer)) };
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(port);
+        let mut line = String::new();
+        loop {
+            match reader.read_line(&mut line) {
+                Ok(count) if count > 0 && line.ends_with('\n') => {
+                    server.accept(&line);
+                    line.clear();
+                }
+                Ok(_) => std::thread::sleep(HOST_ABSENT),
+                Err(error) => {
+                    eprintln!("guest-init: read the control port: {error}");
+                    std::thread::sleep(HOST_ABSENT);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+impl Server {
+    fn accept(&self, line: &str) {
+        let request: Request = match serde_json::from_str(line) {
+            Ok(request) => request,
+            // Without an id nobody can be answered.
+            Err(error) => return eprintln!("guest-init: request {line:?}: {error}"),
+        };
+        let server = self.clone();
+        std::thread::spawn(move || {
+            let result = server.perform(request.action).map_err(|error| format!("{error:#}"));
+            server.respond(&Response { id: request.id, result });
+        });
+    }
+
+    fn perform(&self, action: Action) -> Result<Answer> {
+        match action {
+            Action::Exec { argv, env, input, timeout } => {
+                let command = command(&argv, &env)?;
+                let (end, stdout, stderr) = self
+                    .children
+                    .run("exec", command, &input, Output::Capture, timeout)
+                    .with_context(|| format!("run {}", argv.join(" ")))?;
+                let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+                Ok(Answer::Exec(ExecOutput {
+                    code: exit_code(&end).with_context(|| format!("{}: {end:?}", argv.join(" ")))?,
+                    stdout: text(stdout),
+                    stderr: text(stderr),
+                }))
+            }
+            Action::SignalService { name, signal } => {
+                let signal = Signal::try_from(signal).with_context(|| format!("no signal is {signal}"))?;
+                self.services.signal(&name, signal)?;
+                Ok(Answer::Done)
+            }
+            Action::PowerOff => {
+                self.end.send(Ending::PowerOff).context("the machine is ending already")?;
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn respond(&self, response: &Response) {
+        let Ok(mut line) = serde_json::to_vec(response) else { return };
+        line.push(b'\n');
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = port.write_all(&line) {
+            eprintln!("guest-init: respond: {error}");
+        }
+    }
+}
+
+/// As a shell reports it.
+fn exit_code(end: &End) -> Option<i32> {
+    match end {
+        End::Exited(code) => Some(*code),
+        End::Signalled(name) => name.parse::<Signal>().ok().map(|signal| 128 + signal as i32),
+        End::TimedOut | End::NotStarted(_) => None,
+    }
+}

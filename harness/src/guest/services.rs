@@ -1,0 +1,160 @@
+//! Services of a node: started in order, watched, restarted where asked.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::children::{Children, Output};
+use super::node::{Ending, command};
+use super::report::{End, Message};
+use super::reporter::Reporter;
+use super::spec::{Condition, Ready, Restart, Service};
+
+/// Keeps a service that ends at once from filling the log.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
+/// Sockets and health endpoints do not announce themselves.
+const READY_POLL: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Debug)]
+pub(super) struct Services(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    children: Children,
+    reporter: Reporter,
+    end: mpsc::Sender<Ending>,
+    stopping: AtomicBool,
+    running: Mutex<HashMap<String, Pid>>,
+    changed: Condvar,
+}
+
+impl Services {
+    pub(super) fn new(children: Children, reporter: Reporter, end: mpsc::Sender<Ending>) -> Services {
+        Services(Arc::new(Shared {
+            children,
+            reporter,
+            end,
+            stopping: AtomicBool::new(false),
+            running: Mutex::default(),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// Starts a service and waits until it is ready.
+    pub(super) fn start(&self, service: &Service) -> Result<()> {
+        let (first_start, started) = mpsc::channel();
+        std::thread::spawn({
+            let (shared, service) = (Arc::clone(&self.0), service.clone());
+            move || shared.supervise(&service, &first_start)
+        });
+        started.recv().with_context(|| format!("start the service {}", service.name))??;
+        match &service.ready {
+            Some(ready) => self.wait_ready(&service.name, ready),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_ready(&self, name: &str, ready: &Ready) -> Result<()> {
+        let deadline = Instant::now() + ready.within;
+        while !holds(&ready.when, &self.0.children) {
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "the service {name} was not ready within {:?}: {:?}",
+                ready.within,
+                ready.when
+            );
+            std::thread::sleep(READY_POLL);
+        }
+        Ok(())
+    }
+
+    pub(super) fn signal(&self, name: &str, signal: Signal) -> Result<()> {
+        let running = self.0.running();
+        let pid = running.get(name).with_context(|| format!("no service called {name} is running"))?;
+        kill(*pid, signal).with_context(|| format!("send {signal} to {name}"))
+    }
+
+    /// From now on what ends stays ended.
+    pub(super) fn stop(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until all services have ended, or the time is over.
+    pub(super) fn wait_ended(&self, timeout: Duration) {
+        let running = self.0.running();
+        // Either outcome will do: whoever is left is killed next.
+        drop(self.0.changed.wait_timeout_while(running, timeout, |running| !running.is_empty()));
+    }
+}
+
+impl Shared {
+    fn running(&self) -> MutexGuard<'_, HashMap<String, Pid>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn supervise(&self, service: &Service, first_start: &mpsc::Sender<Result<()>>) {
+        loop {
+            let end = match self.run_once(service, first_start) {
+                Ok(end) => end,
+                Err(error) => {
+                    // Whoever waits for the first start is told; a later one fails the node below.
+                    let why = format!("{error:#}");
+                    drop(first_start.send(Err(error)));
+                    End::NotStarted(why)
+                }
+            };
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            let restarted = service.restart == Restart::Always;
+            self.reporter.send(&Message::ServiceEnded {
+                name: service.name.clone(),
+                how: format!("{end:?}"),
+                restarted,
+            });
+            if !restarted {
+                let why = format!("the service {} ended: {end:?}", service.name);
+                return drop(self.end.send(Ending::Failed(why)));
+            }
+            std::thread::sleep(RESTART_DELAY);
+        }
+    }
+
+    fn run_once(&self, service: &Service, started: &mpsc::Sender<Result<()>>) -> Result<End> {
+        let mut command = command(&service.argv, &service.env)?;
+        command.stdin(std::process::Stdio::null());
+        let child = self
+            .children
+            .spawn(&service.name, command, Output::Log(self.reporter.clone()))
+            .with_context(|| format!("run {}", service.argv.join(" ")))?;
+        self.running().insert(service.name.clone(), child.pid());
+        // Only the first start is waited for.
+        drop(started.send(Ok(())));
+        let end = child.wait();
+        self.running().remove(&service.name);
+        self.changed.notify_all();
+        drop(child.output());
+        Ok(end)
+    }
+}
+
+fn holds(condition: &Condition, children: &Children) -> bool {
+    match condition {
+        Condition::UnixSocket(path) => UnixStream::connect(path).is_ok(),
+        Condition::Tcp(address) => TcpStream::connect(address).is_ok(),
+        Condition::Succeeds(argv) => succeeds(argv, children),
+    }
+}
+
+fn succeeds(argv: &[String], children: &Children) -> bool {
+    let Ok(command) = command(argv, &Default::default()) else { return false };
+    let run = children.run("readiness", command, "", Output::Capture, Duration::from_secs(30));
+    matches!(run, Ok((End::Exited(0), ..)))
+}

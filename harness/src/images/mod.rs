@@ -1,0 +1,1 @@
+//! What virtual machines and pods are made of.

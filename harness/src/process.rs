@@ -1,0 +1,507 @@
+//! Child processes, each with one owner that stops and reaps it, whatever happens to the owner.
+//!
+//! - The owner is dropped: the whole process group is killed and the child reaped before `drop` returns.
+//! - The harness is killed by SIGKILL: the kernel kills the child (`PR_SET_PDEATHSIG`, by setpriv). That
+//!   signal follows the *thread* that forked, so each child has a thread that spawns it and then waits for it.
+//! - The child ends and leaves others of its group behind: they are killed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use tokio::sync::watch;
+
+/// Directories that hold programs an ordinary user's `PATH` may lack (`mkfs.xfs`, `mke2fs`).
+const SYSTEM_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+type LineSink = Box<dyn FnMut(&str) + Send>;
+
+/// A program about to be run. Its standard input is empty unless given.
+pub struct Program {
+    program: OsString,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    env_removed: Vec<OsString>,
+    directory: Option<PathBuf>,
+    input: Vec<u8>,
+    log: Option<PathBuf>,
+    stderr_lines: Option<LineSink>,
+}
+
+impl Program {
+    #[must_use]
+    pub fn new(program: impl Into<OsString>) -> Program {
+        Program {
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            env_removed: Vec::new(),
+            directory: None,
+            input: Vec::new(),
+            log: None,
+            stderr_lines: None,
+        }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Program {
+        self.args.push(arg.into());
+        self
+    }
+
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Program {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Program {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    #[must_use]
+    pub fn env_remove(mut self, name: impl Into<OsString>) -> Program {
+        self.env_removed.push(name.into());
+        self
+    }
+
+    #[must_use]
+    pub fn current_dir(mut self, directory: impl Into<PathBuf>) -> Program {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Bytes for its standard input.
+    #[must_use]
+    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Program {
+        self.input = bytes.into();
+        self
+    }
+
+    /// Appends standard output and error to this file rather than capturing them.
+    #[must_use]
+    pub fn log(mut self, path: impl Into<PathBuf>) -> Program {
+        self.log = Some(path.into());
+        self
+    }
+
+    /// Calls `sink` for each line of standard error as it is written; it is captured or logged as well.
+    #[must_use]
+    pub fn on_stderr_line(mut self, sink: impl FnMut(&str) + Send + 'static) -> Program {
+        self.stderr_lines = Some(Box::new(sink));
+        self
+    }
+
+    /// Starts the program.
+    ///
+    /// # Errors
+    /// The program is not installed, or cannot be started.
+    pub fn spawn(self) -> Result<Process> {
+        let name = display_name(&self.program);
+        let path = find(&self.program).with_context(|| {
+            format!("{name} is not installed (looked in PATH and {})", SYSTEM_DIRECTORIES.join(", "))
+        })?;
+        let output =
+            Output::open(self.log.as_deref()).with_context(|| format!("open the output of {name}"))?;
+
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(path).args(&self.args);
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        for removed in &self.env_removed {
+            command.env_remove(removed);
+        }
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command.process_group(0);
+        command.stdin(input(&self.input).with_context(|| format!("prepare the input of {name}"))?);
+        command.stdout(output.stdout.try_clone()?);
+        let tee = match self.stderr_lines {
+            Some(sink) => {
+                command.stderr(Stdio::piped());
+                Some((sink, output.stderr.try_clone()?))
+            }
+            None => {
+                command.stderr(output.stderr.try_clone()?);
+                None
+            }
+        };
+        Process::start(name, command, tee, output)
+    }
+
+    /// Runs the program to its end, and fails unless it succeeds.
+    ///
+    /// # Errors
+    /// It cannot be started, or exits with anything but 0; the message ends with its last lines of output.
+    pub async fn run(self) -> Result<Finished> {
+        let finished = self.finish().await?;
+        anyhow::ensure!(finished.status.success(), "{}", finished.failure());
+        Ok(finished)
+    }
+
+    /// Runs the program to its end, however that is.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub async fn finish(self) -> Result<Finished> {
+        let mut process = self.spawn()?;
+        let status = process.wait().await?;
+        let (stdout, stderr) = process.output.read()?;
+        Ok(Finished { name: process.name.clone(), status, stdout, stderr, log: process.output.log.clone() })
+    }
+}
+
+/// A program that ran to its end.
+#[derive(Debug)]
+pub struct Finished {
+    pub name: String,
+    pub status: ExitStatus,
+    /// Empty when a log file was given.
+    pub stdout: String,
+    /// Empty when a log file was given.
+    pub stderr: String,
+    log: Option<PathBuf>,
+}
+
+impl Finished {
+    /// What to tell a person when the status is not the one wanted.
+    #[must_use]
+    pub fn failure(&self) -> String {
+        let (output, hint) = match &self.log {
+            Some(path) => {
+                (std::fs::read_to_string(path).unwrap_or_default(), format!(" (see {})", path.display()))
+            }
+            None if self.stderr.trim().is_empty() => (self.stdout.clone(), String::new()),
+            None => (self.stderr.clone(), String::new()),
+        };
+        format!("{} ended with {}{hint}:\n{}", self.name, self.status, tail(&output, 20))
+    }
+}
+
+/// A running child process. Dropping it kills its process group and reaps it.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    group: Pid,
+    reaped: Arc<Mutex<bool>>,
+    exit: watch::Receiver<Option<ExitStatus>>,
+    waiter: Option<JoinHandle<()>>,
+    output: Output,
+}
+
+impl Process {
+    fn start(
+        name: String,
+        command: Command,
+        tee: Option<(LineSink, File)>,
+        output: Output,
+    ) -> Result<Process> {
+        let (started, start) = std::sync::mpsc::sync_channel(1);
+        let (ended, exit) = watch::channel(None);
+        let reaped = Arc::new(Mutex::new(false));
+        let waiter = std::thread::Builder::new()
+            .name(format!("wait {name}"))
+            .spawn({
+                let reaped = Arc::clone(&reaped);
+                move || own_child(command, tee, &started, &reaped, &ended)
+            })
+            .context("start a thread")?;
+        let pid = start
+            .recv()
+            .context("the thread that starts a process ended")?
+            .with_context(|| format!("start {name} (by setpriv, of util-linux)"))?;
+        let group = Pid::from_raw(i32::try_from(pid).context("a pid beyond i32")?);
+        Ok(Process { name, group, reaped, exit, waiter: Some(waiter), output })
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[must_use]
+    pub fn id(&self) -> i32 {
+        self.group.as_raw()
+    }
+
+    /// How it ended, if it has.
+    #[must_use]
+    pub fn try_wait(&self) -> Option<ExitStatus> {
+        *self.exit.borrow()
+    }
+
+    /// Waits for its end. May be called again.
+    ///
+    /// # Errors
+    /// The thread that waits for it died.
+    pub async fn wait(&mut self) -> Result<ExitStatus> {
+        let status = self.exit.wait_for(Option::is_some).await;
+        let status = status.with_context(|| format!("lost track of {}", self.name))?;
+        status.with_context(|| format!("{} ended without a status", self.name))
+    }
+
+    /// Sends a signal to the process and all of its group; nothing happens once it has been reaped.
+    pub fn signal(&self, signal: Signal) {
+        let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*reaped {
+            // ESRCH cannot be: the leader is unreaped while the lock says so.
+            killpg(self.group, signal).ok();
+        }
+    }
+
+    /// Asks it to end by SIGTERM, insists by SIGKILL after `grace`, and reaps it.
+    ///
+    /// # Errors
+    /// The thread that waits for it died.
+    pub async fn stop(mut self, grace: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM);
+        if let Ok(status) = tokio::time::timeout(grace, self.wait()).await {
+            return status;
+        }
+        self.signal(Signal::SIGKILL);
+        self.wait().await
+    }
+}
+
+impl Drop for Process {
+    /// The safety net; [`Process::stop`] is the orderly way.
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        if let Some(waiter) = self.waiter.take() {
+            // A panic there has been printed; there is nobody here to tell.
+            drop(waiter.join());
+        }
+    }
+}
+
+fn own_child(
+    mut command: Command,
+    tee: Option<(LineSink, File)>,
+    started: &std::sync::mpsc::SyncSender<std::io::Result<u32>>,
+    reaped: &Mutex<bool>,
+    ended: &watch::Sender<Option<ExitStatus>>,
+) {
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return drop(started.send(Err(error))),
+    };
+    // Closes our copies of the child's descriptors.
+    drop(command);
+    let reader = tee.and_then(|(sink, copy)| {
+        let pipe = child.stderr.take()?;
+        Some(std::thread::spawn(move || tee_lines(pipe, sink, copy)))
+    });
+    let pid = child.id();
+    drop(started.send(Ok(pid)));
+
+    let group = Pid::from_raw(pid.cast_signed());
+    // Leaves the zombie in place, so that its group id cannot be given to others before the kill below.
+    while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+    let mut reaped = reaped.lock().unwrap_or_else(PoisonError::into_inner);
+    killpg(group, Signal::SIGKILL).ok();
+    let status = child.wait();
+    *reaped = true;
+    drop(reaped);
+    if let Some(reader) = reader {
+        drop(reader.join());
+    }
+    if let Ok(status) = status {
+        ended.send_replace(Some(status));
+    }
+}
+
+fn tee_lines(pipe: impl Read, mut sink: LineSink, mut copy: File) {
+    let mut reader = BufReader::new(pipe);
+    let mut line = Vec::new();
+    while matches!(reader.read_until(b'\n', &mut line), Ok(count) if count > 0) {
+        // A full disk shows elsewhere; the reader must go on, or the child blocks.
+        drop(copy.write_all(&line));
+        sink(String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+}
+
+/// Where a child's output goes: one log file, or two unnamed files that are read when it has ended.
+#[derive(Debug)]
+struct Output {
+    stdout: File,
+    stderr: File,
+    log: Option<PathBuf>,
+}
+
+impl Output {
+    fn open(log: Option<&Path>) -> Result<Output> {
+        let Some(path) = log else {
+            return Ok(Output { stdout: tempfile::tempfile()?, stderr: tempfile::tempfile()?, log: None });
+        };
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("open {}", path.display()))?;
+        Ok(Output { stdout: file.try_clone()?, stderr: file, log: Some(path.to_owned()) })
+    }
+
+    fn read(&mut self) -> Result<(String, String)> {
+        if self.log.is_some() {
+            return Ok(Default::default());
+        }
+        let read = |file: &mut File| -> Result<String> {
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(0))?;
+            file.read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        Ok((read(&mut self.stdout)?, read(&mut self.stderr)?))
+    }
+}
+
+fn input(bytes: &[u8]) -> Result<Stdio> {
+    if bytes.is_empty() {
+        return Ok(Stdio::null());
+    }
+    let mut file = tempfile::tempfile()?;
+    file.write_all(bytes)?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file.into())
+}
+
+/// Where a program is, if it is installed.
+#[must_use]
+pub fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(program));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).chain(SYSTEM_DIRECTORIES.map(PathBuf::from));
+    directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
+}
+
+/// The last `count` lines of a text.
+#[must_use]
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+fn display_name(program: &OsStr) -> String {
+    Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use nix::sys::signal::kill;
+
+    use super::*;
+
+    fn shell(script: &str) -> Program {
+        Program::new("sh").args(["-c", script])
+    }
+
+    fn alive(pid: i32) -> bool {
+        // A zombie still answers kill 0, so ask for its state.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit(')').next().unwrap_or_default().trim().chars().next();
+        kill(Pid::from_raw(pid), None).is_ok() && !matches!(state, Some('Z' | 'X') | None)
+    }
+
+    #[tokio::test]
+    async fn output_and_input_are_carried() {
+        let finished = shell("cat; echo problem >&2").input("hello").run().await.unwrap();
+        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("hello", "problem\n"));
+    }
+
+    #[tokio::test]
+    async fn a_failure_names_the_program_its_status_and_its_last_words() {
+        let error = shell("echo no space left >&2; exit 3").run().await.unwrap_err().to_string();
+        assert!(error.contains("sh ended with exit status: 3") && error.contains("no space left"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_named() {
+        let error = Program::new("no-such-program-here").run().await.unwrap_err().to_string();
+        assert!(error.starts_with("no-such-program-here is not installed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn dropping_the_owner_leaves_no_process_of_the_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let process = shell("sleep 1000 & echo $!; wait").log(&log).spawn().unwrap();
+        let child: i32 = wait_for_line(&log).await.parse().unwrap();
+        let leader = process.id();
+        assert!(alive(leader) && alive(child));
+        drop(process);
+        assert!(!alive(leader));
+        assert!(gone_soon(child).await);
+    }
+
+    #[tokio::test]
+    async fn what_a_finished_program_left_behind_is_killed() {
+        let finished = shell("sleep 1000 >/dev/null 2>&1 & echo $!").run().await.unwrap();
+        assert!(gone_soon(finished.stdout.trim().parse().unwrap()).await);
+    }
+
+    #[tokio::test]
+    async fn stop_insists_when_asking_does_not_help() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let process =
+            shell("trap '' TERM; echo ready; while :; do sleep 0.05; done").log(&log).spawn().unwrap();
+        wait_for_line(&log).await;
+        let status = process.stop(Duration::from_millis(200)).await.unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    }
+
+    #[tokio::test]
+    async fn lines_of_standard_error_are_seen_as_they_come() {
+        let (sender, lines) = mpsc::channel();
+        let finished = shell("echo one >&2; echo two >&2")
+            .on_stderr_line(move |line| sender.send(line.to_owned()).unwrap())
+            .run()
+            .await
+            .unwrap();
+        assert_eq!(lines.iter().collect::<Vec<_>>(), ["one", "two"]);
+        assert_eq!(finished.stderr, "one\ntwo\n");
+    }
+
+    async fn wait_for_line(log: &Path) -> String {
+        for _ in 0..400 {
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            if let Some((line, _)) = text.split_once('\n') {
+                return line.to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("nothing was written to {}", log.display());
+    }
+
+    /// Killed processes whose parent is gone are reaped by init, in its own time.
+    async fn gone_soon(pid: i32) -> bool {
+        for _ in 0..400 {
+            if !alive(pid) {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+}

@@ -1,0 +1,214 @@
+//! Live progress: spinners on a terminal, timestamped lines anywhere else.
+//!
+//! Either way a person can tell a slow step from a hung one: a spinner counts its seconds, and without
+//! a terminal each step that lasts says every [`HEARTBEAT`] that it is alive.
+
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+const HEARTBEAT: Duration = Duration::from_secs(30);
+
+/// Where steps of work are shown. Cloning is cheap; all clones share one display.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    display: Display,
+}
+
+#[derive(Clone, Debug)]
+enum Display {
+    Terminal(MultiProgress),
+    Plain(Arc<Mutex<Vec<Weak<PlainStep>>>>),
+}
+
+#[derive(Debug)]
+struct PlainStep {
+    title: String,
+    started: Instant,
+    note: Mutex<String>,
+}
+
+impl Progress {
+    #[must_use]
+    pub fn new() -> Progress {
+        if std::io::stderr().is_terminal() {
+            return Progress { display: Display::Terminal(MultiProgress::new()) };
+        }
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::downgrade(&steps);
+        std::thread::spawn(move || heartbeat(&heard));
+        Progress { display: Display::Plain(steps) }
+    }
+
+    /// Begins a step. It is shown until it is [`done`](Step::done), or dropped, which says it stopped.
+    #[must_use]
+    pub fn step(&self, title: impl Into<String>) -> Step {
+        let title = title.into();
+        let shown = match &self.display {
+            Display::Terminal(multi) => {
+                let bar = multi.add(ProgressBar::new_spinner().with_style(running_style()));
+                bar.set_prefix(title.clone());
+                bar.enable_steady_tick(Duration::from_millis(120));
+                Shown::Bar(bar)
+            }
+            Display::Plain(steps) => {
+                print_line(&format!("{title} ..."));
+                let step = Arc::new(PlainStep {
+                    title: title.clone(),
+                    started: Instant::now(),
+                    note: Mutex::default(),
+                });
+                lock(steps).push(Arc::downgrade(&step));
+                Shown::Plain(step)
+            }
+        };
+        Step { progress: self.clone(), title, started: Instant::now(), shown, ended: false }
+    }
+
+    /// Prints a line above whatever is in progress.
+    pub fn line(&self, text: impl AsRef<str>) {
+        match &self.display {
+            // A terminal that went away must not fail the run.
+            Display::Terminal(multi) => drop(multi.println(text.as_ref())),
+            Display::Plain(_) => print_line(text.as_ref()),
+        }
+    }
+
+    /// Takes the live display away, so that ordinary output can follow.
+    pub fn finish(&self) {
+        if let Display::Terminal(multi) = &self.display {
+            drop(multi.clear());
+        }
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress::new()
+    }
+}
+
+/// One step of work in progress.
+#[derive(Debug)]
+pub struct Step {
+    progress: Progress,
+    title: String,
+    started: Instant,
+    shown: Shown,
+    ended: bool,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Bar(ProgressBar),
+    Plain(Arc<PlainStep>),
+}
+
+impl Step {
+    /// Says what the step is doing right now. Cheap: call it for every line of a build's output.
+    pub fn note(&self, text: impl Into<Cow<'static, str>>) {
+        match &self.shown {
+            Shown::Bar(bar) => bar.set_message(text),
+            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
+        }
+    }
+
+    /// A handle by which another thread can [`note`](Step::note) for this step.
+    #[must_use]
+    pub fn notes(&self) -> Notes {
+        Notes(match &self.shown {
+            Shown::Bar(bar) => Shown::Bar(bar.clone()),
+            Shown::Plain(step) => Shown::Plain(Arc::clone(step)),
+        })
+    }
+
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Ends the step well. `summary` may be empty.
+    pub fn done(mut self, summary: impl AsRef<str>) {
+        self.end("ok", summary.as_ref());
+    }
+
+    /// Ends the step badly. The error itself is for the caller to report.
+    pub fn failed(mut self, summary: impl AsRef<str>) {
+        self.end("FAILED", summary.as_ref());
+    }
+
+    fn end(&mut self, word: &str, summary: &str) {
+        self.ended = true;
+        let colon = if summary.is_empty() { "" } else { ": " };
+        let line = format!("{word:<6} {} ({}){colon}{summary}", self.title, seconds(self.elapsed()));
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+        }
+        self.progress.line(line);
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end("ended", "without success");
+        }
+    }
+}
+
+/// See [`Step::notes`].
+#[derive(Debug)]
+pub struct Notes(Shown);
+
+impl Notes {
+    pub fn note(&self, text: impl Into<Cow<'static, str>>) {
+        match &self.0 {
+            Shown::Bar(bar) => bar.set_message(text),
+            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
+        }
+    }
+}
+
+/// `7.2 s`, `3 min 09 s`.
+#[must_use]
+pub fn seconds(duration: Duration) -> String {
+    if duration < Duration::from_secs(60) {
+        return format!("{:.1} s", duration.as_secs_f64());
+    }
+    format!("{} min {:02} s", duration.as_secs() / 60, duration.as_secs() % 60)
+}
+
+fn running_style() -> ProgressStyle {
+    ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner())
+}
+
+fn heartbeat(steps: &Weak<Mutex<Vec<Weak<PlainStep>>>>) {
+    loop {
+        std::thread::sleep(HEARTBEAT);
+        let Some(steps) = steps.upgrade() else { return };
+        let mut steps = lock(&steps);
+        steps.retain(|step| step.strong_count() > 0);
+        for step in steps.iter().filter_map(Weak::upgrade) {
+            if step.started.elapsed() < HEARTBEAT {
+                continue;
+            }
+            let note = lock(&step.note).clone();
+            let dash = if note.is_empty() { "" } else { " - " };
+            print_line(&format!("{} ... {}{dash}{note}", step.title, seconds(step.started.elapsed())));
+        }
+    }
+}
+
+fn print_line(text: &str) {
+    let now = jiff::Zoned::now().strftime("%H:%M:%S").to_string();
+    // A reader that went away must not fail the run.
+    drop(writeln!(std::io::stderr(), "{now} {text}"));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

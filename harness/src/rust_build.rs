@@ -1,0 +1,1 @@
+//! Static builds of the workspace's own programs.
