@@ -1,1 +1,44 @@
-//! Loop devices, XFS project quotas and a volume store.
+//! Linux loop devices, XFS project quotas, and a store of volumes built on both.
+//!
+//! - [`LoopControl`] and [`LoopDevice`]: attach a file as a block device with direct I/O, find the
+//!   device of a file, grow it in use, detach it.
+//! - [`ProjectQuota`]: limits on the bytes and inodes of a directory tree.
+//! - [`bind_mount`], [`unmount`], [`mountinfo`]: mounts that are never visible without their flags.
+//! - [`VolumeStore`]: a file system full of volumes, each a directory with a quota or a
+//!   preallocated image.
+//!
+//! Calls block. Nothing is logged, nothing is started, nothing is remembered that the kernel
+//! could contradict: the caller decides what to do with an [`Error`], which names the operation,
+//! the object, the errno and, where there is one, the remedy.
+//!
+//! # Requirements
+//! Linux 5.14 (`quotactl_fd`); 5.12 suffices for mounts and 5.8 for loop devices. `CAP_SYS_ADMIN`
+//! for all of it; `CAP_FOWNER`, `CAP_DAC_OVERRIDE` and `CAP_CHOWN` as well to keep other users' directories.
+//!
+//! # What a quota is worth
+//! The owner of a directory can change its project id and so leave its limit: for a process that
+//! runs as that user in the initial user namespace, a directory's limit is cooperative. An image
+//! behind a loop device is a hard limit. [`VolumeStore::stats`] reports a changed id.
+
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
+mod error;
+mod loop_device;
+mod mount;
+pub mod mountinfo;
+mod project_quota;
+mod sys;
+mod units;
+mod volume_store;
+
+pub use error::{Error, ErrorKind, Result};
+pub use loop_device::{
+    Access, AttachOptions, BackingFile, Binding, Detach, DirectIo, LoopControl, LoopDevice, Status,
+};
+pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
+pub use project_quota::{Enforcement, Limits, ProjectId, ProjectQuota, Usage, assign_project, project_of};
+pub use units::{Bytes, DeviceNumber, Inodes};
+pub use volume_store::{
+    Condition, FilesystemUuid, InodeStats, Recovered, Space, StoreOptions, Volume, VolumeId, VolumeKind,
+    VolumeSpec, VolumeStats, VolumeStore,
+};

@@ -1,0 +1,165 @@
+//! One error type: what was being done, to what, what went wrong, and what to do about it.
+
+use std::fmt;
+
+use nix::errno::Errno;
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What kind of failure an [`Error`] is: what a caller can act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The volume, device or file is not there.
+    NotFound,
+    /// It is there, with other properties than those asked.
+    AlreadyExists,
+    /// An argument can never be right: fix the request.
+    InvalidInput,
+    /// More was asked than the file system can promise.
+    NoSpace,
+    /// Making it smaller would lose data.
+    WouldShrink,
+    /// Somebody is using it now: try again later.
+    Busy,
+    /// Project quotas are not enforced on the file system.
+    NotEnforced,
+    /// Nothing is mounted where the data file system should be.
+    NotMounted,
+    /// Another file system is mounted than the one the store was initialised on.
+    WrongFilesystem,
+    /// The kernel did not grant a property that was asked.
+    NotHonoured,
+    /// The kernel or the file system lacks the feature.
+    Unsupported,
+    /// A capability is missing.
+    PermissionDenied,
+    /// The file system is read-only.
+    ReadOnly,
+    /// Anything else the kernel said; see [`Error::errno`].
+    Other,
+}
+
+impl ErrorKind {
+    fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::ENOENT => Self::NotFound,
+            Errno::EEXIST => Self::AlreadyExists,
+            Errno::EINVAL | Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV => {
+                Self::InvalidInput
+            }
+            Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Self::NoSpace,
+            Errno::EBUSY | Errno::EAGAIN => Self::Busy,
+            Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::ENOTTY => Self::Unsupported,
+            Errno::EPERM | Errno::EACCES => Self::PermissionDenied,
+            Errno::EROFS => Self::ReadOnly,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// An operation that failed: `operation object: why`.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    operation: &'static str,
+    object: String,
+    detail: String,
+    errno: Option<Errno>,
+}
+
+impl Error {
+    pub(crate) fn new(
+        kind: ErrorKind,
+        operation: &'static str,
+        object: impl fmt::Display,
+        detail: impl fmt::Display,
+    ) -> Self {
+        Self { kind, operation, object: object.to_string(), detail: detail.to_string(), errno: None }
+    }
+
+    pub(crate) fn sys(operation: &'static str, object: impl fmt::Display, errno: Errno) -> Self {
+        Self {
+            kind: ErrorKind::of(errno),
+            operation,
+            object: object.to_string(),
+            detail: String::new(),
+            errno: Some(errno),
+        }
+    }
+
+    /// Says more than the errno does, most of all what to do about it.
+    pub(crate) fn explain(mut self, detail: impl fmt::Display) -> Self {
+        self.detail = detail.to_string();
+        self
+    }
+
+    pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The kernel's errno, where a system call failed.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        self.errno.map(|errno| errno as i32)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.operation, self.object)?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        if let Some(errno) = self.errno {
+            write!(f, ": {} ({errno:?})", errno.desc())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Names the operation and the object of a system call that failed.
+pub(crate) trait Context<T> {
+    fn context(self, operation: &'static str, object: impl fmt::Display) -> Result<T>;
+}
+
+impl<T> Context<T> for std::result::Result<T, Errno> {
+    fn context(self, operation: &'static str, object: impl fmt::Display) -> Result<T> {
+        self.map_err(|errno| Error::sys(operation, object, errno))
+    }
+}
+
+impl<T> Context<T> for std::io::Result<T> {
+    fn context(self, operation: &'static str, object: impl fmt::Display) -> Result<T> {
+        self.map_err(|error| match error.raw_os_error() {
+            Some(raw) => Error::sys(operation, object, Errno::from_raw(raw)),
+            None => Error::new(ErrorKind::Other, operation, object, error),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_operation_object_remedy_and_errno_once() {
+        let error = Error::sys("open", "/dev/loop-control", Errno::ENOENT).explain("load the loop module");
+        assert_eq!(
+            error.to_string(),
+            "open /dev/loop-control: load the loop module: No such file or directory (ENOENT)"
+        );
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(error.errno(), Some(2));
+    }
+}

@@ -1,0 +1,118 @@
+//! Bind mounts that are never visible without their flags.
+
+use std::ffi::CString;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::mount::{self as sys, mount_attr};
+
+/// When reading a file updates its access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTime {
+    /// After a write, or once a day: the kernel's default.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+}
+
+/// Flags of a bind mount, of its own and not of what it shows (mount_setattr(2)). All are set
+/// as they stand here: the flags of the source mount are not inherited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// Refuse writes with EROFS.
+    pub read_only: bool,
+    /// Ignore set-user-id bits and file capabilities.
+    pub nosuid: bool,
+    /// Refuse to open device nodes.
+    pub nodev: bool,
+    /// Refuse to execute files.
+    pub noexec: bool,
+    /// When access times of files are updated.
+    pub access_time: AccessTime,
+    /// Do not update access times of directories.
+    pub nodiratime: bool,
+}
+
+impl MountFlags {
+    fn attributes(self) -> mount_attr {
+        let chosen = [
+            (self.read_only, sys::MOUNT_ATTR_RDONLY),
+            (self.nosuid, sys::MOUNT_ATTR_NOSUID),
+            (self.nodev, sys::MOUNT_ATTR_NODEV),
+            (self.noexec, sys::MOUNT_ATTR_NOEXEC),
+            (self.nodiratime, sys::MOUNT_ATTR_NODIRATIME),
+            (self.access_time == AccessTime::Never, sys::MOUNT_ATTR_NOATIME),
+            (self.access_time == AccessTime::Strict, sys::MOUNT_ATTR_STRICTATIME),
+        ];
+        let all = chosen.iter().fold(sys::MOUNT_ATTR__ATIME, |all, (_, flag)| all | flag);
+        let set = chosen.iter().filter(|(wanted, _)| *wanted).fold(0, |set, (_, flag)| set | flag);
+        mount_attr {
+            attr_set: u64::from(set),
+            attr_clr: u64::from(all),
+            // A mount made later inside the source must not appear in the copy.
+            propagation: libc::MS_PRIVATE,
+            userns_fd: 0,
+        }
+    }
+}
+
+/// Shows `source` (a directory, a file or a device node; `O_PATH` is enough) at `target`, which
+/// must exist, be of the same sort, and not be a symbolic link in its last part.
+///
+/// The mount is made detached, given its flags, and only then attached (`open_tree`,
+/// `mount_setattr`, `move_mount`; Linux 5.12).
+///
+/// # Errors
+/// ENOENT: no such target. ENOTDIR: a directory onto a file or the reverse. EPERM: without
+/// `CAP_SYS_ADMIN`. ELOOP: the target is a symbolic link.
+#[doc(alias = "open_tree")]
+#[doc(alias = "mount_setattr")]
+#[doc(alias = "move_mount")]
+pub fn bind_mount(source: BorrowedFd<'_>, target: &Path, flags: MountFlags) -> Result<()> {
+    let object = target.display();
+    let path = CString::new(target.as_os_str().as_bytes())
+        .map_err(|nul| Error::new(ErrorKind::InvalidInput, "mount", &object, nul))?;
+    let tree = sys::clone_tree(source).context("clone the mount for", &object)?;
+    sys::set_attributes(&tree, &flags.attributes()).context("set the mount flags of", &object)?;
+    sys::attach_tree(&tree, &path).context("mount", &object)
+}
+
+/// Unmounts everything mounted at `target`. False where nothing was: neither a mount point nor
+/// an existing path is required, so the call can be repeated. A symbolic link is not followed.
+///
+/// # Errors
+/// EBUSY: files are open there. EPERM: without `CAP_SYS_ADMIN`.
+#[doc(alias = "umount2")]
+pub fn unmount(target: &Path) -> Result<bool> {
+    let mut unmounted = false;
+    loop {
+        match umount2(target, MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => unmounted = true,
+            // EINVAL: exists and is not (or no longer) a mount point.
+            Err(Errno::EINVAL | Errno::ENOENT | Errno::ENOTDIR) => return Ok(unmounted),
+            Err(errno) => return Err(Error::sys("unmount", target.display(), errno)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_is_either_set_or_cleared() {
+        let attributes = MountFlags { read_only: true, nosuid: true, ..MountFlags::default() }.attributes();
+        assert_eq!(attributes.attr_set, u64::from(sys::MOUNT_ATTR_RDONLY | sys::MOUNT_ATTR_NOSUID));
+        for flag in [sys::MOUNT_ATTR_NODEV, sys::MOUNT_ATTR_NOEXEC, sys::MOUNT_ATTR__ATIME] {
+            assert_eq!(attributes.attr_clr & u64::from(flag), u64::from(flag));
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! XFS project quotas: limits on the bytes and inodes of a directory tree.
+//!
+//! The owner of a file or directory may change its project id (ioctl_xfs_fsgetxattr(2) asks for
+//! no capability inside the initial user namespace). For a process that owns its directory the
+//! limit is therefore a cooperative one; a loop-device image is a hard one.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::fsxattr;
+use crate::sys::quotactl::{self, DiskQuota};
+use crate::units::{Bytes, Inodes};
+
+/// A project id that may carry limits: neither 0 (whose limits are everybody's defaults) nor
+/// 4294967295 (which the kernel refuses).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProjectId(NonZeroU32);
+
+impl ProjectId {
+    /// None for 0 and 4294967295.
+    #[must_use]
+    pub const fn new(id: u32) -> Option<Self> {
+        match NonZeroU32::new(id) {
+            Some(nonzero) if id != u32::MAX => Some(Self(nonzero)),
+            _ => None,
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for ProjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Hard limits of a project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes; None is unlimited.
+    pub bytes: Option<Bytes>,
+    /// Most inodes, the directory itself among them; None is unlimited.
+    pub inodes: Option<Inodes>,
+}
+
+/// What a project uses and may use, as the file system keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// The project.
+    pub id: ProjectId,
+    /// Bytes in use, allocated and reserved for delayed allocation.
+    pub bytes: Bytes,
+    /// Inodes in use.
+    pub inodes: Inodes,
+    /// The limits, after the file system's rounding.
+    pub limits: Limits,
+}
+
+/// How far a file system goes with project quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforcement {
+    /// The kernel has no `quotactl_fd(2)` (before Linux 5.14).
+    NoSyscall,
+    /// Mounted without project quotas, or the kernel was built without them.
+    NoQuota,
+    /// Usage is counted (`pqnoenforce`), limits are not enforced.
+    AccountingOnly,
+    /// Limits are enforced.
+    Enforcing,
+}
+
+/// The project quotas of one mounted file system.
+///
+/// Borrows any descriptor on that file system; `O_PATH` is enough. Every call needs
+/// `CAP_SYS_ADMIN` in the initial user namespace (EPERM otherwise, for reading too).
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectQuota<'fs> {
+    fs: BorrowedFd<'fs>,
+}
+
+impl<'fs> ProjectQuota<'fs> {
+    /// The quotas of the file system that `fs` is on.
+    #[must_use]
+    pub fn of(fs: BorrowedFd<'fs>) -> Self {
+        Self { fs }
+    }
+
+    /// What the file system does with project limits (`Q_XGETQSTATV`).
+    ///
+    /// # Errors
+    /// EPERM without `CAP_SYS_ADMIN`; EIO if the file system has shut down.
+    #[doc(alias = "Q_XGETQSTATV")]
+    pub fn enforcement(&self) -> Result<Enforcement> {
+        if !quotactl::syscall_exists() {
+            return Ok(Enforcement::NoSyscall);
+        }
+        match quotactl::state(self.fs) {
+            Ok(state) if state.flags & quotactl::FS_QUOTA_PDQ_ENFD != 0 => Ok(Enforcement::Enforcing),
+            Ok(state) if state.flags & quotactl::FS_QUOTA_PDQ_ACCT != 0 => Ok(Enforcement::AccountingOnly),
+            // XFS without a quota mount option answers ENOSYS, other file systems EINVAL or ESRCH.
+            Ok(_) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::ESRCH | Errno::EOPNOTSUPP) => {
+                Ok(Enforcement::NoQuota)
+            }
+            Err(errno) => Err(Error::sys("read the quota state of", "the file system", errno)),
+        }
+    }
+
+    /// Usage and limits of a project; None where the id has neither (`Q_XGETQUOTA`).
+    ///
+    /// # Errors
+    /// EPERM without `CAP_SYS_ADMIN`; ENOSYS or ESRCH where quotas are off.
+    #[doc(alias = "Q_XGETQUOTA")]
+    pub fn usage(&self, id: ProjectId) -> Result<Option<Usage>> {
+        match quotactl::get(self.fs, id.get()) {
+            Ok(quota) => Ok(Some(usage_of(id, &quota))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::sys("read the quota of project", id, errno)),
+        }
+    }
+
+    /// Sets both limits and reads them back (`Q_XSETQLIM`). The file system rounds bytes up to
+    /// its block size; what it kept is returned. Lowering a limit below the usage is allowed and
+    /// stops further growth.
+    ///
+    /// # Errors
+    /// EPERM without `CAP_SYS_ADMIN`; EROFS on a read-only mount; [`ErrorKind::NotHonoured`] when
+    /// the file system kept less than was asked.
+    #[doc(alias = "Q_XSETQLIM")]
+    pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<Limits> {
+        let bytes = limits.bytes.map_or(0, Bytes::to_basic_blocks);
+        let inodes = limits.inodes.map_or(0, |inodes| inodes.0);
+        if limits.bytes == Some(Bytes(0)) || limits.inodes == Some(Inodes(0)) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "limit project",
+                id,
+                "a limit of 0 means unlimited to the kernel; say None for that",
+            ));
+        }
+        let mut quota = DiskQuota {
+            version: quotactl::FS_DQUOT_VERSION,
+            flags: quotactl::FS_PROJ_QUOTA,
+            // Soft limits are cleared with it: statfs would show them in place of the hard ones.
+            fieldmask: quotactl::FS_DQ_BHARD
+                | quotactl::FS_DQ_IHARD
+                | quotactl::FS_DQ_BSOFT
+                | quotactl::FS_DQ_ISOFT,
+            id: id.get(),
+            blk_hardlimit: bytes,
+            ino_hardlimit: inodes,
+            ..DiskQuota::default()
+        };
+        quotactl::set_limits(self.fs, &mut quota).context("limit project", id)?;
+
+        let none = Limits { bytes: None, inodes: None };
+        let stored = self.usage(id)?.map_or(none, |usage| usage.limits);
+        let kept_bytes = stored.bytes.map_or(0, |bytes| bytes.0) >= limits.bytes.map_or(0, |bytes| bytes.0)
+            && stored.bytes.is_some() == limits.bytes.is_some();
+        if !kept_bytes || stored.inodes != limits.inodes {
+            let detail = format!("asked {limits:?}, the file system kept {stored:?}");
+            return Err(Error::new(ErrorKind::NotHonoured, "limit project", id, detail));
+        }
+        Ok(stored)
+    }
+
+    /// Removes both limits. An id without limits and usage is unused again.
+    ///
+    /// # Errors
+    /// As [`set_limits`](Self::set_limits).
+    pub fn clear_limits(&self, id: ProjectId) -> Result<()> {
+        self.set_limits(id, Limits { bytes: None, inodes: None }).map(drop)
+    }
+
+    /// Every id of `range` that has usage or limits, in order (`Q_XGETNEXTQUOTA`).
+    ///
+    /// # Errors
+    /// The iterator yields one error and ends; errno as for [`usage`](Self::usage).
+    #[doc(alias = "Q_XGETNEXTQUOTA")]
+    pub fn ids(&self, range: RangeInclusive<ProjectId>) -> impl Iterator<Item = Result<Usage>> + use<'fs> {
+        let fs = self.fs;
+        let last = range.end().get();
+        let mut next = Some(range.start().get());
+        std::iter::from_fn(move || {
+            let from = next.take()?;
+            match quotactl::get_next(fs, from) {
+                // The kernel wraps to 0 after the last id; `id >= from` stops there.
+                Ok(quota) if quota.id >= from && quota.id <= last => {
+                    next = quota.id.checked_add(1);
+                    ProjectId::new(quota.id).map(|id| Ok(usage_of(id, &quota)))
+                }
+                // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
+                Ok(_) | Err(Errno::ENOENT | Errno::ESRCH) => None,
+                Err(errno) => Some(Err(Error::sys("list the quotas after project", from, errno))),
+            }
+        })
+    }
+
+    /// Finishes the frees that XFS defers, so that usage counts no deleted file but those still
+    /// open (`Q_XGETQUOTA` of id 0 flushes inode inactivation).
+    ///
+    /// # Errors
+    /// EPERM without `CAP_SYS_ADMIN`; ENOSYS where quotas are off.
+    pub fn flush_deferred_frees(&self) -> Result<()> {
+        match quotactl::get(self.fs, 0) {
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(Error::sys("flush deferred frees of", "the file system", errno)),
+        }
+    }
+}
+
+fn usage_of(id: ProjectId, quota: &DiskQuota) -> Usage {
+    let limit = |value: u64| (value != 0).then_some(value);
+    Usage {
+        id,
+        bytes: Bytes::from_basic_blocks(quota.bcount),
+        inodes: Inodes(quota.icount),
+        limits: Limits {
+            bytes: limit(quota.blk_hardlimit).map(Bytes::from_basic_blocks),
+            inodes: limit(quota.ino_hardlimit).map(Inodes),
+        },
+    }
+}
+
+/// The project id of an open file or directory, 0 where none was set (`FS_IOC_FSGETXATTR`).
+///
+/// # Errors
+/// EBADF on an `O_PATH` descriptor; ENOTTY where the file system has no such attribute.
+#[doc(alias = "FS_IOC_FSGETXATTR")]
+pub fn project_of(file: impl AsFd) -> Result<u32> {
+    fsxattr::get(file).map(|attributes| attributes.fsx_projid).context("read the project id of", "a file")
+}
+
+/// Puts an empty directory into a project: what is made in it later inherits the id
+/// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
+///
+/// # Errors
+/// EPERM unless the caller owns the directory or has `CAP_FOWNER`; EINVAL in a user namespace;
+/// EOPNOTSUPP where the file system has no project ids; [`ErrorKind::NotHonoured`] when the id
+/// did not stick.
+#[doc(alias = "FS_IOC_FSSETXATTR")]
+pub fn assign_project(directory: impl AsFd, id: ProjectId) -> Result<()> {
+    let directory = directory.as_fd();
+    let mut attributes = fsxattr::get(directory).context("read the project id of", "a directory")?;
+    attributes.fsx_projid = id.get();
+    attributes.fsx_xflags |= fsxattr::FS_XFLAG_PROJINHERIT;
+    fsxattr::set(directory, &attributes).context("put a directory into project", id)?;
+    let stored = fsxattr::get(directory).context("read the project id of", "a directory")?;
+    // Without the inherit flag nothing below the directory would be limited.
+    if stored.fsx_projid != id.get() || stored.fsx_xflags & fsxattr::FS_XFLAG_PROJINHERIT == 0 {
+        let detail =
+            format!("the directory kept id {} and flags {:#x}", stored.fsx_projid, stored.fsx_xflags);
+        return Err(Error::new(ErrorKind::NotHonoured, "put a directory into project", id, detail));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_with_a_meaning_of_their_own_are_refused() {
+        assert_eq!(ProjectId::new(0), None);
+        assert_eq!(ProjectId::new(u32::MAX), None);
+        assert_eq!(ProjectId::new(7).map(ProjectId::get), Some(7));
+    }
+}

@@ -1,0 +1,18 @@
+//! The only unsafe code of the workspace: one function for each system call or ioctl that
+//! neither `std` nor `nix` wraps. No policy, no retry, no paths made up here; errors are the
+//! kernel's errno and nothing else.
+#![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
+
+use nix::errno::Errno;
+
+pub(crate) mod block;
+pub(crate) mod fsxattr;
+pub(crate) mod loop_dev;
+pub(crate) mod mount;
+pub(crate) mod quotactl;
+pub(crate) mod random;
+pub(crate) mod statx;
+pub(crate) mod xattr;
+pub(crate) mod xfs;
+
+pub(crate) type Result<T> = std::result::Result<T, Errno>;

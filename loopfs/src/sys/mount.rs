@@ -1,0 +1,69 @@
+//! `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)` (Linux 5.2 and 5.12).
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use linux_raw_sys::general as uapi;
+use nix::errno::Errno;
+
+use super::Result;
+
+pub(crate) use uapi::{
+    MOUNT_ATTR__ATIME, MOUNT_ATTR_NOATIME, MOUNT_ATTR_NODEV, MOUNT_ATTR_NODIRATIME, MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MOUNT_ATTR_STRICTATIME, mount_attr,
+};
+
+/// `open_tree(source, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)`: a detached bind mount of `source`.
+pub(crate) fn clone_tree(source: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let flags = uapi::OPEN_TREE_CLONE | uapi::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
+    // SAFETY: open_tree reads a NUL-terminated path, here the empty one.
+    let fd = unsafe { libc::syscall(libc::SYS_open_tree, source.as_raw_fd(), c"".as_ptr(), flags) };
+    let fd = Errno::result(fd)?;
+    // SAFETY: open_tree answered a descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// `mount_setattr(tree, "", AT_EMPTY_PATH, attributes)`.
+pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result<()> {
+    let fd = tree.as_fd().as_raw_fd();
+    // SAFETY: mount_setattr reads a NUL-terminated path and one `struct mount_attr` of the size told.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            fd,
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            attributes as *const mount_attr,
+            size_of::<mount_attr>(),
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// `move_mount(tree, "", target)`: the detached mount becomes visible. A symbolic link in the
+/// last part of `target` is not followed.
+pub(crate) fn attach_tree(tree: impl AsFd, target: &CStr) -> Result<()> {
+    let fd = tree.as_fd().as_raw_fd();
+    // SAFETY: move_mount reads two NUL-terminated paths.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            fd,
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            target.as_ptr(),
+            uapi::MOVE_MOUNT_F_EMPTY_PATH,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_matches_mount_h() {
+        assert_eq!(size_of::<mount_attr>(), uapi::MOUNT_ATTR_SIZE_VER0 as usize);
+    }
+}

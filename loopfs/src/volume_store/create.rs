@@ -1,0 +1,121 @@
+//! Making a volume: complete or not at all.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
+use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
+
+use super::attributes::Attributes;
+use super::grow::preallocate;
+use super::id::VolumeId;
+use super::{Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout, project_ids};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::loop_device;
+use crate::project_quota::{Limits, ProjectId, ProjectQuota, assign_project};
+use crate::units::Bytes;
+
+impl VolumeStore {
+    /// Makes a volume. Repeating the call answers the volume that is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: the id names a volume of another kind or a smaller one.
+    /// [`ErrorKind::NoSpace`]: more than the file system can promise beside what it has promised
+    /// to other volumes; nothing is left. [`ErrorKind::InvalidInput`]: no such size.
+    pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
+        let capacity = spec.rounded(id)?;
+        let _lock = self.layout.lock_shared()?;
+        if let Some(volume) = self.existing(id, spec.kind, capacity)? {
+            return Ok(volume);
+        }
+        self.promise(id, capacity, "create volume")?;
+        let made = match spec.kind {
+            VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
+            VolumeKind::Block => self.create_image(id, capacity),
+        };
+        match made {
+            Ok(()) => self.volume(id),
+            Err(error) => {
+                self.withdraw(capacity);
+                // Another call for the same id was faster: then its volume is the answer.
+                match self.existing(id, spec.kind, capacity) {
+                    Ok(Some(volume)) if error.errno() == Some(libc::EEXIST) => Ok(volume),
+                    Err(conflict) if error.errno() == Some(libc::EEXIST) => Err(conflict),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    fn existing(&self, id: &VolumeId, kind: VolumeKind, capacity: Bytes) -> Result<Option<Volume>> {
+        let volume = match self.volume(id) {
+            Ok(volume) => volume,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if volume.kind() == kind && volume.capacity() >= capacity {
+            return Ok(Some(volume));
+        }
+        let detail = format!(
+            "a {} volume of {} has that id; a {kind} volume of {capacity} was asked",
+            volume.kind(),
+            volume.capacity()
+        );
+        Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, detail))
+    }
+
+    /// Limits are reserved, then the directory is tagged, then it gets its name: at no moment is
+    /// there a volume without a limit.
+    fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
+        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
+        let limits =
+            Limits { bytes: Some(capacity), inodes: Some(inodes_for(capacity, spec.bytes_per_inode)) };
+        let project = project_ids::reserve(&self.layout, quota, &self.options.project_ids, limits)?;
+        let staged = layout::unique(id.as_str())?;
+        let made = self.stage_directory(id, &staged, project, spec).and_then(|()| {
+            self.layout
+                .rename(&self.layout.staging, &staged, &self.layout.volumes, id.as_str())
+                .context("create volume", id)
+        });
+        made.inspect_err(|_| {
+            // What cannot be undone now is undone by recovery: the directory is in staging.
+            match unlinkat(&self.layout.staging, staged.as_str(), UnlinkatFlags::RemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => drop(project_ids::release(quota, project)),
+                Err(_) => {}
+            }
+        })
+    }
+
+    fn stage_directory(
+        &self,
+        id: &VolumeId,
+        staged: &str,
+        project: ProjectId,
+        spec: &VolumeSpec,
+    ) -> Result<()> {
+        let staging = &self.layout.staging;
+        mkdirat(staging, staged, Mode::S_IRWXU).context("make the directory of volume", id)?;
+        let directory = layout::open_directory(staging, staged)?;
+        Attributes { project, bytes_per_inode: spec.bytes_per_inode }.write(&directory)?;
+        assign_project(&directory, project)?;
+        // As an emptyDir: whichever user the pod runs as can write. The parent directories let
+        // nobody else through, and mkdir's mode was subject to the umask.
+        fchmod(&directory, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO).context("chmod volume", id)?;
+        fsync(&directory).context("fsync volume", id)
+    }
+
+    /// The image has no name until it is complete, so a crash leaves nothing to take away.
+    fn create_image(&self, id: &VolumeId, capacity: Bytes) -> Result<()> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        let image = openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .context("make the image of volume", id)?;
+        preallocate(&image, Bytes(0), capacity).context("preallocate volume", id)?;
+        loop_device::record_attachments(&image).context("set up volume", id)?;
+        fsync(&image).context("fsync volume", id)?;
+        let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+        linkat(AT_FDCWD, path.as_str(), &self.layout.volumes, id.as_str(), AtFlags::AT_SYMLINK_FOLLOW)
+            .context("create volume", id)?;
+        fsync(&self.layout.volumes).context("fsync", "volumes")
+    }
+}

@@ -1,0 +1,79 @@
+//! Making a volume larger while it is in use. Nothing here makes one smaller.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, Flock, FlockArg, OFlag, fallocate};
+use nix::sys::stat::fstat;
+use nix::unistd::{fsync, ftruncate};
+
+use super::id::VolumeId;
+use super::{Volume, VolumeKind, VolumeStore, inodes_for, rounded};
+use crate::error::{Context, Error, Result};
+use crate::loop_device::{Access, reopen};
+use crate::project_quota::Limits;
+use crate::units::Bytes;
+
+impl VolumeStore {
+    /// Makes a volume at least `capacity` large. Nothing happens to one that is as large already,
+    /// so the call can be repeated. A loop device learns of it by
+    /// [`refresh_capacity`](crate::LoopDevice::refresh_capacity).
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): more than the file system can promise, the
+    /// volume is left as it was; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no such size.
+    pub fn grow(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
+        let capacity = rounded(capacity, id)?;
+        let _lock = self.layout.lock_shared()?;
+        let volume = self.volume(id)?;
+        if volume.capacity() >= capacity {
+            return Ok(volume);
+        }
+        let more = capacity.saturating_sub(volume.capacity());
+        self.promise(id, more, "grow volume")?;
+        let grown = match volume.kind() {
+            VolumeKind::Filesystem => grow_quota(&volume, capacity),
+            VolumeKind::Block => grow_image(&volume, capacity),
+        };
+        match grown {
+            Ok(()) => self.volume(id),
+            Err(error) => {
+                self.withdraw(more);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn grow_quota(volume: &Volume, capacity: Bytes) -> Result<()> {
+    let attributes = volume.attributes()?;
+    let limits =
+        Limits { bytes: Some(capacity), inodes: Some(inodes_for(capacity, attributes.bytes_per_inode)) };
+    volume.quota().set_limits(attributes.project, limits).map(drop)
+}
+
+fn grow_image(volume: &Volume, capacity: Bytes) -> Result<()> {
+    let image = volume.open_image(Access::ReadWrite)?;
+    // A lock of its own file description: two calls must not truncate each other's work away.
+    let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", volume.id())?;
+    let _lock = Flock::lock(own, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| Error::sys("lock volume", volume.id(), errno))?;
+    let current = Bytes(fstat(&image).context("fstat volume", volume.id())?.st_size as u64);
+    if current >= capacity {
+        return Ok(());
+    }
+    preallocate(&image, current, capacity).context("grow volume", volume.id())?;
+    fsync(&image).context("fsync volume", volume.id())
+}
+
+/// Allocates the bytes of `image` from `current`, its size, to `capacity`. All or nothing: XFS
+/// leaves the blocks that it got past the end of the file when it runs out of space, and may
+/// leave some when it does not; truncating to the size the file has drops them.
+pub(super) fn preallocate(image: &OwnedFd, current: Bytes, capacity: Bytes) -> Result<(), Errno> {
+    let more = capacity.saturating_sub(current);
+    let allocated = fallocate(image, FallocateFlags::empty(), current.0 as i64, more.0 as i64);
+    let size = if allocated.is_ok() { capacity } else { current };
+    ftruncate(image, size.0 as i64)?;
+    allocated
+}

@@ -1,0 +1,236 @@
+//! Which file system a store is on, and the proof that it is still there.
+//!
+//! The data directory is a mount point. Beside it, on the file system that holds the mount point,
+//! `NAME.filesystem-uuid` records what was mounted there when the store was initialised. So an
+//! absent mount and a foreign disk are both told apart from a new one, and nothing is ever
+//! written below a mount point that has lost its mount.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::mountinfo;
+use crate::project_quota::{Enforcement, ProjectQuota};
+use crate::sys::{statx, xfs};
+
+/// UUID of an XFS file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FilesystemUuid([u8; 16]);
+
+impl fmt::Display for FilesystemUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, byte) in self.0.iter().enumerate() {
+            if matches!(position, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for FilesystemUuid {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || {
+            Error::new(ErrorKind::InvalidInput, "read file system UUID", format!("{text:?}"), "not a UUID")
+        };
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+        if text.len() != 36 || digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(wrong());
+        }
+        let value = u128::from_str_radix(&String::from_utf8_lossy(&digits), 16).or(Err(wrong()))?;
+        let uuid = Self(value.to_be_bytes());
+        if uuid.to_string() == text.to_ascii_lowercase() { Ok(uuid) } else { Err(wrong()) }
+    }
+}
+
+/// The root of a mounted XFS with project quotas, held open.
+#[derive(Debug)]
+pub(super) struct DataFilesystem {
+    /// Where it is mounted.
+    pub(super) path: PathBuf,
+    /// The root directory.
+    pub(super) root: OwnedFd,
+    pub(super) uuid: FilesystemUuid,
+}
+
+impl DataFilesystem {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        const OPERATION: &str = "open the data directory";
+        let shown = path.display();
+        let directory = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let root = open(path, directory, Mode::empty()).map_err(|errno| {
+            let error = Error::sys(OPERATION, &shown, errno);
+            match error.kind() {
+                ErrorKind::NotFound => error
+                    .with_kind(ErrorKind::NotMounted)
+                    .explain("make it the mount point of an XFS file system"),
+                _ => error,
+            }
+        })?;
+        let (device, kind, root_path) = mount_of(&root, path)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("/"));
+        let parent =
+            open(parent, directory & !OFlag::O_NOFOLLOW, Mode::empty()).context("open", parent.display())?;
+        if statx::mount_id(&root).context("statx", &shown)?
+            == statx::mount_id(&parent).context("statx", &shown)?
+        {
+            let detail = format!(
+                "nothing is mounted there: it is a plain directory of the {kind} file system on device {device}, \
+                 which is left untouched; mount the data file system (XFS, option prjquota)"
+            );
+            return Err(Error::new(ErrorKind::NotMounted, OPERATION, shown, detail));
+        }
+        let geometry = match (kind.as_str(), xfs::geometry(&root)) {
+            ("xfs", Ok(geometry)) => geometry,
+            ("xfs", Err(errno)) => return Err(Error::sys("read the XFS geometry of", shown, errno)),
+            _ => {
+                let detail =
+                    format!("the file system there is {kind}; volumes need XFS mounted with option prjquota");
+                return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+            }
+        };
+        if root_path != Path::new("/") {
+            let detail = format!(
+                "it shows {} of its file system and not the root; give volumes a file system of their own",
+                root_path.display()
+            );
+            return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
+        }
+        let data = Self { path: path.to_owned(), root, uuid: FilesystemUuid(geometry.uuid) };
+        data.require_enforcement()?;
+        Ok(data)
+    }
+
+    /// Project quotas can be switched off while mounted, so this is asked again.
+    pub(super) fn require_enforcement(&self) -> Result<()> {
+        let problem = match ProjectQuota::of(self.root.as_fd()).enforcement()? {
+            Enforcement::Enforcing => return Ok(()),
+            Enforcement::NoSyscall => "the kernel has no quotactl_fd; Linux 5.14 or later is needed",
+            Enforcement::NoQuota => {
+                "project quotas are off: mount the file system with option prjquota \
+                 (a remount does not switch them on; the kernel needs CONFIG_XFS_QUOTA)"
+            }
+            Enforcement::AccountingOnly => {
+                "project quotas are counted and not enforced: mount with option prjquota instead of pqnoenforce"
+            }
+        };
+        Err(Error::new(ErrorKind::NotEnforced, "use the data directory", self.path.display(), problem))
+    }
+
+    /// Whether the path still leads to the file system that is held open.
+    pub(super) fn require_mounted(&self) -> Result<()> {
+        let now = Self::open(&self.path)?;
+        if now.uuid == self.uuid { Ok(()) } else { Err(foreign(&self.path, self.uuid, now.uuid)) }
+    }
+
+    /// The record beside the mount point; None where there is none.
+    pub(super) fn recorded_uuid(&self) -> Result<Option<FilesystemUuid>> {
+        let path = record_path(&self.path);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => text.trim().parse().map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).context("read", path.display()),
+        }
+    }
+
+    pub(super) fn write_record(&self) -> Result<()> {
+        let path = record_path(&self.path);
+        let temporary = path.with_extension("filesystem-uuid.new");
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&temporary)?;
+            writeln!(file, "{}", self.uuid)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, &path)?;
+            File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+        };
+        write().context("record the file system in", path.display())
+    }
+
+    pub(super) fn require_record(&self) -> Result<()> {
+        match self.recorded_uuid()? {
+            Some(recorded) if recorded != self.uuid => Err(foreign(&self.path, recorded, self.uuid)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn record_path(data_dir: &Path) -> PathBuf {
+    let mut name = data_dir.file_name().unwrap_or_default().to_owned();
+    name.push(".filesystem-uuid");
+    data_dir.with_file_name(name)
+}
+
+fn foreign(path: &Path, expected: FilesystemUuid, found: FilesystemUuid) -> Error {
+    let detail = format!(
+        "the store was initialised on file system {expected}, and {found} is mounted there; mount the right one, \
+         or, to start anew on this one, remove {}",
+        record_path(path).display()
+    );
+    Error::new(ErrorKind::WrongFilesystem, "open the data directory", path.display(), detail)
+}
+
+/// Device number, type and root of the mount a directory was reached through.
+fn mount_of(directory: &OwnedFd, path: &Path) -> Result<(String, String, PathBuf)> {
+    let id = statx::mount_id(directory).context("statx", path.display())?;
+    let mounts = mountinfo::read()?;
+    let mount = mounts.iter().find(|mount| Some(mount.id) == id).ok_or_else(|| {
+        Error::new(ErrorKind::Other, "find the mount of", path.display(), "it is not in /proc/self/mountinfo")
+    })?;
+    Ok((mount.device.to_string(), mount.fs_type.clone(), mount.root.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_uuid_reads_back_as_printed(bytes in any::<[u8; 16]>()) {
+            let uuid = FilesystemUuid(bytes);
+            prop_assert_eq!(uuid.to_string().parse::<FilesystemUuid>().unwrap(), uuid);
+        }
+
+        #[test]
+        fn any_text_is_a_uuid_or_an_error(text in "\\PC{0,40}") {
+            if let Ok(uuid) = text.parse::<FilesystemUuid>() {
+                prop_assert_eq!(uuid.to_string(), text.to_ascii_lowercase());
+            }
+        }
+    }
+
+    #[test]
+    fn the_record_lies_beside_the_mount_point_and_not_below_it() {
+        assert_eq!(
+            record_path(Path::new("/var/lib/loopfs/data")),
+            Path::new("/var/lib/loopfs/data.filesystem-uuid")
+        );
+    }
+
+    #[test]
+    fn a_plain_directory_is_refused_and_left_untouched() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = DataFilesystem::open(directory.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotMounted, "{error}");
+        assert!(error.to_string().contains("prjquota"), "{error}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_absent_directory_is_not_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("data");
+        assert_eq!(DataFilesystem::open(&path).unwrap_err().kind(), ErrorKind::NotMounted);
+        assert!(!path.exists());
+    }
+}

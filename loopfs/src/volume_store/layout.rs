@@ -1,0 +1,183 @@
+//! The on-disk layout, and the only code that names entries of it.
+//!
+//! ```text
+//! .loopfs/format         "loopfs store 1"; made last at initialisation
+//! .loopfs/lock           flock: shared by changes, exclusive for recovery
+//! .loopfs/project-ids    flock: one allocation of a project id at a time
+//! volumes/ID             a directory (Filesystem) or a regular file (Block)
+//! staging/ID.SUFFIX      a directory being made, not yet a volume
+//! trash/ID.SUFFIX        a deleted volume, until its space and project id are free
+//! ```
+//!
+//! A volume is its entry in `volumes`, which a single rename or link makes appear complete.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, OpenHow, RenameFlags, ResolveFlag, openat2, renameat2};
+use nix::sys::stat::{FileStat, Mode, fstatat, mkdirat};
+use nix::unistd::fsync;
+
+use super::id::VolumeId;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::random;
+
+const FORMAT: &str = "loopfs store 1\n";
+
+/// Directories of the store, held open; everything else is reached beneath them.
+#[derive(Debug)]
+pub(super) struct Layout {
+    private: OwnedFd,
+    pub(super) volumes: OwnedFd,
+    pub(super) staging: OwnedFd,
+    pub(super) trash: OwnedFd,
+}
+
+impl Layout {
+    /// Whether the file system holds a store. An unknown format is an error.
+    pub(super) fn is_initialised(root: BorrowedFd<'_>) -> Result<bool> {
+        let format = match open_beneath(root, ".loopfs/format", OFlag::O_RDONLY) {
+            Ok(format) => format,
+            Err(Errno::ENOENT) => return Ok(false),
+            Err(errno) => return Err(Error::sys("open", ".loopfs/format", errno)),
+        };
+        let mut text = [0u8; 64];
+        let length = nix::unistd::read(&format, &mut text).context("read", ".loopfs/format")?;
+        match &text[..length] {
+            found if found == FORMAT.as_bytes() => Ok(true),
+            found => {
+                let detail =
+                    format!("{:?} is not a format this version knows", String::from_utf8_lossy(found));
+                Err(Error::new(ErrorKind::Unsupported, "open the store", ".loopfs/format", detail))
+            }
+        }
+    }
+
+    /// Makes what is missing. The format file comes last, so a half-made store is made again.
+    pub(super) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
+        for name in [".loopfs", "volumes", "staging", "trash"] {
+            // Nobody but root passes here, whatever the modes of the volumes inside.
+            match mkdirat(root, name, Mode::S_IRWXU) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(errno) => return Err(Error::sys("make the directory", name, errno)),
+            }
+        }
+        let private = open_directory(root, ".loopfs")?;
+        for name in ["lock", "project-ids"] {
+            open_file(&private, name, OFlag::O_RDWR | OFlag::O_CREAT)?;
+        }
+        let temporary = open_file(&private, "format.new", OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_TRUNC)?;
+        nix::unistd::write(&temporary, FORMAT.as_bytes()).context("write", ".loopfs/format.new")?;
+        fsync(&temporary).context("fsync", ".loopfs/format.new")?;
+        renameat2(&private, "format.new", &private, "format", RenameFlags::empty())
+            .context("make", ".loopfs/format")?;
+        fsync(&private).context("fsync", ".loopfs")?;
+        fsync(root).context("fsync", "the root of the store")
+    }
+
+    pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
+        Ok(Self {
+            private: open_directory(root, ".loopfs")?,
+            volumes: open_directory(root, "volumes")?,
+            staging: open_directory(root, "staging")?,
+            trash: open_directory(root, "trash")?,
+        })
+    }
+
+    /// Held while a volume is made, grown or deleted.
+    pub(super) fn lock_shared(&self) -> Result<Flock<OwnedFd>> {
+        self.flock("lock", FlockArg::LockShared)
+    }
+
+    /// Held while nothing may be half done.
+    pub(super) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
+        self.flock("lock", FlockArg::LockExclusive)
+    }
+
+    pub(super) fn lock_project_ids(&self) -> Result<Flock<OwnedFd>> {
+        self.flock("project-ids", FlockArg::LockExclusive)
+    }
+
+    /// The files are never renamed or replaced: a waiter must not wake up holding a lock on a
+    /// file that has no name any more.
+    fn flock(&self, name: &str, how: FlockArg) -> Result<Flock<OwnedFd>> {
+        let file = open_file(&self.private, name, OFlag::O_RDWR)?;
+        Flock::lock(file, how).map_err(|(_, errno)| Error::sys("lock", format!(".loopfs/{name}"), errno))
+    }
+
+    /// What `volumes/ID` is; None where there is nothing.
+    pub(super) fn stat_volume(&self, id: &VolumeId) -> Result<Option<FileStat>> {
+        match fstatat(&self.volumes, id.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::sys("stat volume", id, errno)),
+        }
+    }
+
+    pub(super) fn open_volume(&self, id: &VolumeId, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+        open_beneath(self.volumes.as_fd(), id.as_str(), flags)
+    }
+
+    /// Moves an entry between directories of the store, never onto another one, durably.
+    pub(super) fn rename(
+        &self,
+        from: &OwnedFd,
+        name: &str,
+        to: &OwnedFd,
+        new_name: &str,
+    ) -> std::result::Result<(), Errno> {
+        renameat2(from, name, to, new_name, RenameFlags::RENAME_NOREPLACE)?;
+        fsync(to)?;
+        fsync(from)
+    }
+}
+
+/// A name for staging or trash that no earlier or concurrent use has.
+pub(super) fn unique(id: &str) -> Result<String> {
+    let suffix = random::number().context("make", "a unique name")?;
+    Ok(format!("{id}.{suffix:016x}"))
+}
+
+/// Opens below a directory of the store and nowhere else: no `..`, no symbolic link, no mount.
+pub(super) fn open_beneath(
+    directory: BorrowedFd<'_>,
+    path: &str,
+    flags: OFlag,
+) -> std::result::Result<OwnedFd, Errno> {
+    let resolve =
+        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let mode = if flags.contains(OFlag::O_CREAT) { Mode::S_IRUSR | Mode::S_IWUSR } else { Mode::empty() };
+    openat2(
+        directory,
+        path,
+        OpenHow::new().flags(flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW).mode(mode).resolve(resolve),
+    )
+}
+
+pub(super) fn open_directory(parent: impl AsFd, name: &str) -> Result<OwnedFd> {
+    open_beneath(parent.as_fd(), name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+        .context("open the directory", name)
+}
+
+fn open_file(parent: impl AsFd, name: &str, flags: OFlag) -> Result<OwnedFd> {
+    open_beneath(parent.as_fd(), name, flags).context("open", format!(".loopfs/{name}"))
+}
+
+/// Names in a directory, `.` and `..` left out.
+pub(super) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
+    // A duplicate would share the position of the descriptor it was made from.
+    let own =
+        open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
+    let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;
+    let mut names = Vec::new();
+    for entry in entries.iter() {
+        let entry = entry.context("list", what)?;
+        // Entries that are not UTF-8 were not made by this code and are left alone.
+        if let Ok(name) = entry.file_name().to_str()
+            && !matches!(name, "." | "..")
+        {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,224 @@
+//! A file system full of volumes.
+//!
+//! Every operation can be repeated, and a crash at any point leaves either the state before or
+//! the state after; [`VolumeStore::recover`] takes away what was only half made.
+
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Mutex;
+
+use nix::fcntl::{Flock, FlockArg, OFlag};
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::project_quota::ProjectId;
+use crate::units::{Bytes, Inodes};
+
+mod attributes;
+mod create;
+mod grow;
+mod id;
+mod identity;
+mod layout;
+mod project_ids;
+mod recover;
+mod space;
+mod trash;
+mod volume;
+
+pub use id::VolumeId;
+pub use identity::FilesystemUuid;
+pub use recover::Recovered;
+pub use space::Space;
+pub use volume::{Condition, InodeStats, Volume, VolumeStats};
+
+use identity::DataFilesystem;
+use layout::Layout;
+
+/// How a volume is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VolumeKind {
+    /// A directory with a project quota.
+    Filesystem,
+    /// A preallocated file, for a loop device.
+    Block,
+}
+
+impl std::fmt::Display for VolumeKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Filesystem => "Filesystem",
+            Self::Block => "Block",
+        })
+    }
+}
+
+/// What a new volume shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeSpec {
+    /// Directory or image.
+    pub kind: VolumeKind,
+    /// At least this many bytes; rounded up to 4096.
+    pub capacity: Bytes,
+    /// A Filesystem volume may hold one inode for each so many bytes of capacity.
+    pub bytes_per_inode: NonZeroU64,
+}
+
+impl VolumeSpec {
+    /// One inode for each 2048 bytes.
+    pub const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(2048).expect("2048 is not 0");
+
+    /// A volume with one inode for each 2048 bytes.
+    #[must_use]
+    pub fn new(kind: VolumeKind, capacity: Bytes) -> Self {
+        Self { kind, capacity, bytes_per_inode: Self::BYTES_PER_INODE }
+    }
+
+    /// The capacity as it will be, or why it cannot be.
+    fn rounded(&self, id: &VolumeId) -> Result<Bytes> {
+        rounded(self.capacity, id)
+    }
+}
+
+fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
+    let refuse = |detail: &str| Err(Error::new(ErrorKind::InvalidInput, "size volume", id, detail));
+    match capacity.round_up() {
+        Some(Bytes(0)) => refuse("a capacity of 0 bytes"),
+        Some(rounded) => Ok(rounded),
+        None => refuse("the capacity is larger than any file can be"),
+    }
+}
+
+/// The directory itself is one of the inodes, so there are at least two.
+fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes {
+    Inodes((capacity.0 / bytes_per_inode).max(2))
+}
+
+/// Settings of a store.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Project ids that belong to the store. Everything that uses project quotas on the same file
+    /// system needs a range of its own: the kubelet takes ids from 1048577 upwards.
+    pub project_ids: RangeInclusive<ProjectId>,
+}
+
+impl Default for StoreOptions {
+    /// 16,777,216 ids from 1275068416 (0x4c000000).
+    fn default() -> Self {
+        const FIRST: ProjectId = ProjectId::new(0x4c00_0000).expect("neither 0 nor the last");
+        const LAST: ProjectId = ProjectId::new(0x4cff_ffff).expect("neither 0 nor the last");
+        Self { project_ids: FIRST..=LAST }
+    }
+}
+
+/// Volumes on one XFS file system, mounted with project quotas and given to them alone.
+#[derive(Debug)]
+pub struct VolumeStore {
+    filesystem: DataFilesystem,
+    layout: Layout,
+    options: StoreOptions,
+    /// Bytes promised to volumes; counted at first use, then kept by this process's changes.
+    promised: Mutex<Option<space::Promised>>,
+}
+
+impl VolumeStore {
+    /// Opens the store on the file system mounted at `data_dir`, and makes it there at first use.
+    ///
+    /// What was mounted at first use is recorded beside the mount point, in
+    /// `NAME.filesystem-uuid`: from then on no other file system is accepted there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NotEnforced`]: not
+    /// with project quotas. [`ErrorKind::WrongFilesystem`]: not XFS, not the root of a file
+    /// system, or another one than at first use. [`ErrorKind::PermissionDenied`]: without
+    /// `CAP_SYS_ADMIN`. Each says what to do.
+    pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
+        let filesystem = DataFilesystem::open(data_dir)?;
+        // Two processes may meet here at first use.
+        let root = layout::open_directory(&filesystem.root, ".")?;
+        let _initialising = Flock::lock(root, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| Error::sys("lock", data_dir.display(), errno))?;
+        filesystem.require_record()?;
+        if !Layout::is_initialised(filesystem.root.as_fd())? {
+            if filesystem.recorded_uuid()?.is_some() {
+                let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
+                              to start anew, remove the record of its UUID beside the mount point";
+                return Err(Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail));
+            }
+            Layout::initialise(filesystem.root.as_fd())?;
+        }
+        if filesystem.recorded_uuid()?.is_none() {
+            filesystem.write_record()?;
+        }
+        let layout = Layout::open(filesystem.root.as_fd())?;
+        Ok(Self { filesystem, layout, options, promised: Mutex::new(None) })
+    }
+
+    /// Checks that the store still is what it was opened as: mounted, the same file system,
+    /// quotas enforced, writable.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`ErrorKind::ReadOnly`].
+    pub fn verify(&self) -> Result<()> {
+        self.filesystem.require_mounted()?;
+        let status = nix::sys::statvfs::fstatvfs(&self.filesystem.root)
+            .context("statfs", self.filesystem.path.display())?;
+        if status.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
+            let detail = "it is mounted read-only; look for an I/O error in the kernel log, and remount";
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                "use the data directory",
+                self.filesystem.path.display(),
+                detail,
+            ));
+        }
+        Ok(())
+    }
+
+    /// UUID of the file system the volumes are on.
+    #[must_use]
+    pub fn filesystem_uuid(&self) -> FilesystemUuid {
+        self.filesystem.uuid
+    }
+
+    /// Opens a volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn volume(&self, id: &VolumeId) -> Result<Volume> {
+        let absent = || Error::new(ErrorKind::NotFound, "open volume", id, "there is no such volume");
+        let status = self.layout.stat_volume(id)?.ok_or_else(absent)?;
+        let (kind, flags) = match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => (VolumeKind::Filesystem, OFlag::O_RDONLY | OFlag::O_DIRECTORY),
+            libc::S_IFREG => (VolumeKind::Block, OFlag::O_RDONLY),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "open volume",
+                    id,
+                    "neither a directory nor a file",
+                ));
+            }
+        };
+        let entry = self.layout.open_volume(id, flags).context("open volume", id)?;
+        Volume::new(id.clone(), kind, entry)
+    }
+
+    /// Ids of all volumes, in no order.
+    ///
+    /// # Errors
+    /// Those of getdents(2).
+    pub fn list(&self) -> Result<Vec<VolumeId>> {
+        let names = layout::names(&self.layout.volumes, "volumes")?;
+        Ok(names.iter().filter_map(|name| VolumeId::parse(name).ok()).collect())
+    }
+
+    /// Use and capacity of a volume, in constant time: nothing is walked.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn stats(&self, id: &VolumeId) -> Result<VolumeStats> {
+        self.volume(id)?.stats()
+    }
+}

@@ -1,0 +1,126 @@
+//! What the file system can still promise.
+//!
+//! A directory's limit is a promise although nothing is allocated for it, so free blocks alone
+//! would let volumes be sold twice.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use nix::fcntl::AtFlags;
+use nix::sys::stat::fstatat;
+use nix::sys::statvfs::fstatvfs;
+
+use std::os::fd::AsFd;
+
+use super::id::VolumeId;
+use super::{VolumeStore, layout};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::project_quota::ProjectQuota;
+use crate::units::Bytes;
+
+/// Room on the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Its size.
+    pub total: Bytes,
+    /// The largest volume that can be made now: what is neither promised to a volume, whether
+    /// used or not, nor taken by the file system's own structures.
+    pub available: Bytes,
+}
+
+/// A count of what is promised, taken once and kept up to date by this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promised {
+    /// To volumes, deleted ones in the trash among them.
+    volumes: Bytes,
+    /// In use by no volume: metadata, and files that are not the store's.
+    overhead: Bytes,
+}
+
+impl VolumeStore {
+    /// Room on the file system for new volumes.
+    ///
+    /// # Errors
+    /// Those of statfs(2) and quotactl_fd(2).
+    pub fn space(&self) -> Result<Space> {
+        let mut promised = self.promised();
+        let counted = match *promised {
+            Some(counted) => counted,
+            None => self.count()?,
+        };
+        *promised = Some(counted);
+        self.space_beside(counted)
+    }
+
+    /// Sets bytes aside for a volume, or says how much was asked and how much there is.
+    pub(super) fn promise(&self, id: &VolumeId, bytes: Bytes, operation: &'static str) -> Result<()> {
+        let mut promised = self.promised();
+        let mut counted = match *promised {
+            Some(counted) => counted,
+            None => self.count()?,
+        };
+        let mut space = self.space_beside(counted)?;
+        if bytes > space.available {
+            // Another process may have deleted volumes since they were counted.
+            counted = self.count()?;
+            space = self.space_beside(counted)?;
+        }
+        if bytes > space.available {
+            *promised = Some(counted);
+            let detail = format!(
+                "{bytes} asked, {} available of {} that the file system has",
+                space.available, space.total
+            );
+            return Err(Error::new(ErrorKind::NoSpace, operation, id, detail));
+        }
+        counted.volumes = counted.volumes.saturating_add(bytes);
+        *promised = Some(counted);
+        Ok(())
+    }
+
+    /// Takes a promise back.
+    pub(super) fn withdraw(&self, bytes: Bytes) {
+        if let Some(counted) = self.promised().as_mut() {
+            counted.volumes = counted.volumes.saturating_sub(bytes);
+        }
+    }
+
+    fn promised(&self) -> MutexGuard<'_, Option<Promised>> {
+        // A panic in between leaves a count that is too high at worst, and is counted again.
+        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn space_beside(&self, promised: Promised) -> Result<Space> {
+        let (total, free) = self.blocks()?;
+        let unpromised = total.saturating_sub(promised.volumes).saturating_sub(promised.overhead);
+        Ok(Space { total, available: unpromised.min(free) })
+    }
+
+    fn blocks(&self) -> Result<(Bytes, Bytes)> {
+        let status = fstatvfs(&self.filesystem.root).context("statfs", self.filesystem.path.display())?;
+        let unit = status.fragment_size();
+        Ok((Bytes(status.blocks() * unit), Bytes(status.blocks_available() * unit)))
+    }
+
+    fn count(&self) -> Result<Promised> {
+        let (mut volumes, mut in_use) = (Bytes(0), Bytes(0));
+        for usage in ProjectQuota::of(self.filesystem.root.as_fd()).ids(self.options.project_ids.clone()) {
+            let usage = usage?;
+            // Over its limit, a volume takes more than it was promised.
+            volumes = volumes.saturating_add(usage.limits.bytes.unwrap_or_default().max(usage.bytes));
+            in_use = in_use.saturating_add(usage.bytes);
+        }
+        for directory in [&self.layout.volumes, &self.layout.trash] {
+            for name in layout::names(directory, "volumes and trash")? {
+                let Ok(status) = fstatat(directory, name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) else {
+                    continue; // removed since it was listed
+                };
+                if status.st_mode & libc::S_IFMT == libc::S_IFREG {
+                    volumes = volumes.saturating_add(Bytes(status.st_size as u64));
+                    in_use = in_use.saturating_add(Bytes::from_basic_blocks(status.st_blocks as u64));
+                }
+            }
+        }
+        let (total, free) = self.blocks()?;
+        Ok(Promised { volumes, overhead: total.saturating_sub(free).saturating_sub(in_use) })
+    }
+}

@@ -1,0 +1,144 @@
+//! Deleting: out of sight at once, removed in the background.
+//!
+//! An entry stays in the trash until its space and its project id are free, so the trash is
+//! also the durable list of what is still to be done.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::fstatat;
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::attributes::Attributes;
+use super::id::VolumeId;
+use super::{VolumeStore, layout, project_ids};
+use crate::error::{Context, Error, Result};
+use crate::project_quota::ProjectQuota;
+use crate::units::Bytes;
+
+impl VolumeStore {
+    /// Deletes a volume: when this returns it is gone for good, and its space and project id are
+    /// freed by [`empty_trash`](Self::empty_trash). False if there was none.
+    ///
+    /// Whoever has it mounted or attached keeps it until then.
+    ///
+    /// # Errors
+    /// EROFS and the like.
+    pub fn delete(&self, id: &VolumeId) -> Result<bool> {
+        let _lock = self.layout.lock_shared()?;
+        let name = layout::unique(id.as_str())?;
+        match self.layout.rename(&self.layout.volumes, id.as_str(), &self.layout.trash, &name) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(Error::sys("delete volume", id, errno)),
+        }
+    }
+
+    /// Removes what [`delete`](Self::delete) put into the trash; answers how many volumes are
+    /// gone. Takes as long as there are files; call it again for those left behind by an error or
+    /// held by a file that is open.
+    ///
+    /// # Errors
+    /// The first one met; the other volumes are removed all the same.
+    pub fn empty_trash(&self) -> Result<usize> {
+        let mut removed = 0;
+        let mut first_error = None;
+        loop {
+            let mut progress = false;
+            for name in layout::names(&self.layout.trash, "trash")? {
+                match self.remove_entry(&name) {
+                    Ok(Removal::Done { volume }) => {
+                        progress = true;
+                        removed += usize::from(volume);
+                    }
+                    Ok(Removal::InUse) => {}
+                    Err(error) => drop(first_error.get_or_insert(error)),
+                }
+            }
+            // Directories lifted out of deep trees are new entries; anything else is stuck for now.
+            if !progress || first_error.is_some() {
+                return first_error.map_or(Ok(removed), Err);
+            }
+        }
+    }
+
+    fn remove_entry(&self, name: &str) -> Result<Removal> {
+        let trash = &self.layout.trash;
+        let status = match fstatat(trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => status,
+            Err(Errno::ENOENT) => return Ok(Removal::InUse),
+            Err(errno) => return Err(Error::sys("stat in the trash", name, errno)),
+        };
+        if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
+            unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
+            self.withdraw(Bytes(status.st_size as u64));
+            return Ok(Removal::Done { volume: true });
+        }
+        let directory = layout::open_directory(trash, name)?;
+        let attributes = Attributes::read(&directory)?;
+        self.empty_directory(&directory, name)?;
+        let Some(Attributes { project, .. }) = attributes else {
+            unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
+            return Ok(Removal::Done { volume: false });
+        };
+        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
+        quota.flush_deferred_frees()?;
+        let usage = quota.usage(project)?;
+        // The directory itself is the one inode left. Until then it marks the id as taken.
+        if usage.is_some_and(|usage| usage.inodes.0 > 1) {
+            return Ok(Removal::InUse);
+        }
+        drop(directory);
+        unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
+        if project_ids::release(quota, project)? {
+            self.withdraw(usage.and_then(|usage| usage.limits.bytes).unwrap_or_default());
+        }
+        Ok(Removal::Done { volume: true })
+    }
+
+    /// Removes everything in a directory of the trash. A directory that is not empty is lifted
+    /// into the trash rather than walked into, so that no depth of a tree costs more than one
+    /// descriptor. Out of its volume, for only there can a directory go whose owner has given it
+    /// another project id (EXDEV elsewhere).
+    fn empty_directory(&self, directory: &OwnedFd, name: &str) -> Result<()> {
+        let own = layout::open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+            .context("open in the trash", name)?;
+        let mut entries = nix::dir::Dir::from_fd(own).context("list in the trash", name)?;
+        for entry in entries.iter() {
+            let entry = entry.context("list in the trash", name)?;
+            let child = entry.file_name();
+            if matches!(child.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let shown = || format!("{name}/{}", child.to_string_lossy());
+            let unlinked = match unlinkat(directory, child, UnlinkatFlags::NoRemoveDir) {
+                Err(Errno::EISDIR) => unlinkat(directory, child, UnlinkatFlags::RemoveDir),
+                other => other,
+            };
+            match unlinked {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                    let lifted = layout::unique("lifted")?;
+                    nix::fcntl::renameat2(
+                        directory,
+                        child,
+                        &self.layout.trash,
+                        lifted.as_str(),
+                        nix::fcntl::RenameFlags::RENAME_NOREPLACE,
+                    )
+                    .context("lift out of the trash", shown())?;
+                }
+                Err(errno) => return Err(Error::sys("remove from the trash", shown(), errno)),
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Removal {
+    /// The entry is gone; it was a volume, or a directory lifted out of one.
+    Done { volume: bool },
+    /// Something of it is still open.
+    InUse,
+}

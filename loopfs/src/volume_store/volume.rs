@@ -1,0 +1,199 @@
+//! One volume, held open.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::fstat;
+use nix::sys::statvfs::fstatvfs;
+
+use super::attributes::Attributes;
+use super::id::VolumeId;
+use super::{VolumeKind, layout};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::loop_device::Access;
+use crate::project_quota::{ProjectQuota, Usage, project_of};
+use crate::units::{Bytes, Inodes};
+
+/// A volume that was there when it was opened. It stays usable while it is renamed or deleted.
+#[derive(Debug)]
+pub struct Volume {
+    id: VolumeId,
+    kind: VolumeKind,
+    entry: OwnedFd,
+    capacity: Bytes,
+}
+
+/// Inodes of a Filesystem volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InodeStats {
+    /// The limit.
+    pub total: Inodes,
+    /// In use, the volume's directory among them.
+    pub used: Inodes,
+    /// Left.
+    pub free: Inodes,
+}
+
+/// Whether a volume is as it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It is.
+    Healthy,
+    /// It is not; the text says what is wrong.
+    Abnormal(String),
+}
+
+/// Use and capacity of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeStats {
+    /// What the volume may hold.
+    pub capacity: Bytes,
+    /// What it holds: charged to the quota, or allocated to the image.
+    pub used: Bytes,
+    /// What more it can hold now.
+    pub available: Bytes,
+    /// Inodes, for a Filesystem volume.
+    pub inodes: Option<InodeStats>,
+    /// Whether it is as it was made.
+    pub condition: Condition,
+}
+
+impl Volume {
+    pub(super) fn new(id: VolumeId, kind: VolumeKind, entry: OwnedFd) -> Result<Self> {
+        let mut volume = Self { id, kind, entry, capacity: Bytes(0) };
+        volume.capacity = match kind {
+            VolumeKind::Filesystem => {
+                let usage = volume.usage(volume.attributes()?)?;
+                usage.limits.bytes.ok_or_else(|| volume.unlimited())?
+            }
+            VolumeKind::Block => {
+                Bytes(fstat(&volume.entry).context("fstat volume", &volume.id)?.st_size as u64)
+            }
+        };
+        Ok(volume)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> &VolumeId {
+        &self.id
+    }
+
+    /// Directory or image.
+    #[must_use]
+    pub fn kind(&self) -> VolumeKind {
+        self.kind
+    }
+
+    /// Its size when it was opened: the quota's limit, or the image's length.
+    #[must_use]
+    pub fn capacity(&self) -> Bytes {
+        self.capacity
+    }
+
+    /// The directory of a Filesystem volume, for [`bind_mount`](crate::bind_mount).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: it is a Block volume.
+    pub fn open_dir(&self) -> Result<OwnedFd> {
+        self.require(VolumeKind::Filesystem)?;
+        layout::open_beneath(self.entry.as_fd(), ".", OFlag::O_PATH | OFlag::O_DIRECTORY)
+            .context("open the directory of volume", &self.id)
+    }
+
+    /// The image of a Block volume, for [`LoopControl`](crate::LoopControl).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: it is a Filesystem volume. EROFS: read-write on a read-only
+    /// file system.
+    pub fn open_image(&self, access: Access) -> Result<OwnedFd> {
+        self.require(VolumeKind::Block)?;
+        let flags = match access {
+            Access::ReadWrite => OFlag::O_RDWR,
+            Access::ReadOnly => OFlag::O_RDONLY,
+        };
+        crate::loop_device::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
+    }
+
+    /// Use and capacity, in constant time.
+    ///
+    /// # Errors
+    /// Those of statfs(2) and quotactl_fd(2).
+    pub fn stats(&self) -> Result<VolumeStats> {
+        match self.kind {
+            VolumeKind::Filesystem => self.directory_stats(),
+            VolumeKind::Block => self.image_stats(),
+        }
+    }
+
+    fn directory_stats(&self) -> Result<VolumeStats> {
+        let attributes = self.attributes()?;
+        let usage = self.usage(attributes)?;
+        let capacity = usage.limits.bytes.ok_or_else(|| self.unlimited())?;
+        let total = usage.limits.inodes.ok_or_else(|| self.unlimited())?;
+        let filesystem = fstatvfs(&self.entry).context("statfs volume", &self.id)?;
+        let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
+        let carried = project_of(&self.entry)?;
+        let condition = if carried == attributes.project.get() {
+            Condition::Healthy
+        } else {
+            Condition::Abnormal(format!(
+                "the directory's project id was changed from {} to {carried}: its size is not limited any more",
+                attributes.project
+            ))
+        };
+        Ok(VolumeStats {
+            capacity,
+            used: usage.bytes,
+            available: capacity.saturating_sub(usage.bytes).min(free),
+            inodes: Some(InodeStats {
+                total,
+                used: usage.inodes,
+                free: Inodes(total.0.saturating_sub(usage.inodes.0)),
+            }),
+            condition,
+        })
+    }
+
+    fn image_stats(&self) -> Result<VolumeStats> {
+        let status = fstat(&self.entry).context("fstat volume", &self.id)?;
+        let capacity = Bytes(status.st_size as u64);
+        // Blocks past the end and of the extent tree are allocated too.
+        let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
+        Ok(VolumeStats {
+            capacity,
+            used,
+            available: capacity.saturating_sub(used),
+            inodes: None,
+            condition: Condition::Healthy,
+        })
+    }
+
+    pub(super) fn attributes(&self) -> Result<Attributes> {
+        Attributes::read(&self.entry)?.ok_or_else(|| {
+            let detail = "its directory has no attribute of the store; it was not made by it";
+            Error::new(ErrorKind::InvalidInput, "open volume", &self.id, detail)
+        })
+    }
+
+    pub(super) fn quota(&self) -> ProjectQuota<'_> {
+        ProjectQuota::of(self.entry.as_fd())
+    }
+
+    fn usage(&self, attributes: Attributes) -> Result<Usage> {
+        self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
+    }
+
+    fn unlimited(&self) -> Error {
+        let detail = "its project has no limits; set them to its capacity again before it is used";
+        Error::new(ErrorKind::NotEnforced, "open volume", &self.id, detail)
+    }
+
+    fn require(&self, kind: VolumeKind) -> Result<()> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        let detail = format!("it is a {} volume, not a {kind} one", self.kind);
+        Err(Error::new(ErrorKind::InvalidInput, "open volume", &self.id, detail))
+    }
+}

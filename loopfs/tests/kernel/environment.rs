@@ -1,0 +1,85 @@
+//! Where the tests run, and what they must leave behind: nothing.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use loopfs::{LoopControl, ProjectId, ProjectQuota, StoreOptions, VolumeId, VolumeStore, mountinfo};
+
+fn path_from(variable: &str) -> PathBuf {
+    let path = std::env::var_os(variable);
+    PathBuf::from(
+        path.unwrap_or_else(|| panic!("{variable} is not set: run `cargo harness test --lane kernel`")),
+    )
+}
+
+pub(crate) fn xfs() -> PathBuf {
+    path_from("LOOPFS_TEST_XFS")
+}
+
+pub(crate) fn xfs_without_quota() -> PathBuf {
+    path_from("LOOPFS_TEST_XFS_NOQUOTA")
+}
+
+pub(crate) fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).expect("a scratch directory")
+}
+
+/// A directory on the quota file system, outside the store.
+pub(crate) fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(xfs()).expect("a directory on the XFS")
+}
+
+/// Counts what tests could leak, and fails the test that did.
+pub(crate) struct Leaks {
+    before: Vec<String>,
+}
+
+impl Leaks {
+    pub(crate) fn watch() -> Self {
+        Self { before: Self::count() }
+    }
+
+    pub(crate) fn check(self) {
+        assert_eq!(Self::count(), self.before, "loop devices, mounts or project ids were left behind");
+    }
+
+    fn count() -> Vec<String> {
+        let control = LoopControl::open().expect("loop control");
+        let mut all: Vec<String> = control
+            .snapshot()
+            .expect("loop devices")
+            .iter()
+            .map(|status| format!("{:?}", status.binding))
+            .collect();
+        all.extend(
+            mountinfo::read().expect("mounts").iter().map(|m| format!("mount {}", m.mount_point.display())),
+        );
+        let root = File::open(xfs()).expect("the XFS");
+        let quota = ProjectQuota::of(root.as_fd());
+        quota.flush_deferred_frees().expect("flush");
+        let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
+        all.extend(quota.ids(range).map(|usage| format!("project {}", usage.expect("quota").id)));
+        all
+    }
+}
+
+pub(crate) fn store() -> VolumeStore {
+    VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store")
+}
+
+pub(crate) fn id(text: &str) -> VolumeId {
+    VolumeId::parse(text).expect("a volume id")
+}
+
+pub(crate) fn quota(file: &impl AsFd) -> ProjectQuota<'_> {
+    ProjectQuota::of(file.as_fd())
+}
+
+/// A preallocated file for a loop device.
+pub(crate) fn image(directory: &Path, name: &str, size: u64) -> File {
+    let file =
+        File::options().read(true).write(true).create_new(true).open(directory.join(name)).expect("an image");
+    file.set_len(size).expect("the size");
+    file
+}

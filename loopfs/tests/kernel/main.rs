@@ -1,0 +1,13 @@
+//! Tests against the kernel: loop devices, mounts, XFS project quotas and the store. They need
+//! root and a machine to themselves; `cargo harness test --lane kernel` gives them one.
+//!
+//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA` one without
+//! quotas, `LOOPFS_TEST_SCRATCH` a tmpfs. Without them the tests fail: a skipped test must not
+//! look like a passed one.
+
+mod environment;
+mod loop_devices;
+mod mounts;
+mod quotas;
+mod store;
+mod store_crashes;

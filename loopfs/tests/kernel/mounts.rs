@@ -1,0 +1,105 @@
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use loopfs::{
+    Access, AccessTime, AttachOptions, Detach, LoopControl, MountFlags, bind_mount, mountinfo, unmount,
+};
+
+use crate::environment::{Leaks, directory, image, scratch};
+
+#[test]
+fn a_bind_mount_has_its_own_flags_whatever_the_source_has() {
+    let leaks = Leaks::watch();
+    // The source is mounted nosuid, nodev and noexec.
+    let (source, target) = (directory(), scratch());
+    let flags = MountFlags {
+        read_only: true,
+        nosuid: true,
+        access_time: AccessTime::Never,
+        nodiratime: true,
+        ..MountFlags::default()
+    };
+    let opened = File::open(source.path()).unwrap();
+    bind_mount(opened.as_fd(), target.path(), flags).unwrap();
+    let mounts = mountinfo::read().unwrap();
+    let mount = mountinfo::at(&mounts, target.path()).unwrap();
+    for (option, expected) in [
+        ("ro", true),
+        ("nosuid", true),
+        ("nodev", false),
+        ("noexec", false),
+        ("noatime", true),
+        ("nodiratime", true),
+    ] {
+        assert_eq!(mount.has_option(option), expected, "{option} in {:?}", mount.options);
+    }
+    let refused = File::create(target.path().join("file")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    File::create(source.path().join("file")).unwrap();
+    assert!(target.path().join("file").exists());
+    assert!(unmount(target.path()).unwrap());
+    leaks.check();
+}
+
+#[test]
+fn unmounting_is_repeatable_and_takes_stacked_mounts() {
+    let leaks = Leaks::watch();
+    let (source, target) = (directory(), scratch());
+    let opened = File::open(source.path()).unwrap();
+    for _ in 0..2 {
+        bind_mount(opened.as_fd(), target.path(), MountFlags::default()).unwrap();
+    }
+    assert!(unmount(target.path()).unwrap());
+    assert!(!unmount(target.path()).unwrap());
+    assert!(!unmount(&target.path().join("absent")).unwrap());
+    leaks.check();
+}
+
+#[test]
+fn a_busy_mount_says_so_and_stays() {
+    let (source, target) = (directory(), scratch());
+    File::create(source.path().join("file")).unwrap();
+    bind_mount(File::open(source.path()).unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
+    let user = File::open(target.path().join("file")).unwrap();
+    assert_eq!(unmount(target.path()).unwrap_err().kind(), loopfs::ErrorKind::Busy);
+    drop(user);
+    assert!(unmount(target.path()).unwrap());
+}
+
+#[test]
+fn targets_that_do_not_fit_are_refused() {
+    let (source, target) = (directory(), scratch());
+    let opened = File::open(source.path()).unwrap();
+    let file = target.path().join("file");
+    File::create(&file).unwrap();
+    let link = target.path().join("link");
+    std::os::unix::fs::symlink(source.path(), &link).unwrap();
+    for target in [&file, &link, &target.path().join("absent")] {
+        bind_mount(opened.as_fd(), target, MountFlags::default()).unwrap_err();
+    }
+    assert!(!mountinfo::read().unwrap().iter().any(|mount| mount.mount_point.starts_with(target.path())));
+}
+
+#[test]
+fn a_block_device_is_shown_by_binding_its_node() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", 1 << 20);
+    let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    // On the file system that is mounted nodev: the flag belongs to the mount, and this is another.
+    let target = directory.path().join("device");
+    File::create(&target).unwrap();
+    bind_mount(
+        File::open(device.path()).unwrap().as_fd(),
+        &target,
+        MountFlags { nosuid: true, ..MountFlags::default() },
+    )
+    .unwrap();
+    assert_eq!(File::open(&target).unwrap().metadata().unwrap().len(), 0, "a device node");
+    assert_eq!(loopfs::LoopDevice::open_path(&target).unwrap().binding(), device.binding());
+    assert!(unmount(&target).unwrap());
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}

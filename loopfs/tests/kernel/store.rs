@@ -1,0 +1,345 @@
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use loopfs::{
+    Access, Bytes, Condition, Enforcement, ErrorKind, Inodes, MountFlags, ProjectId, StoreOptions, VolumeId,
+    VolumeKind, VolumeSpec, VolumeStore, assign_project, bind_mount, project_of, unmount,
+};
+use rstest::rstest;
+
+use crate::environment::{Leaks, id, quota, scratch, store, xfs, xfs_without_quota};
+
+const MIB: u64 = 1 << 20;
+
+fn entry(id: &VolumeId) -> PathBuf {
+    xfs().join("volumes").join(id.as_str())
+}
+
+fn count(directory: &str) -> usize {
+    std::fs::read_dir(xfs().join(directory)).unwrap().count()
+}
+
+fn remove(store: &VolumeStore, id: &VolumeId) {
+    assert!(store.delete(id).unwrap());
+    store.empty_trash().unwrap();
+    assert_eq!((count("staging"), count("trash")), (0, 0));
+}
+
+#[test]
+fn a_filesystem_volume_is_exactly_as_large_as_asked_and_grows_in_use() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("fs-1"));
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    let volume = store.create(&id, &spec).unwrap();
+    assert_eq!((volume.kind(), volume.capacity()), (VolumeKind::Filesystem, Bytes(MIB)));
+
+    let target = scratch();
+    bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
+    let size = || {
+        let status = nix::sys::statvfs::statvfs(target.path()).unwrap();
+        (status.blocks() * status.fragment_size(), status.files())
+    };
+    assert_eq!(size(), (MIB, 512));
+    assert_eq!(std::fs::metadata(target.path()).unwrap().permissions().mode() & 0o7777, 0o777);
+    let mut file = File::create(target.path().join("data")).unwrap();
+    file.write_all(&[1; 4096]).unwrap();
+    file.sync_all().unwrap();
+
+    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    assert_eq!(size(), (4 * MIB, 2048));
+    assert_eq!(store.grow(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+
+    let stats = store.stats(&id).unwrap();
+    assert_eq!(
+        (stats.capacity, stats.used, stats.available),
+        (Bytes(4 * MIB), Bytes(4096), Bytes(4 * MIB - 4096))
+    );
+    assert_eq!(stats.inodes.unwrap().used, Inodes(2));
+    assert_eq!(stats.condition, Condition::Healthy);
+
+    drop(file);
+    assert!(unmount(target.path()).unwrap());
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[test]
+fn a_block_volume_is_preallocated_zeroed_and_grows() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("block-1"));
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
+    let metadata = image.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.blocks() * 512), (MIB, MIB));
+    let mut content = vec![1; MIB as usize];
+    image.read_exact_at(&mut content, 0).unwrap();
+    assert!(content.iter().all(|byte| *byte == 0), "no earlier tenant's data");
+    image.write_all_at(b"kept", 4096).unwrap();
+
+    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    let metadata = image.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.blocks() * 512), (4 * MIB, 4 * MIB));
+    let mut kept = [0; 4];
+    image.read_exact_at(&mut kept, 4096).unwrap();
+    assert_eq!(&kept, b"kept");
+    assert_eq!(store.grow(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(store.stats(&id).unwrap().capacity, Bytes(4 * MIB));
+    drop(image);
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[rstest]
+#[case::filesystem(VolumeKind::Filesystem)]
+#[case::block(VolumeKind::Block)]
+fn creating_again_answers_the_same_volume_and_conflicts_say_what_is_there(#[case] kind: VolumeKind) {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("twice"));
+    let spec = VolumeSpec::new(kind, Bytes(MIB));
+    store.create(&id, &spec).unwrap();
+    let inode = std::fs::symlink_metadata(entry(&id)).unwrap().ino();
+    store.create(&id, &spec).unwrap();
+    assert_eq!(std::fs::symlink_metadata(entry(&id)).unwrap().ino(), inode);
+
+    let other = if kind == VolumeKind::Block { VolumeKind::Filesystem } else { VolumeKind::Block };
+    for conflict in [VolumeSpec::new(other, Bytes(MIB)), VolumeSpec::new(kind, Bytes(2 * MIB))] {
+        let error = store.create(&id, &conflict).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    }
+    assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
+    remove(&store, &id);
+    assert!(!store.delete(&id).unwrap(), "repeated");
+    assert_eq!(store.volume(&id).unwrap_err().kind(), ErrorKind::NotFound);
+    leaks.check();
+}
+
+#[rstest]
+#[case::filesystem(VolumeKind::Filesystem)]
+#[case::block(VolumeKind::Block)]
+fn more_than_there_is_is_refused_with_both_figures_and_leaves_nothing(#[case] kind: VolumeKind) {
+    let leaks = Leaks::watch();
+    let store = store();
+    let space = store.space().unwrap();
+    let asked = Bytes(space.total.0 * 2);
+    let error = store.create(&id("huge"), &VolumeSpec::new(kind, asked)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    for figure in [asked.to_string(), space.available.to_string()] {
+        assert!(error.to_string().contains(&figure), "{figure} is missing in: {error}");
+    }
+    assert!(store.list().unwrap().is_empty());
+    assert_eq!((count("staging"), count("trash")), (0, 0));
+
+    store.create(&id("small"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
+    let error = store.grow(&id("small"), asked).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_eq!(store.volume(&id("small")).unwrap().capacity(), Bytes(MIB));
+    let metadata = std::fs::symlink_metadata(entry(&id("small"))).unwrap();
+    assert!(metadata.blocks() * 512 <= MIB, "blocks were left past the end of the image");
+    remove(&store, &id("small"));
+    leaks.check();
+}
+
+#[test]
+fn a_directory_s_limit_is_space_promised_once() {
+    let store = store();
+    let before = store.space().unwrap().available;
+    let half = Bytes(before.0 / 2 + MIB);
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, half);
+    store.create(&id("first"), &spec).unwrap();
+    let error = store.create(&id("second"), &spec).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    // A process that starts now counts the same.
+    let restarted = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+    assert!(restarted.space().unwrap().available < half);
+    remove(&store, &id("first"));
+    store.create(&id("second"), &spec).unwrap();
+    remove(&store, &id("second"));
+}
+
+#[rstest]
+#[case::zero(Bytes(0))]
+#[case::beyond_any_file(Bytes(u64::MAX))]
+fn sizes_that_cannot_be_are_refused(#[case] capacity: Bytes) {
+    for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
+        let error = store().create(&id("odd"), &VolumeSpec::new(kind, capacity)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+}
+
+#[test]
+fn the_store_opens_only_on_an_enforcing_xfs() {
+    let leaks = Leaks::watch();
+    let error = VolumeStore::open(&xfs_without_quota(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotEnforced);
+    assert!(error.to_string().contains("prjquota"), "{error}");
+
+    let tmpfs = scratch();
+    let error = VolumeStore::open(tmpfs.path(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotMounted, "{error}");
+    assert_eq!(std::fs::read_dir(tmpfs.path()).unwrap().count(), 0);
+    assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
+
+    // A part of the right file system is not its root.
+    let part = scratch();
+    let directory = tempfile::tempdir_in(xfs()).unwrap();
+    bind_mount(File::open(directory.path()).unwrap().as_fd(), part.path(), MountFlags::default()).unwrap();
+    let error = VolumeStore::open(part.path(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    assert!(unmount(part.path()).unwrap());
+    drop(directory);
+    leaks.check();
+}
+
+#[test]
+fn another_file_system_than_at_first_is_refused_until_the_record_is_removed() {
+    let uuid = store().filesystem_uuid().to_string();
+    let record =
+        xfs().with_file_name(format!("{}.filesystem-uuid", xfs().file_name().unwrap().to_str().unwrap()));
+    assert_eq!(std::fs::read_to_string(&record).unwrap().trim(), uuid);
+    store().verify().unwrap();
+
+    std::fs::write(&record, "00000000-0000-4000-8000-000000000000\n").unwrap();
+    let error = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem);
+    for part in [uuid.as_str(), "00000000-0000-4000-8000-000000000000", record.to_str().unwrap()] {
+        assert!(error.to_string().contains(part), "{part} is missing in: {error}");
+    }
+    std::fs::remove_file(&record).unwrap();
+    store();
+    assert_eq!(std::fs::read_to_string(&record).unwrap().trim(), uuid, "adopted again");
+}
+
+#[test]
+fn a_lost_mount_is_noticed_and_nothing_is_written_below_it() {
+    let store = store();
+    let covered = xfs();
+    let tmpfs = scratch();
+    bind_mount(File::open(tmpfs.path()).unwrap().as_fd(), &covered, MountFlags::default()).unwrap();
+    let error = store.verify().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::WrongFilesystem | ErrorKind::NotEnforced), "{error}");
+    assert!(unmount_once(&covered));
+    store.verify().unwrap();
+}
+
+/// The data file system itself is mounted there too, and must stay.
+fn unmount_once(path: &std::path::Path) -> bool {
+    nix::mount::umount(path).is_ok()
+}
+
+#[test]
+fn an_owner_that_leaves_the_project_is_reported_and_does_no_harm() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    let (victim, tenant) = (id("victim"), id("tenant"));
+    store.create(&victim, &spec).unwrap();
+    store.create(&tenant, &spec).unwrap();
+    let victims_project = project_of(File::open(entry(&victim)).unwrap()).unwrap();
+    std::fs::create_dir(entry(&tenant).join("deep")).unwrap();
+    File::create(entry(&tenant).join("deep/file")).unwrap();
+    let stolen = ProjectId::new(victims_project).unwrap();
+    assign_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
+
+    let Condition::Abnormal(why) = store.stats(&tenant).unwrap().condition else {
+        panic!("reported as healthy")
+    };
+    assert!(why.contains(&victims_project.to_string()), "{why}");
+    store.grow(&tenant, Bytes(8 * MIB)).unwrap();
+    assert_eq!(store.volume(&victim).unwrap().capacity(), Bytes(MIB), "the victim's limit was raised");
+    remove(&store, &tenant);
+    assert_eq!(store.volume(&victim).unwrap().capacity(), Bytes(MIB), "the victim's limit was cleared");
+    remove(&store, &victim);
+    leaks.check();
+}
+
+#[test]
+fn hostile_trees_are_removed_and_nothing_outside_is() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("hostile"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(16 * MIB))).unwrap();
+    let outside = scratch();
+    File::create(outside.path().join("precious")).unwrap();
+    symlink(outside.path(), entry(&id).join("link")).unwrap();
+    symlink("/", entry(&id).join("root")).unwrap();
+    nix::unistd::mkfifo(&entry(&id).join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    File::create(entry(&id).join("name\nwith\u{7f} \"odd\" bytes")).unwrap();
+    // Deeper than descriptors or PATH_MAX allow to walk by path.
+    let mut deep = entry(&id);
+    std::env::set_current_dir(&deep).unwrap();
+    for _ in 0..1500 {
+        std::fs::create_dir("nested").unwrap();
+        std::env::set_current_dir("nested").unwrap();
+    }
+    File::create("bottom").unwrap();
+    std::env::set_current_dir("/").unwrap();
+    // A directory that left the project cannot be renamed inside it.
+    deep.push("foreign");
+    std::fs::create_dir_all(deep.join("a/b")).unwrap();
+    assign_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
+    std::fs::create_dir_all(deep.join("a/c/d")).unwrap();
+
+    remove(&store, &id);
+    assert!(outside.path().join("precious").exists());
+    leaks.check();
+}
+
+#[test]
+fn a_deleted_volume_that_is_in_use_keeps_its_project_until_it_is_not() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("held"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    let mut held = File::create(entry(&id).join("open")).unwrap();
+    held.write_all(&[1; 8192]).unwrap();
+    assert!(store.delete(&id).unwrap());
+    assert!(store.list().unwrap().is_empty());
+    assert_eq!(store.empty_trash().unwrap(), 0);
+    assert_eq!(count("trash"), 1, "the id would be free while it is charged");
+    drop(held);
+    assert_eq!(store.empty_trash().unwrap(), 1);
+    assert_eq!(count("trash"), 0);
+    leaks.check();
+}
+
+#[test]
+fn what_is_no_volume_is_not_opened_as_one() {
+    let store = store();
+    symlink("/etc", entry(&id("link"))).unwrap();
+    assert_eq!(store.volume(&id("link")).unwrap_err().kind(), ErrorKind::InvalidInput);
+    std::fs::remove_file(entry(&id("link"))).unwrap();
+    std::fs::create_dir(entry(&id("foreign"))).unwrap();
+    assert_eq!(store.volume(&id("foreign")).unwrap_err().kind(), ErrorKind::InvalidInput);
+    std::fs::remove_dir(entry(&id("foreign"))).unwrap();
+}
+
+#[test]
+fn many_creations_at_once_share_nothing_they_should_not() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (store, spec) = (&store, &spec);
+            scope.spawn(move || {
+                for n in 0..10 {
+                    store.create(&id(&format!("many-{thread}-{n}")), spec).unwrap();
+                    store.create(&id(&format!("same-{n}")), spec).unwrap();
+                }
+            });
+        }
+    });
+    let volumes = store.list().unwrap();
+    assert_eq!(volumes.len(), 50);
+    let mut projects: Vec<u32> =
+        volumes.iter().map(|id| project_of(File::open(entry(id)).unwrap()).unwrap()).collect();
+    projects.sort_unstable();
+    projects.dedup();
+    assert_eq!(projects.len(), 50, "two volumes share a project id");
+    for id in volumes {
+        assert!(store.delete(&id).unwrap());
+    }
+    assert_eq!(store.empty_trash().unwrap(), 50);
+    leaks.check();
+}

@@ -1,0 +1,106 @@
+//! What a crash leaves at each step of an operation, and that recovery takes away just that.
+
+use std::fs::File;
+
+use loopfs::{Bytes, Inodes, Limits, ProjectId, Recovered, VolumeKind, VolumeSpec, assign_project};
+
+use crate::environment::{Leaks, id, quota, store, xfs};
+
+const MIB: u64 = 1 << 20;
+const OURS: u32 = 0x4c00_0123;
+
+fn reserve(project: u32) -> ProjectId {
+    let root = File::open(xfs()).unwrap();
+    let project = ProjectId::new(project).unwrap();
+    let limits = Limits { bytes: Some(Bytes(MIB)), inodes: Some(Inodes(512)) };
+    quota(&root).set_limits(project, limits).unwrap();
+    project
+}
+
+#[test]
+fn after_reserving_an_id() {
+    let leaks = Leaks::watch();
+    let store = store();
+    reserve(OURS);
+    assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    leaks.check();
+}
+
+#[test]
+fn after_making_the_directory_and_after_tagging_it() {
+    let leaks = Leaks::watch();
+    let store = store();
+    std::fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
+    std::fs::create_dir(xfs().join("staging/tagged.1")).unwrap();
+    assign_project(File::open(xfs().join("staging/tagged.1")).unwrap(), reserve(OURS)).unwrap();
+    assert_eq!(store.recover().unwrap(), Recovered { unfinished: 2, released_ids: 1, busy_ids: 0 });
+    leaks.check();
+}
+
+#[test]
+fn after_moving_a_volume_to_the_trash() {
+    let leaks = Leaks::watch();
+    let store = store();
+    store.create(&id("deleted"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    File::create(xfs().join("volumes/deleted/file")).unwrap();
+    assert!(store.delete(&id("deleted")).unwrap());
+    drop(store);
+    let restarted = crate::environment::store();
+    assert_eq!(restarted.recover().unwrap(), Recovered::default(), "the trash still carries the id");
+    assert_eq!(restarted.empty_trash().unwrap(), 1);
+    leaks.check();
+}
+
+#[test]
+fn after_removing_the_directory_and_before_freeing_its_id() {
+    let leaks = Leaks::watch();
+    let store = store();
+    reserve(OURS + 1);
+    store.create(&id("other"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
+    assert_eq!(store.volume(&id("other")).unwrap().capacity(), Bytes(MIB), "a living volume lost its limit");
+    assert!(store.delete(&id("other")).unwrap());
+    assert_eq!(store.empty_trash().unwrap(), 1);
+    leaks.check();
+}
+
+#[test]
+fn ids_of_others_are_left_alone() {
+    let store = store();
+    let foreign = reserve(1_048_577);
+    assert_eq!(store.recover().unwrap(), Recovered::default());
+    let root = File::open(xfs()).unwrap();
+    assert!(quota(&root).usage(foreign).unwrap().is_some());
+    quota(&root).clear_limits(foreign).unwrap();
+}
+
+#[test]
+fn an_id_that_files_are_charged_to_stays_taken() {
+    let store = store();
+    let project = reserve(OURS + 2);
+    let stray = tempfile::tempdir_in(xfs()).unwrap();
+    assign_project(File::open(stray.path()).unwrap(), project).unwrap();
+    assert_eq!(store.recover().unwrap(), Recovered { busy_ids: 1, ..Recovered::default() });
+    stray.close().unwrap();
+    assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
+}
+
+#[test]
+fn a_half_made_store_is_made_again() {
+    let store = store();
+    drop(store);
+    std::fs::remove_file(xfs().join(".loopfs/format")).unwrap();
+    let record =
+        xfs().with_file_name(format!("{}.filesystem-uuid", xfs().file_name().unwrap().to_str().unwrap()));
+    std::fs::remove_file(&record).unwrap();
+    crate::environment::store().verify().unwrap();
+    assert!(record.exists());
+
+    // With the record in place, a store that is gone was lost, and that is not passed over.
+    std::fs::remove_file(xfs().join(".loopfs/format")).unwrap();
+    let error = loopfs::VolumeStore::open(&xfs(), loopfs::StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), loopfs::ErrorKind::NotFound, "{error}");
+    std::fs::remove_file(&record).unwrap();
+    crate::environment::store();
+}
