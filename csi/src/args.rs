@@ -1,0 +1,148 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::driver::DriverName;
+
+/// CSI driver for node-local volumes: directories with a quota, and images shown as block devices.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub struct Args {
+    /// Name of the driver, as in the CSIDriver object. It has no default: the manifests are its one home
+    #[arg(long, env = "DRIVER_NAME")]
+    pub driver_name: DriverName,
+
+    /// Name of this node, as in its Node object
+    #[arg(long, env = "NODE_NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub node_name: String,
+
+    /// Where the XFS file system that holds the volumes is mounted
+    #[arg(long, value_parser = absolute_path)]
+    pub data_dir: PathBuf,
+
+    /// Socket to serve CSI on, as unix:///path
+    #[arg(long, env = "CSI_ENDPOINT", value_parser = socket_path)]
+    pub endpoint: PathBuf,
+
+    /// The orchestrator's directory: volumes are published beneath it and nowhere else
+    #[arg(long, default_value = "/var/lib/kubelet", value_parser = absolute_path)]
+    pub kubelet_dir: PathBuf,
+
+    /// The kubelet's plugins_registry directory. Without it the driver does not register itself
+    #[arg(long, requires = "kubelet_csi_socket", value_parser = absolute_path)]
+    pub registration_dir: Option<PathBuf>,
+
+    /// Path of the endpoint's socket as the kubelet sees it
+    #[arg(long, requires = "registration_dir", value_parser = socket_path)]
+    pub kubelet_csi_socket: Option<PathBuf>,
+
+    /// What to log, and how
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What to log, and how.
+#[derive(Clone, Debug, Parser)]
+pub struct LogArgs {
+    /// Least severe level to log, or directives as in target=level,target=level
+    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
+    pub log_level: EnvFilterText,
+
+    /// How a line is written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Form of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Log directives that have been checked; [`EnvFilter`] itself cannot be cloned.
+#[derive(Clone, Debug)]
+pub struct EnvFilterText(String);
+
+impl std::str::FromStr for EnvFilterText {
+    type Err = tracing_subscriber::filter::ParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        EnvFilter::try_new(text)?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl LogArgs {
+    /// Sends this process's log to standard error from now on.
+    pub fn init(&self) {
+        let Self { log_level: EnvFilterText(directives), log_format } = self;
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(directives))
+            .with_writer(std::io::stderr);
+        match log_format {
+            LogFormat::Text => log.with_ansi(false).init(),
+            LogFormat::Json => log.json().init(),
+        }
+    }
+}
+
+fn absolute_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() { Ok(path) } else { Err("must be an absolute path".to_owned()) }
+}
+
+/// What fits `sockaddr_un`, less the dot and the suffix of the hidden name a socket is made under (see `socket.rs`).
+const LONGEST_SOCKET_PATH: usize = 107 - ".".len() - ".new".len();
+
+fn socket_path(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")).unwrap_or(text);
+    if path.len() > LONGEST_SOCKET_PATH {
+        return Err(format!("must not be longer than {LONGEST_SOCKET_PATH} bytes"));
+    }
+    match PathBuf::from(path) {
+        path if !path.is_absolute() => Err("must be unix:// and an absolute path".to_owned()),
+        path if path.file_name().is_none() => Err("must name a file".to_owned()),
+        path => Ok(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[rstest]
+    #[case::three_slashes("unix:///csi/csi.sock", Some("/csi/csi.sock"))]
+    #[case::one_slash("unix:/csi/csi.sock", Some("/csi/csi.sock"))]
+    #[case::plain("/csi/csi.sock", Some("/csi/csi.sock"))]
+    #[case::relative("unix://csi.sock", None)]
+    #[case::network("tcp://127.0.0.1:1", None)]
+    #[case::no_file("unix:///", None)]
+    #[case::empty("", None)]
+    fn endpoints(#[case] text: &str, #[case] path: Option<&str>) {
+        assert_eq!(socket_path(text).ok(), path.map(PathBuf::from));
+    }
+
+    #[test]
+    fn registration_needs_the_socket_as_the_kubelet_sees_it() {
+        let base =
+            ["loopfs-csi", "--driver-name=a.b", "--node-name=n", "--data-dir=/d", "--endpoint=unix:///s"];
+        assert!(Args::try_parse_from(base).is_ok());
+        assert!(Args::try_parse_from(base.into_iter().chain(["--registration-dir=/r"])).is_err());
+        let both = ["--registration-dir=/r", "--kubelet-csi-socket=/k/s"];
+        assert!(Args::try_parse_from(base.into_iter().chain(both)).is_ok());
+    }
+}

@@ -1,0 +1,41 @@
+//! How long to wait before the next attempt.
+
+use std::time::Duration;
+
+const FIRST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Doubles from one second to thirty.
+#[derive(Debug)]
+pub(crate) struct Backoff(Duration);
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self(FIRST)
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.0 = FIRST;
+    }
+
+    /// The wait that is due now.
+    pub(crate) fn next(&mut self) -> Duration {
+        let due = self.0;
+        self.0 = (due * 2).min(LONGEST);
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_bound_and_start_anew() {
+        let mut backoff = Backoff::new();
+        let seconds: Vec<u64> = (0..7).map(|_| backoff.next().as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30]);
+        backoff.reset();
+        assert_eq!(backoff.next(), FIRST);
+    }
+}

@@ -1,0 +1,95 @@
+//! The driver's name, and the names derived from it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Name of the CSI driver: what the specification allows for `GetPluginInfoResponse.name`, in lower case, so that it is
+/// also a Kubernetes object name and label prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverName(String);
+
+/// Longest name the specification allows.
+const LONGEST: usize = 63;
+
+impl DriverName {
+    /// The name itself.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Key of the topology segment, and of the node label, whose value is the node a volume lives on.
+    #[must_use]
+    pub fn topology_key(&self) -> String {
+        format!("topology.{self}/node")
+    }
+
+    /// Key in a volume's context that says which file system holds the volume.
+    #[must_use]
+    pub fn filesystem_uuid_key(&self) -> String {
+        format!("{self}/filesystem-uuid")
+    }
+
+    /// File name of the registration socket.
+    #[must_use]
+    pub fn registration_socket(&self) -> String {
+        format!("{self}-reg.sock")
+    }
+}
+
+impl fmt::Display for DriverName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for DriverName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let label = |label: &str| {
+            let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+            let bytes = label.as_bytes();
+            bytes.first().is_some_and(alphanumeric)
+                && bytes.last().is_some_and(alphanumeric)
+                && bytes.iter().all(|byte| alphanumeric(byte) || *byte == b'-')
+        };
+        if name.len() <= LONGEST && name.split('.').all(label) {
+            return Ok(Self(name.to_owned()));
+        }
+        Err(format!(
+            "must be a domain name in lower case of at most {LONGEST} characters, such as csi.example.org"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("csi.loopfs.dev", true)]
+    #[case("a", true)]
+    #[case("a-b.c0", true)]
+    #[case("", false)]
+    #[case("Csi.dev", false)]
+    #[case("a..b", false)]
+    #[case("-a", false)]
+    #[case("a.b-", false)]
+    #[case("../a", false)]
+    #[case("a/b", false)]
+    #[case(&"a".repeat(64), false)]
+    fn names(#[case] name: &str, #[case] valid: bool) {
+        assert_eq!(name.parse::<DriverName>().is_ok(), valid);
+    }
+
+    #[test]
+    fn derived_names() {
+        let name = "csi.loopfs.dev".parse::<DriverName>().unwrap();
+        assert_eq!(name.topology_key(), "topology.csi.loopfs.dev/node");
+        assert_eq!(name.filesystem_uuid_key(), "csi.loopfs.dev/filesystem-uuid");
+        assert_eq!(name.registration_socket(), "csi.loopfs.dev-reg.sock");
+    }
+}

@@ -1,0 +1,58 @@
+//! What can go wrong in a call. [`crate::status`] says which gRPC code each is.
+
+use std::path::PathBuf;
+
+use loopfs::VolumeId;
+use nix::errno::Errno;
+
+use crate::request::InvalidRequest;
+
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The request can never succeed.
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+
+    /// The volume cannot be used in the way that was asked.
+    #[error("volume_capability: {0}")]
+    WrongAccessType(String),
+
+    #[error("another operation on volume {0} is in progress; retry when it has finished")]
+    InProgress(VolumeId),
+
+    /// Something that will pass by itself.
+    #[error("{0}; retry")]
+    NotYet(String),
+
+    /// The node's file system is missing, foreign or not enforcing quotas.
+    #[error("this node's volumes cannot be reached: {0}")]
+    StorageClosed(String),
+
+    #[error(transparent)]
+    Storage(#[from] loopfs::Error),
+
+    /// Published at the target already, in another way than is asked now.
+    #[error("{0}")]
+    PublishedOtherwise(String),
+
+    /// The state of the node does not allow it.
+    #[error("{0}")]
+    Precondition(String),
+
+    /// The volume is not where it was said to be.
+    #[error("{0}")]
+    NotPublished(String),
+
+    #[error("{0}")]
+    OutOfRange(String),
+
+    /// A system call on a target path.
+    #[error("{operation} {}: {errno}", path.display())]
+    Target { operation: &'static str, path: PathBuf, errno: Errno },
+
+    /// A defect of this program.
+    #[error("{0}")]
+    Defect(String),
+}

@@ -1,0 +1,160 @@
+//! A CSI driver for the volumes of [`loopfs`]: directories with a quota, and images shown as block devices.
+//!
+//! It serves Identity and Node on a unix socket and registers with the kubelet. It makes no volumes, knows no Kubernetes
+//! API and holds no credentials; it is the part that mounts.
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+mod args;
+mod backoff;
+mod driver;
+mod error;
+mod identity;
+mod node;
+mod op_guard;
+pub mod proto;
+mod publish_block;
+mod publish_mount;
+mod readiness;
+mod registration;
+mod request;
+mod rpc;
+mod socket;
+mod status;
+mod storage;
+mod target;
+mod volumes;
+
+pub use args::{Args, LogArgs, LogFormat};
+pub use driver::DriverName;
+
+use identity::IdentityService;
+use node::NodeService;
+use proto::csi::identity_server::IdentityServer;
+use proto::csi::node_server::NodeServer;
+use registration::Registrar;
+use request::RequestReader;
+use storage::StorageGate;
+use target::PublishRoot;
+use volumes::Volumes;
+
+/// How long running calls may take to finish once the process is asked to end; a pod is killed after 30 seconds.
+const GRACE: Duration = Duration::from_secs(25);
+
+/// Runs the driver until SIGTERM or SIGINT.
+///
+/// # Errors
+/// What kept it from starting, or which of its tasks ended by itself, and why.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
+    let serving = serve(args, stop.clone());
+    let mut serving = std::pin::pin!(serving);
+    tokio::select! {
+        ended = &mut serving => return ended,
+        _ = terminate.recv() => tracing::info!("SIGTERM: running calls are finished first"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: running calls are finished first"),
+    }
+    stop.cancel();
+    serving.await
+}
+
+/// Runs the driver until `stop`.
+///
+/// # Errors
+/// As [`run`].
+pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
+    let Args {
+        driver_name,
+        node_name,
+        data_dir,
+        endpoint,
+        kubelet_dir,
+        registration_dir,
+        kubelet_csi_socket,
+        log: _,
+    } = args;
+    let root = PublishRoot::open(&kubelet_dir)
+        .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
+    let gate = Arc::new(StorageGate::new(data_dir));
+    let requests = RequestReader::new(&driver_name, &kubelet_dir);
+    let volumes = Volumes::new(Arc::clone(&gate), root);
+    let identity = IdentityService::new(driver_name.clone(), Arc::clone(&gate));
+    let node = NodeService::new(driver_name.clone(), node_name, requests, volumes);
+    let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
+        driver_name,
+        directory,
+        csi_socket,
+    });
+    if let Some(registrar) = &registrar {
+        registrar.withdraw()?;
+    }
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(serve_csi(endpoint_listener(&endpoint)?, identity, node, stop.clone()));
+    tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
+    if let Some(registrar) = registrar {
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            // The scheduler counts on every driver that is registered.
+            match stop.run_until_cancelled(gate.wait_until_open()).await {
+                Some(()) => registrar.run(stop).await,
+                None => Ok(()),
+            }
+        });
+    }
+    tracing::info!(endpoint = %endpoint.display(), version = env!("CARGO_PKG_VERSION"), "serving");
+
+    // Each of them is needed: the first to end ends the others.
+    let mut outcome = Ok(());
+    let mut deadline = None;
+    while let Some(ended) = match deadline {
+        None => tasks.join_next().await,
+        Some(deadline) => match tokio::time::timeout_at(deadline, tasks.join_next()).await {
+            Ok(ended) => ended,
+            Err(_elapsed) => {
+                tracing::warn!("calls or connections are still open and are cut off");
+                None
+            }
+        },
+    } {
+        let expected = stop.is_cancelled();
+        stop.cancel();
+        deadline.get_or_insert(tokio::time::Instant::now() + GRACE);
+        let ended = ended.map_err(|panic| anyhow!("a defect: {panic}")).flatten();
+        let ended =
+            if expected { ended } else { ended.and_then(|()| Err(anyhow!("a task ended by itself"))) };
+        outcome = outcome.and(ended);
+    }
+    outcome
+}
+
+fn endpoint_listener(endpoint: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket::SocketFile)> {
+    socket::listen(endpoint)
+}
+
+async fn serve_csi(
+    (listener, _removed_at_the_end): (tokio::net::UnixListener, socket::SocketFile),
+    identity: IdentityService,
+    node: NodeService,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    Server::builder()
+        .add_service(IdentityServer::new(identity))
+        .add_service(NodeServer::new(node))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
+        .await
+        .context("serve CSI")
+}

@@ -1,0 +1,199 @@
+//! The Node service: reads a request, keeps the volume to itself, calls, answers.
+
+use std::sync::Arc;
+
+use loopfs::{Bytes, Condition, Inodes, VolumeId, VolumeStats};
+use tonic::{Request, Response, Status, async_trait};
+
+use crate::driver::DriverName;
+use crate::error::Result;
+use crate::op_guard::VolumeGuards;
+use crate::proto::csi as wire;
+use crate::proto::csi::node_server::Node;
+use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
+use crate::request::RequestReader;
+use crate::rpc::{self, Kind};
+use crate::volumes::Volumes;
+
+/// What this version does.
+const CAPABILITIES: [Capability; 5] = [
+    Capability::StageUnstageVolume,
+    Capability::GetVolumeStats,
+    Capability::ExpandVolume,
+    Capability::VolumeCondition,
+    Capability::SingleNodeMultiWriter,
+];
+
+#[derive(Debug)]
+pub(crate) struct NodeService {
+    driver_name: DriverName,
+    node_name: String,
+    requests: RequestReader,
+    guards: VolumeGuards,
+    volumes: Arc<Volumes>,
+}
+
+impl NodeService {
+    pub(crate) fn new(
+        driver_name: DriverName,
+        node_name: String,
+        requests: RequestReader,
+        volumes: Volumes,
+    ) -> Self {
+        Self { driver_name, node_name, requests, guards: VolumeGuards::default(), volumes: Arc::new(volumes) }
+    }
+
+    /// Runs work that changes something about a volume, while nothing else does.
+    async fn change<T: Send + 'static>(
+        &self,
+        volume: &VolumeId,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let guard = self.guards.acquire(volume)?;
+        let volumes = Arc::clone(&self.volumes);
+        rpc::blocking(move || {
+            let _guard = guard;
+            work(&volumes)
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl Node for NodeService {
+    async fn node_stage_volume(
+        &self,
+        request: Request<wire::NodeStageVolumeRequest>,
+    ) -> Result<Response<wire::NodeStageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodeStageVolume", Kind::Change, &request.volume_id.clone(), async {
+            let stage = self.requests.stage(request)?;
+            self.change(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
+            Ok(wire::NodeStageVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<wire::NodeUnstageVolumeRequest>,
+    ) -> Result<Response<wire::NodeUnstageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodeUnstageVolume", Kind::Change, &request.volume_id, async {
+            let unstage = self.requests.unstage(&request)?;
+            self.change(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage)).await?;
+            Ok(wire::NodeUnstageVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<wire::NodePublishVolumeRequest>,
+    ) -> Result<Response<wire::NodePublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodePublishVolume", Kind::Change, &request.volume_id.clone(), async {
+            let publish = self.requests.publish(request)?;
+            self.change(&publish.volume.clone(), move |volumes| volumes.publish(&publish)).await?;
+            Ok(wire::NodePublishVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<wire::NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<wire::NodeUnpublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodeUnpublishVolume", Kind::Change, &request.volume_id, async {
+            let unpublish = self.requests.unpublish(&request)?;
+            self.change(&unpublish.volume.clone(), move |volumes| volumes.unpublish(&unpublish)).await?;
+            Ok(wire::NodeUnpublishVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<wire::NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<wire::NodeGetVolumeStatsResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodeGetVolumeStats", Kind::Query, &request.volume_id, async {
+            let stats = self.requests.stats(&request)?;
+            let volumes = Arc::clone(&self.volumes);
+            rpc::blocking(move || volumes.stats(&stats)).await.map(stats_response)
+        })
+        .await
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<wire::NodeExpandVolumeRequest>,
+    ) -> Result<Response<wire::NodeExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodeExpandVolume", Kind::Change, &request.volume_id.clone(), async {
+            let expand = self.requests.expand(request)?;
+            let size = self.change(&expand.volume.clone(), move |volumes| volumes.expand(&expand)).await?;
+            Ok(wire::NodeExpandVolumeResponse { capacity_bytes: signed(size.0) })
+        })
+        .await
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _request: Request<wire::NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
+        let capability = |kind: Capability| wire::NodeServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: kind as i32 })),
+        };
+        let capabilities = CAPABILITIES.map(capability).to_vec();
+        Ok(Response::new(wire::NodeGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn node_get_info(
+        &self,
+        _request: Request<wire::NodeGetInfoRequest>,
+    ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
+        let segments = [(self.driver_name.topology_key(), self.node_name.clone())].into();
+        Ok(Response::new(wire::NodeGetInfoResponse {
+            node_id: self.node_name.clone(),
+            // Neither directories nor loop devices run out before pods do.
+            max_volumes_per_node: 0,
+            accessible_topology: Some(wire::Topology { segments }),
+        }))
+    }
+}
+
+fn stats_response(stats: VolumeStats) -> wire::NodeGetVolumeStatsResponse {
+    use wire::volume_usage::Unit;
+    let usage = |unit: Unit, total: u64, used: u64, available: u64| wire::VolumeUsage {
+        unit: unit as i32,
+        total: signed(total),
+        used: signed(used),
+        available: signed(available),
+    };
+    let VolumeStats {
+        capacity: Bytes(total),
+        used: Bytes(used),
+        available: Bytes(available),
+        inodes,
+        condition,
+    } = stats;
+    let inodes = inodes.map(|inodes| {
+        let (Inodes(total), Inodes(used), Inodes(free)) = (inodes.total, inodes.used, inodes.free);
+        usage(Unit::Inodes, total, used, free)
+    });
+    let (abnormal, message) = match condition {
+        Condition::Healthy => (false, "healthy".to_owned()),
+        Condition::Abnormal(message) => (true, message),
+    };
+    wire::NodeGetVolumeStatsResponse {
+        usage: [usage(Unit::Bytes, total, used, available)].into_iter().chain(inodes).collect(),
+        volume_condition: Some(wire::VolumeCondition { abnormal, message }),
+    }
+}
+
+/// The wire has signed numbers.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,233 @@
+//! Block volumes: their image on a loop device, whose node is bind-mounted at the target.
+//!
+//! The node is the one of devtmpfs. A bind mount keeps the flags of the mount it was made from, so it can be opened
+//! although the orchestrator's file system may be mounted nodev.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use loopfs::{
+    Access, AttachOptions, Bytes, Detach, DeviceNumber, ErrorKind, LoopControl, LoopDevice, MountFlags,
+    Volume, mountinfo,
+};
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
+
+use crate::error::{Error, Result};
+use crate::target::{PublishRoot, Target, kind_of};
+
+/// Logical block sizes to ask for, in this order. 512 is what every program can use; where the file system under the
+/// image takes direct I/O in larger units only, the kernel says so and 4096 does.
+const BLOCK_SIZES: [u32; 2] = [512, 4096];
+
+/// What the loop driver keeps of a label.
+const LONGEST_LABEL: usize = 63;
+
+/// A Block volume and the loop devices of its image: at most one that takes writes and one that does not.
+pub(crate) struct BlockVolume<'a> {
+    volume: &'a Volume,
+    loops: &'a LoopControl,
+    image: OwnedFd,
+}
+
+impl<'a> BlockVolume<'a> {
+    pub(crate) fn open(volume: &'a Volume, loops: &'a LoopControl) -> Result<Self> {
+        let image = volume.open_image(Access::ReadOnly)?;
+        Ok(Self { volume, loops, image })
+    }
+
+    pub(crate) fn devices(&self) -> Result<Vec<LoopDevice>> {
+        Ok(self.loops.find(self.image.as_fd())?)
+    }
+
+    /// The device with this access, attached if it was not.
+    pub(crate) fn attach(&self, access: Access) -> Result<LoopDevice> {
+        let image = self.volume.open_image(access)?;
+        let mut first_error = None;
+        for block_size in BLOCK_SIZES {
+            let mut label = self.volume.id().to_string();
+            label.truncate(LONGEST_LABEL);
+            let options = AttachOptions { block_size, label, ..AttachOptions::new(access) };
+            match self.loops.ensure_attached(image.as_fd(), &options) {
+                Ok(device) => return self.require_lasting(device),
+                Err(error) if matches!(error.kind(), ErrorKind::NotHonoured | ErrorKind::AlreadyExists) => {
+                    first_error.get_or_insert(error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(first_error.map_or_else(|| Error::Defect("no block size was tried".to_owned()), Error::from))
+    }
+
+    /// A device that was detached while open goes at its last close, under whoever uses it then.
+    fn require_lasting(&self, device: LoopDevice) -> Result<LoopDevice> {
+        if device.status()?.auto_clear {
+            return Err(Error::NotYet(format!(
+                "{} of volume {} is being detached and somebody still has it open",
+                device.path().display(),
+                self.volume.id()
+            )));
+        }
+        Ok(device)
+    }
+
+    /// Shows the volume at the target.
+    pub(crate) fn publish(&self, target: &Target, access: Access) -> Result<()> {
+        let device = self.attach(access)?;
+        let node = open_node(&device)?;
+        target.ensure_file()?;
+        // Read-only is the device's own doing; the flag only makes the mount table say so too.
+        let read_only = access == Access::ReadOnly;
+        let flags = MountFlags { read_only, nosuid: true, noexec: true, ..MountFlags::default() };
+        target.bind_mount(node.as_fd(), flags)
+    }
+
+    /// Whether `target` shows this volume as asked. An error if it shows this volume otherwise, or something that is
+    /// not a loop device.
+    pub(crate) fn is_published(&self, target: &Target, access: Access) -> Result<bool> {
+        let Some(mount) = target.mount()? else { return Ok(false) };
+        let status = target.status()?.filter(|status| kind_of(status) == SFlag::S_IFBLK);
+        let (Some(status), Some(index)) = (status, loop_index(&mount)) else {
+            return Err(target.refuse("is a mount point that shows something else; unmount it"));
+        };
+        let Some(device) = self.device_of(&status)? else {
+            // The device was detached behind this driver's back, and its number may be another volume's by now.
+            tracing::warn!(target = %target.path().display(), index, "a loop device that is not the volume's is taken away");
+            target.unmount()?;
+            return Ok(false);
+        };
+        let present = device.binding().access;
+        if present == access {
+            return Ok(true);
+        }
+        Err(Error::PublishedOtherwise(format!(
+            "{} shows the volume {present:?}, and {access:?} is asked; unpublish it there first",
+            target.path().display()
+        )))
+    }
+
+    /// The volume's device that a path with this status shows.
+    pub(crate) fn device_of(&self, status: &FileStat) -> Result<Option<LoopDevice>> {
+        for device in self.devices()? {
+            if device.device_number()? == number_of(status) {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A mount point beneath `root`, other than `except`, that shows this volume.
+    pub(crate) fn published_elsewhere(
+        &self,
+        root: &PublishRoot,
+        except: Option<&Target>,
+    ) -> Result<Option<PathBuf>> {
+        let devices: Vec<u32> = self.devices()?.iter().map(LoopDevice::index).collect();
+        if devices.is_empty() {
+            return Ok(None);
+        }
+        let mut mounts = mountinfo::read()?.into_iter().filter(|mount| root.contains(&mount.mount_point));
+        let showing = mounts.find(|mount| {
+            loop_index(mount).is_some_and(|index| devices.contains(&index))
+                && except.is_none_or(|except| mount.mount_point != except.path())
+        });
+        Ok(showing.map(|mount| mount.mount_point))
+    }
+
+    /// Detaches the volume's devices, if nothing shows them any more.
+    pub(crate) fn detach_if_unused(&self, root: &PublishRoot) -> Result<()> {
+        match self.published_elsewhere(root, None)? {
+            Some(_in_use) => Ok(()),
+            None => self.detach(),
+        }
+    }
+
+    /// Detaches the volume's devices, and refuses while something shows them: the number of a detached device is given
+    /// to other volumes.
+    pub(crate) fn detach_unless_used(&self, root: &PublishRoot) -> Result<()> {
+        match self.published_elsewhere(root, None)? {
+            Some(mount_point) => Err(Error::Precondition(format!(
+                "volume {} is still published at {}; unpublish it there first",
+                self.volume.id(),
+                mount_point.display()
+            ))),
+            None => self.detach(),
+        }
+    }
+
+    fn detach(&self) -> Result<()> {
+        if self.loops.detach_all(self.image.as_fd())? == Detach::Deferred {
+            tracing::info!("somebody has the volume's device open; the kernel detaches it at the last close");
+        }
+        Ok(())
+    }
+
+    /// Makes the devices as large as the image, and answers the size that is usable now.
+    pub(crate) fn expand(&self) -> Result<Bytes> {
+        let mut usable = self.volume.capacity();
+        for device in self.devices()? {
+            usable = usable.min(device.refresh_capacity(&self.image)?);
+        }
+        Ok(usable)
+    }
+
+    /// What is wrong with the devices, if anything is.
+    pub(crate) fn trouble(&self) -> Result<Option<String>> {
+        for device in self.devices()? {
+            let status = device.status()?;
+            if !status.direct_io {
+                let name = device.path();
+                return Ok(Some(format!(
+                    "{} has lost direct I/O; unpublish and publish the volume",
+                    name.display()
+                )));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The node of a device, checked to be that device's.
+fn open_node(device: &LoopDevice) -> Result<OwnedFd> {
+    let path = device.path();
+    let failed = |operation, errno| Error::Target { operation, path: path.clone(), errno };
+    let node = open(&path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| failed("open", errno))?;
+    let status = fstat(&node).map_err(|errno| failed("fstat", errno))?;
+    if kind_of(&status) != SFlag::S_IFBLK || number_of(&status) != device.device_number()? {
+        return Err(Error::Precondition(format!(
+            "{} is not the node of the loop device with that name; let this process see the host's /dev (devtmpfs)",
+            path.display()
+        )));
+    }
+    Ok(node)
+}
+
+fn number_of(status: &FileStat) -> DeviceNumber {
+    DeviceNumber { major: major(status.st_rdev) as u32, minor: minor(status.st_rdev) as u32 }
+}
+
+/// N, if what is mounted is a file named `loopN`: a node shown by a bind mount keeps its name as the mount's root.
+fn loop_index(mount: &mountinfo::Mount) -> Option<u32> {
+    mount.root.file_name().and_then(OsStr::to_str)?.strip_prefix("loop")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::node("/loop65536", Some(65536))]
+    #[case::node_of_a_dev_without_devtmpfs("/dev/loop3", Some(3))]
+    #[case::control("/loop-control", None)]
+    #[case::other_disk("/sda", None)]
+    #[case::directory("/", None)]
+    #[case::node_that_was_removed("/loop3//deleted", None)]
+    fn mounts_of_loop_devices(#[case] root: &str, #[case] index: Option<u32>) {
+        let table = format!("50 40 0:5 {root} /target rw - devtmpfs udev rw\n");
+        assert_eq!(loop_index(&mountinfo::parse(table.as_bytes()).unwrap()[0]), index);
+    }
+}

@@ -1,0 +1,217 @@
+//! Protobuf messages into validated domain types. Pure: nothing is looked up, and every optional field is checked here
+//! and nowhere else.
+
+use std::path::{Path, PathBuf};
+
+use loopfs::{Access, Bytes, FilesystemUuid, MountFlags, VolumeId};
+
+use crate::driver::DriverName;
+use crate::proto::csi as wire;
+
+mod capability;
+mod mount_flags;
+mod path;
+
+pub(crate) use capability::{AccessType, Capability};
+pub(crate) use path::TargetPath;
+
+/// Why a request can never succeed as it is.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub(crate) struct InvalidRequest {
+    field: &'static str,
+    problem: String,
+}
+
+impl InvalidRequest {
+    fn new(field: &'static str, problem: impl Into<String>) -> Self {
+        Self { field, problem: problem.into() }
+    }
+}
+
+type Result<T, E = InvalidRequest> = std::result::Result<T, E>;
+
+/// Make a volume ready on this node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stage {
+    pub(crate) volume: VolumeId,
+    pub(crate) filesystem: Option<FilesystemUuid>,
+    pub(crate) capability: Capability,
+}
+
+/// Undo [`Stage`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unstage {
+    pub(crate) volume: VolumeId,
+}
+
+/// Show a volume at a path.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Publish {
+    pub(crate) volume: VolumeId,
+    pub(crate) filesystem: Option<FilesystemUuid>,
+    pub(crate) target: TargetPath,
+    pub(crate) exposure: Exposure,
+    /// At most one target at a time.
+    pub(crate) single_target: bool,
+}
+
+/// How a volume is shown at its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exposure {
+    /// As a directory.
+    Mount(MountFlags),
+    /// As a block device node.
+    Block(Access),
+}
+
+/// Undo [`Publish`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unpublish {
+    pub(crate) volume: VolumeId,
+    pub(crate) target: TargetPath,
+}
+
+/// How full a volume is, and how it fares.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stats {
+    pub(crate) volume: VolumeId,
+    /// None: a path at which nothing can be published, so nothing is.
+    pub(crate) path: Option<TargetPath>,
+}
+
+/// Give a volume its new size on this node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Expand {
+    pub(crate) volume: VolumeId,
+    pub(crate) capacity: CapacityRange,
+    pub(crate) access_type: Option<AccessType>,
+}
+
+/// Sizes a request accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CapacityRange {
+    pub(crate) at_least: Option<Bytes>,
+    pub(crate) at_most: Option<Bytes>,
+}
+
+impl CapacityRange {
+    fn read(range: Option<wire::CapacityRange>) -> Result<Self> {
+        const FIELD: &str = "capacity_range";
+        let wire::CapacityRange { required_bytes, limit_bytes } = range.unwrap_or_default();
+        let bytes = |value: i64, name: &str| match u64::try_from(value) {
+            Ok(0) => Ok(None),
+            Ok(value) => Ok(Some(Bytes(value))),
+            Err(_negative) => {
+                Err(InvalidRequest::new(FIELD, format!("{name} is {value}; sizes cannot be negative")))
+            }
+        };
+        let range = Self {
+            at_least: bytes(required_bytes, "required_bytes")?,
+            at_most: bytes(limit_bytes, "limit_bytes")?,
+        };
+        match (range.at_least, range.at_most) {
+            (Some(at_least), Some(at_most)) if at_least > at_most => Err(InvalidRequest::new(
+                FIELD,
+                format!("required are {at_least}, above the limit of {at_most}"),
+            )),
+            _ => Ok(range),
+        }
+    }
+}
+
+/// Reads requests, given what is fixed for the life of the process.
+#[derive(Debug)]
+pub(crate) struct RequestReader {
+    filesystem_uuid_key: String,
+    kubelet_dir: PathBuf,
+}
+
+impl RequestReader {
+    pub(crate) fn new(driver_name: &DriverName, kubelet_dir: &Path) -> Self {
+        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), kubelet_dir: kubelet_dir.to_owned() }
+    }
+
+    pub(crate) fn stage(&self, request: wire::NodeStageVolumeRequest) -> Result<Stage> {
+        let volume = volume_id(&request.volume_id)?;
+        // Nothing is kept there, but a path that is not one shows a caller that is confused.
+        TargetPath::read("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
+        let capability = Capability::read(request.volume_capability)?;
+        let filesystem = self.filesystem(&request.volume_context)?;
+        Ok(Stage { volume, filesystem, capability })
+    }
+
+    pub(crate) fn unstage(&self, request: &wire::NodeUnstageVolumeRequest) -> Result<Unstage> {
+        let volume = volume_id(&request.volume_id)?;
+        TargetPath::read("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
+        Ok(Unstage { volume })
+    }
+
+    pub(crate) fn publish(&self, request: wire::NodePublishVolumeRequest) -> Result<Publish> {
+        let volume = volume_id(&request.volume_id)?;
+        let target = TargetPath::read("target_path", &request.target_path, &self.kubelet_dir)?;
+        let capability = Capability::read(request.volume_capability)?;
+        let read_only = request.readonly || capability.read_only;
+        let exposure = match capability.access_type {
+            AccessType::Block if read_only => Exposure::Block(Access::ReadOnly),
+            AccessType::Block => Exposure::Block(Access::ReadWrite),
+            AccessType::Mount(flags) => {
+                Exposure::Mount(MountFlags { read_only: flags.read_only || read_only, ..flags })
+            }
+        };
+        let filesystem = self.filesystem(&request.volume_context)?;
+        Ok(Publish { volume, filesystem, target, exposure, single_target: capability.single_target })
+    }
+
+    pub(crate) fn unpublish(&self, request: &wire::NodeUnpublishVolumeRequest) -> Result<Unpublish> {
+        let volume = volume_id(&request.volume_id)?;
+        let target = TargetPath::read("target_path", &request.target_path, &self.kubelet_dir)?;
+        Ok(Unpublish { volume, target })
+    }
+
+    pub(crate) fn stats(&self, request: &wire::NodeGetVolumeStatsRequest) -> Result<Stats> {
+        let volume = volume_id(&request.volume_id)?;
+        required("volume_path", &request.volume_path)?;
+        Ok(Stats {
+            volume,
+            path: TargetPath::read("volume_path", &request.volume_path, &self.kubelet_dir).ok(),
+        })
+    }
+
+    pub(crate) fn expand(&self, request: wire::NodeExpandVolumeRequest) -> Result<Expand> {
+        let volume = volume_id(&request.volume_id)?;
+        required("volume_path", &request.volume_path)?;
+        let capacity = CapacityRange::read(request.capacity_range)?;
+        let access_type =
+            request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
+        Ok(Expand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
+    }
+
+    fn filesystem(
+        &self,
+        context: &std::collections::HashMap<String, String>,
+    ) -> Result<Option<FilesystemUuid>> {
+        context
+            .get(&self.filesystem_uuid_key)
+            .map(|uuid| {
+                uuid.parse().map_err(|error: loopfs::Error| {
+                    InvalidRequest::new("volume_context", format!("{}: {error}", self.filesystem_uuid_key))
+                })
+            })
+            .transpose()
+    }
+}
+
+fn volume_id(text: &str) -> Result<VolumeId> {
+    if text.is_empty() {
+        return Err(InvalidRequest::new("volume_id", "must not be empty"));
+    }
+    VolumeId::parse(text).map_err(|error| InvalidRequest::new("volume_id", error.to_string()))
+}
+
+fn required(field: &'static str, text: &str) -> Result<()> {
+    if text.is_empty() { Err(InvalidRequest::new(field, "must not be empty")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Paths an orchestrator names.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+
+use super::{InvalidRequest, Result};
+
+/// `PATH_MAX`, less the terminating NUL.
+const LONGEST_PATH: usize = 4095;
+
+/// `NAME_MAX`.
+const LONGEST_NAME: usize = 255;
+
+/// A path beneath the orchestrator's directory, by its spelling: it is kept relative to that directory, and holds
+/// neither `..` nor anything else that would lead out of it. Symbolic links are for [`crate::target`] to refuse.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TargetPath {
+    full: PathBuf,
+    relative: PathBuf,
+}
+
+impl TargetPath {
+    pub(super) fn read(field: &'static str, text: &str, kubelet_dir: &Path) -> Result<Self> {
+        let invalid = |problem: String| Err(InvalidRequest::new(field, problem));
+        if text.is_empty() {
+            return invalid("must not be empty".to_owned());
+        }
+        if text.len() > LONGEST_PATH {
+            return invalid(format!("{} bytes long, {LONGEST_PATH} allowed", text.len()));
+        }
+        if let Some(character) = text.chars().find(|character| character.is_control()) {
+            return invalid(format!("must not contain {character:?}"));
+        }
+        let path = Path::new(text);
+        if !path.is_absolute() {
+            return invalid("must be an absolute path".to_owned());
+        }
+        if path.components().any(|component| component == Component::ParentDir) {
+            return invalid("must not contain ..".to_owned());
+        }
+        let relative = match path.strip_prefix(kubelet_dir) {
+            Ok(relative) if relative.file_name().is_some() => relative,
+            _ => return invalid(format!("must be beneath {} (--kubelet-dir)", kubelet_dir.display())),
+        };
+        if relative.components().any(|component| component.as_os_str().len() > LONGEST_NAME) {
+            return invalid(format!("a component is longer than {LONGEST_NAME} bytes"));
+        }
+        // Spelled anew, without the `//` and `/./` that components() passes over.
+        let relative: PathBuf = relative.components().collect();
+        Ok(Self { full: kubelet_dir.join(&relative), relative })
+    }
+
+    /// The directory the target lies in, relative to the orchestrator's.
+    pub(crate) fn parent(&self) -> &Path {
+        self.relative.parent().unwrap_or(Path::new(""))
+    }
+
+    /// Last component.
+    pub(crate) fn name(&self) -> &OsStr {
+        self.relative.file_name().unwrap_or_default()
+    }
+
+    /// The whole, relative to the orchestrator's directory.
+    pub(crate) fn relative(&self) -> &Path {
+        &self.relative
+    }
+}
+
+impl fmt::Display for TargetPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.full.display().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    const KUBELET: &str = "/var/lib/kubelet";
+
+    fn read(text: &str) -> Result<TargetPath> {
+        TargetPath::read("target_path", text, Path::new(KUBELET))
+    }
+
+    #[rstest]
+    #[case("/var/lib/kubelet/pods/1/mount", "pods/1", "mount")]
+    #[case("/var/lib/kubelet/target", "", "target")]
+    #[case("/var//lib/kubelet/./pods//1/", "pods", "1")]
+    #[case("/var/lib/kubelet/a b/ü", "a b", "ü")]
+    fn taken(#[case] text: &str, #[case] parent: &str, #[case] name: &str) {
+        let path = read(text).unwrap();
+        assert_eq!((path.parent(), path.name()), (Path::new(parent), OsStr::new(name)));
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::relative("pods/1")]
+    #[case::the_directory_itself("/var/lib/kubelet")]
+    #[case::the_directory_with_a_slash("/var/lib/kubelet/")]
+    #[case::outside("/etc/passwd")]
+    #[case::neighbour("/var/lib/kubelet-other/x")]
+    #[case::leads_out("/var/lib/kubelet/../x")]
+    #[case::leads_out_and_back("/var/lib/kubelet/pods/../pods/x")]
+    #[case::nul("/var/lib/kubelet/a\0b")]
+    #[case::newline("/var/lib/kubelet/a\nb")]
+    #[case::long_name(&format!("{KUBELET}/{}", "n".repeat(256)))]
+    #[case::long_path(&format!("{KUBELET}/{}", "n/".repeat(2048)))]
+    fn refused(#[case] text: &str) {
+        assert!(read(text).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_taken_stays_beneath(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
+            if let Ok(path) = read(&text) {
+                prop_assert!(path.relative().components().all(|part| matches!(part, Component::Normal(_))));
+                prop_assert!(!path.name().is_empty());
+                prop_assert_eq!(path.parent().join(path.name()), path.relative());
+            }
+        }
+    }
+}

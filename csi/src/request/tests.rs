@@ -1,0 +1,178 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::*;
+use crate::proto::csi::volume_capability::{
+    self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
+};
+
+const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
+const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
+
+fn reader() -> RequestReader {
+    RequestReader::new(&"csi.loopfs.dev".parse().unwrap(), Path::new("/var/lib/kubelet"))
+}
+
+fn capability_of(access_type: capability::AccessType, mode: Mode) -> wire::VolumeCapability {
+    wire::VolumeCapability {
+        access_type: Some(access_type),
+        access_mode: Some(AccessMode { mode: mode as i32 }),
+    }
+}
+
+fn mount(mode: Mode) -> wire::VolumeCapability {
+    capability_of(capability::AccessType::Mount(MountVolume::default()), mode)
+}
+
+fn block(mode: Mode) -> wire::VolumeCapability {
+    capability_of(capability::AccessType::Block(BlockVolume {}), mode)
+}
+
+fn publish(capability: wire::VolumeCapability) -> wire::NodePublishVolumeRequest {
+    wire::NodePublishVolumeRequest {
+        volume_id: "pvc-1".to_owned(),
+        target_path: TARGET.to_owned(),
+        volume_capability: Some(capability),
+        ..wire::NodePublishVolumeRequest::default()
+    }
+}
+
+#[test]
+fn a_publish_request_is_read() {
+    let mut request = publish(mount(Mode::SingleNodeWriter));
+    request.volume_context = HashMap::from([("csi.loopfs.dev/filesystem-uuid".to_owned(), UUID.to_owned())]);
+    let publish = reader().publish(request).unwrap();
+    assert_eq!(publish.volume.as_str(), "pvc-1");
+    assert_eq!(publish.filesystem, Some(UUID.parse().unwrap()));
+    assert_eq!(publish.target.relative(), Path::new("pods/1/mount"));
+    assert_eq!(publish.exposure, Exposure::Mount(MountFlags::default()));
+    assert!(!publish.single_target);
+}
+
+#[rstest]
+#[case(Mode::SingleNodeWriter, false, Access::ReadWrite, false)]
+#[case(Mode::SingleNodeWriter, true, Access::ReadOnly, false)]
+#[case(Mode::SingleNodeReaderOnly, false, Access::ReadOnly, false)]
+#[case(Mode::SingleNodeSingleWriter, false, Access::ReadWrite, true)]
+#[case(Mode::SingleNodeSingleWriter, true, Access::ReadOnly, true)]
+#[case(Mode::SingleNodeMultiWriter, false, Access::ReadWrite, false)]
+fn access_modes(
+    #[case] mode: Mode,
+    #[case] readonly: bool,
+    #[case] access: Access,
+    #[case] single_target: bool,
+) {
+    let asked =
+        reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
+    assert_eq!((asked.exposure, asked.single_target), (Exposure::Block(access), single_target));
+    let asked =
+        reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
+    let flags = MountFlags { read_only: access == Access::ReadOnly, ..MountFlags::default() };
+    assert_eq!((asked.exposure, asked.single_target), (Exposure::Mount(flags), single_target));
+}
+
+#[rstest]
+#[case::no_mode(wire::VolumeCapability { access_mode: None, ..mount(Mode::SingleNodeWriter) })]
+#[case::no_type(wire::VolumeCapability { access_type: None, ..mount(Mode::SingleNodeWriter) })]
+#[case::unknown_mode(mount(Mode::Unknown))]
+#[case::readers_on_many_nodes(mount(Mode::MultiNodeReaderOnly))]
+#[case::writer_on_many_nodes(mount(Mode::MultiNodeSingleWriter))]
+#[case::writers_on_many_nodes(block(Mode::MultiNodeMultiWriter))]
+#[case::mode_of_the_future(wire::VolumeCapability { access_mode: Some(AccessMode { mode: 99 }), ..mount(Mode::Unknown) })]
+#[case::other_file_system(capability_of(
+    capability::AccessType::Mount(MountVolume { fs_type: "ext4".to_owned(), ..MountVolume::default() }),
+    Mode::SingleNodeWriter
+))]
+#[case::group(capability_of(
+    capability::AccessType::Mount(MountVolume { volume_mount_group: "7".to_owned(), ..MountVolume::default() }),
+    Mode::SingleNodeWriter
+))]
+#[case::flag(capability_of(
+    capability::AccessType::Mount(MountVolume { mount_flags: vec!["loop".to_owned()], ..MountVolume::default() }),
+    Mode::SingleNodeWriter
+))]
+fn capabilities_that_are_refused(#[case] capability: wire::VolumeCapability) {
+    let error = reader().publish(publish(capability.clone())).unwrap_err().to_string();
+    assert!(error.starts_with("volume_capability: ") || error.starts_with("mount_flags: "), "{error}");
+    let stage = wire::NodeStageVolumeRequest {
+        volume_id: "pvc-1".to_owned(),
+        staging_target_path: TARGET.to_owned(),
+        volume_capability: Some(capability),
+        ..wire::NodeStageVolumeRequest::default()
+    };
+    assert!(reader().stage(stage).is_err());
+}
+
+#[rstest]
+#[case::volume(|request: &mut wire::NodePublishVolumeRequest| request.volume_id.clear(), "volume_id: ")]
+#[case::volume_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.volume_id = "../x".to_owned(), "volume_id: ")]
+#[case::long_volume(|request: &mut wire::NodePublishVolumeRequest| request.volume_id = "v".repeat(4096), "volume_id: ")]
+#[case::target(|request: &mut wire::NodePublishVolumeRequest| request.target_path.clear(), "target_path: ")]
+#[case::target_elsewhere(|request: &mut wire::NodePublishVolumeRequest| request.target_path = "/etc".to_owned(), "target_path: ")]
+#[case::capability(|request: &mut wire::NodePublishVolumeRequest| request.volume_capability = None, "volume_capability: ")]
+#[case::uuid(|request: &mut wire::NodePublishVolumeRequest| {
+    request.volume_context.insert("csi.loopfs.dev/filesystem-uuid".to_owned(), "none".to_owned());
+}, "volume_context: ")]
+fn a_publish_request_with_one_fault(
+    #[case] spoil: impl FnOnce(&mut wire::NodePublishVolumeRequest),
+    #[case] field: &str,
+) {
+    let mut request = publish(block(Mode::SingleNodeWriter));
+    spoil(&mut request);
+    let error = reader().publish(request).unwrap_err().to_string();
+    assert!(error.starts_with(field), "{error}");
+}
+
+#[rstest]
+#[case::absent(None, Ok(CapacityRange::default()))]
+#[case::unspecified(Some((0, 0)), Ok(CapacityRange::default()))]
+#[case::required(Some((1, 0)), Ok(CapacityRange { at_least: Some(Bytes(1)), at_most: None }))]
+#[case::limit(Some((0, i64::MAX)), Ok(CapacityRange { at_least: None, at_most: Some(Bytes(i64::MAX as u64)) }))]
+#[case::both(Some((5, 5)), Ok(CapacityRange { at_least: Some(Bytes(5)), at_most: Some(Bytes(5)) }))]
+#[case::crossed(Some((6, 5)), Err(()))]
+#[case::negative(Some((-1, 0)), Err(()))]
+#[case::negative_limit(Some((0, i64::MIN)), Err(()))]
+fn capacity_ranges(#[case] range: Option<(i64, i64)>, #[case] expected: Result<CapacityRange, ()>) {
+    let range =
+        range.map(|(required_bytes, limit_bytes)| wire::CapacityRange { required_bytes, limit_bytes });
+    assert_eq!(CapacityRange::read(range).map_err(drop), expected);
+}
+
+#[test]
+fn what_is_not_the_drivers_business_is_passed_over() {
+    let mut request = publish(block(Mode::SingleNodeWriter));
+    request.volume_context.insert("other/filesystem-uuid".to_owned(), "x".to_owned());
+    request.publish_context.insert("a".to_owned(), "b".to_owned());
+    request.secrets.insert("token".to_owned(), "t".to_owned());
+    assert_eq!(reader().publish(request).unwrap().filesystem, None);
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(
+        volume_id in "\\PC{0,200}",
+        target_path in "(/var/lib/kubelet/)?\\PC{0,80}",
+        mode in -1..12,
+        flag in "\\PC{0,12}",
+        required_bytes in any::<i64>(),
+        limit_bytes in any::<i64>(),
+    ) {
+        let volume_capability = Some(wire::VolumeCapability {
+            access_type: Some(capability::AccessType::Mount(MountVolume { mount_flags: vec![flag], ..MountVolume::default() })),
+            access_mode: Some(AccessMode { mode }),
+        });
+        let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
+        let (id, path) = (volume_id.clone(), target_path.clone());
+        drop(reader().publish(wire::NodePublishVolumeRequest {
+            volume_id: id.clone(), target_path: path.clone(), volume_capability: volume_capability.clone(), ..Default::default()
+        }));
+        drop(reader().expand(wire::NodeExpandVolumeRequest {
+            volume_id: id.clone(), volume_path: path.clone(), volume_capability, capacity_range, ..Default::default()
+        }));
+        drop(reader().unstage(&wire::NodeUnstageVolumeRequest { volume_id: id.clone(), staging_target_path: path.clone() }));
+        drop(reader().unpublish(&wire::NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path: path.clone() }));
+        drop(reader().stats(&wire::NodeGetVolumeStatsRequest { volume_id: id, volume_path: path, ..Default::default() }));
+    }
+}

@@ -1,0 +1,100 @@
+//! What every call has in common: a log line that names it, and blocking work off the event loop.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use tonic::{Code, Response, Status};
+use tracing::{Instrument, Span};
+
+use crate::error::{Error, Result};
+
+/// Numbers calls in the log, so that the lines of one can be told from those of another.
+static CALLS: AtomicU64 = AtomicU64::new(1);
+
+/// Volume ids come from outside: bounded, and with control characters escaped.
+const LONGEST_SHOWN: usize = 128;
+
+/// Whether a call that went well is worth a line by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It changes something.
+    Change,
+    /// It is asked over and over.
+    Query,
+}
+
+/// Runs one call, logs its outcome, and turns its error into a status.
+pub(crate) async fn traced<T>(
+    rpc: &'static str,
+    kind: Kind,
+    volume: &str,
+    call: impl Future<Output = Result<T>>,
+) -> Result<Response<T>, Status> {
+    let span = tracing::info_span!(
+        "rpc",
+        rpc,
+        request = CALLS.fetch_add(1, Ordering::Relaxed),
+        volume = volume_field(volume),
+    );
+    async {
+        let start = Instant::now();
+        let outcome = call.await;
+        let took = format_args!("{:.1?}", start.elapsed());
+        match &outcome {
+            Ok(_) if kind == Kind::Change => tracing::info!(%took, "done"),
+            Ok(_) => tracing::debug!(%took, "done"),
+            // The fault of this program or of the machine, not of the caller.
+            Err(error) if error.code() == Code::Internal => tracing::error!(%took, %error, "failed"),
+            Err(error) => tracing::warn!(%took, code = ?error.code(), %error, "refused"),
+        }
+        outcome.map(Response::new).map_err(Status::from)
+    }
+    .instrument(span)
+    .await
+}
+
+fn volume_field(volume: &str) -> Option<tracing::field::DebugValue<Shown<'_>>> {
+    (!volume.is_empty()).then(|| tracing::field::debug(Shown(volume)))
+}
+
+struct Shown<'a>(&'a str);
+
+impl fmt::Debug for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        text.chars()
+            .take(LONGEST_SHOWN)
+            .try_for_each(|character| write!(f, "{}", character.escape_debug()))?;
+        f.write_str(if text.chars().nth(LONGEST_SHOWN).is_some() { "…" } else { "" })
+    }
+}
+
+/// Runs work that blocks in system calls. It goes on if the caller hangs up.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let span = Span::current();
+    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
+        Ok(outcome) => outcome,
+        Err(panic) => Err(Error::Defect(format!("a defect of the driver: {panic}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_id_cannot_forge_or_flood_the_log() {
+        assert_eq!(format!("{:?}", Shown("pvc-1")), "pvc-1");
+        assert_eq!(format!("{:?}", Shown("a\nERROR")), "a\\nERROR");
+        assert_eq!(format!("{:?}", Shown(&"v".repeat(4096))).chars().count(), LONGEST_SHOWN + 1);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_internal_error() {
+        let outcome = blocking(|| -> Result<()> { panic!("on purpose") }).await;
+        assert_eq!(outcome.unwrap_err().code(), Code::Internal);
+    }
+}

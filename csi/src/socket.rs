@@ -1,0 +1,122 @@
+//! Unix sockets that only root can connect to, and that leave nothing behind.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use tokio::net::UnixListener;
+
+/// A socket's name in the file system. Dropping it removes the name, if it still is this socket's.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+/// Listens at `path`. A socket that an earlier process left there is replaced, in one step: the name never is absent,
+/// nor there with a mode that lets others in.
+///
+/// The kubelet passes over hidden names, so it does not see the socket before it is ready.
+pub(crate) fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+    let context = || format!("listen on {}", path.display());
+    if let Some(file) = metadata(path).with_context(context)? {
+        ensure!(
+            file.file_type().is_socket(),
+            "{}: there is a file that is not a socket; remove it",
+            context()
+        );
+    }
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(path.file_name().with_context(context)?);
+    hidden.push(".new");
+    let hidden = path.with_file_name(hidden);
+    match fs::remove_file(&hidden) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).with_context(context),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&hidden).with_context(context)?;
+    fs::set_permissions(&hidden, Permissions::from_mode(0o600)).with_context(context)?;
+    let file = fs::symlink_metadata(&hidden).with_context(context)?;
+    fs::rename(&hidden, path).with_context(context)?;
+    Ok((listener, SocketFile { path: path.to_owned(), identity: (file.dev(), file.ino()) }))
+}
+
+/// Removes a socket that an earlier process left, so that nobody waits for an answer there.
+pub(crate) fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    match metadata(path).with_context(|| format!("look at {}", path.display()))? {
+        Some(file) if file.file_type().is_socket() => {
+            fs::remove_file(path).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn metadata(path: &Path) -> io::Result<Option<fs::Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl SocketFile {
+    /// Whether the name still leads to this socket.
+    pub(crate) fn is_in_place(&self) -> bool {
+        metadata(&self.path).ok().flatten().is_some_and(|file| (file.dev(), file.ino()) == self.identity)
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // A successor may have taken the name already.
+        if self.is_in_place()
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(socket = %self.path.display(), %error, "the socket is left behind");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_roots_alone_and_goes_with_its_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("csi.sock");
+        let (_listener, file) = listen(&path).unwrap();
+        assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        UnixStream::connect(&path).await.unwrap();
+        assert!(file.is_in_place());
+        drop(file);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_the_successors_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("csi.sock");
+        let (listener, stale) = listen(&path).unwrap();
+        drop(listener);
+        let (_listener, file) = listen(&path).unwrap();
+        assert!(!stale.is_in_place());
+        drop(stale);
+        assert!(file.is_in_place());
+        UnixStream::connect(&path).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_not_a_socket_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("csi.sock");
+        fs::write(&path, "precious").unwrap();
+        assert!(listen(&path).unwrap_err().to_string().contains("not a socket"));
+        remove_stale(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+}

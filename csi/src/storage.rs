@@ -1,0 +1,220 @@
+//! The node's storage, and whether it can be used now.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use loopfs::{FilesystemUuid, LoopControl, StoreOptions, VolumeStore};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::readiness;
+
+/// Volumes, and the loop devices that Block volumes are shown by.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub(crate) store: VolumeStore,
+    pub(crate) loops: Arc<LoopControl>,
+}
+
+impl Storage {
+    /// Whether a volume that says it lies on `filesystem` can be here.
+    pub(crate) fn require_filesystem(&self, filesystem: Option<FilesystemUuid>) -> Result<()> {
+        let here = self.store.filesystem_uuid();
+        match filesystem {
+            Some(elsewhere) if elsewhere != here => Err(Error::Precondition(format!(
+                "the volume lies on file system {elsewhere}, and this node's volumes are on {here}; \
+                 give the node back the disk it had when the volume was made"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is known of the storage.
+#[derive(Clone, Debug)]
+enum State {
+    /// It was not tried yet.
+    Starting,
+    Open(Arc<Storage>),
+    /// Why it cannot be used.
+    Closed(Arc<str>),
+}
+
+/// What a probe finds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Starting,
+    Ready,
+}
+
+/// Opens the storage when it can be, and says why while it cannot.
+///
+/// The process starts, serves and answers probes without its file system, so that whoever looks learns what is missing;
+/// and it goes on by itself when that has come.
+#[derive(Debug)]
+pub(crate) struct StorageGate {
+    data_dir: PathBuf,
+    state: watch::Sender<State>,
+}
+
+impl StorageGate {
+    pub(crate) fn new(data_dir: PathBuf) -> Self {
+        Self { data_dir, state: watch::Sender::new(State::Starting) }
+    }
+
+    /// The storage as it was opened, even if it has failed since. Blocks not.
+    pub(crate) fn opened(&self) -> Result<Arc<Storage>> {
+        match &*self.state.borrow() {
+            State::Open(storage) => Ok(Arc::clone(storage)),
+            State::Starting => Err(Error::StorageClosed("they are being opened".to_owned())),
+            State::Closed(reason) => Err(Error::StorageClosed(reason.to_string())),
+        }
+    }
+
+    /// The storage, checked just now. Blocks.
+    pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
+        let storage = self.opened()?;
+        let Err(error) = storage.store.verify() else { return Ok(storage) };
+        let reason: Arc<str> = error.to_string().into();
+        // Only the storage that failed is closed, not one that was opened in its place meanwhile.
+        let closed = self.state.send_if_modified(|state| match state {
+            State::Open(current) if Arc::ptr_eq(current, &storage) => {
+                *state = State::Closed(Arc::clone(&reason));
+                true
+            }
+            _ => false,
+        });
+        if closed {
+            tracing::error!(%reason, "the storage failed; it is opened again when it can be");
+        }
+        Err(Error::StorageClosed(reason.to_string()))
+    }
+
+    /// What to tell a probe. Blocks.
+    pub(crate) fn probe(&self) -> Result<Health> {
+        if matches!(*self.state.borrow(), State::Starting) {
+            return Ok(Health::Starting);
+        }
+        self.verified().map(|_storage| Health::Ready)
+    }
+
+    /// Completes when the storage is open.
+    pub(crate) async fn wait_until_open(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives as long as `self`.
+        drop(state.wait_for(|state| matches!(state, State::Open(_))).await);
+    }
+
+    /// Opens the storage, and opens it again whenever it has failed, until `stop`.
+    pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
+        let mounts = MountWatch::new()?;
+        let mut state = self.state.subscribe();
+        let mut loops = None;
+        let mut backoff = Backoff::new();
+        let mut logged = None;
+        loop {
+            let closed = state.wait_for(|state| !matches!(state, State::Open(_)));
+            if stop.run_until_cancelled(closed).await.is_none() {
+                return Ok(());
+            }
+            match self.open(&mut loops).await {
+                Ok(storage) => {
+                    tracing::info!(
+                        data_dir = %self.data_dir.display(),
+                        filesystem = %storage.store.filesystem_uuid(),
+                        "the storage is open"
+                    );
+                    self.state.send_replace(State::Open(Arc::new(storage)));
+                    backoff.reset();
+                    logged = None;
+                    continue;
+                }
+                Err(reason) if logged.as_deref() == Some(&*reason) => {}
+                Err(reason) => {
+                    tracing::error!(%reason, "volumes cannot be served; trying again when a mount changes, and from time to time");
+                    let reason: Arc<str> = reason.into();
+                    logged = Some(Arc::clone(&reason));
+                    self.state.send_replace(State::Closed(reason));
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                changed = mounts.changed() => changed?,
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// The loop control is kept: it remembers the idle devices.
+    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, String> {
+        let data_dir = self.data_dir.clone();
+        let known = loops.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
+            store.verify()?;
+            let loops = known.map_or_else(|| LoopControl::open().map(Arc::new), Ok)?;
+            Ok(Storage { store, loops })
+        });
+        match opened.await {
+            Ok(Ok(storage)) => {
+                *loops = Some(Arc::clone(&storage.loops));
+                Ok(storage)
+            }
+            Ok(Err(error)) => {
+                let error: loopfs::Error = error;
+                Err(error.to_string())
+            }
+            Err(panic) => Err(format!("a defect: {panic}")),
+        }
+    }
+}
+
+/// Tells when something is mounted or unmounted in this process's mount namespace: the kernel makes
+/// `/proc/self/mountinfo` readable with priority then (proc(5)).
+struct MountWatch(AsyncFd<OwnedFd>);
+
+impl MountWatch {
+    fn new() -> anyhow::Result<Self> {
+        const TABLE: &str = "/proc/self/mountinfo";
+        let table = File::open(TABLE).with_context(|| format!("open {TABLE}"))?;
+        Ok(Self(
+            readiness::register(table.into(), Interest::PRIORITY)
+                .with_context(|| format!("watch {TABLE}"))?,
+        ))
+    }
+
+    async fn changed(&self) -> anyhow::Result<()> {
+        self.0.ready(Interest::PRIORITY).await?.clear_ready();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_that_is_no_mount_keeps_the_gate_closed_and_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let gate = Arc::new(StorageGate::new(directory.path().to_owned()));
+        assert_eq!(gate.probe().unwrap(), Health::Starting);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(Arc::clone(&gate).keep_open(stop.clone()));
+        let mut state = gate.state.subscribe();
+        state.wait_for(|state| matches!(state, State::Closed(_))).await.unwrap();
+        for error in [gate.probe().unwrap_err(), gate.verified().unwrap_err(), gate.opened().unwrap_err()] {
+            let text = error.to_string();
+            assert!(text.contains(directory.path().to_str().unwrap()) && text.contains("prjquota"), "{text}");
+        }
+        stop.cancel();
+        task.await.unwrap().unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}

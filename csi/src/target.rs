@@ -1,0 +1,278 @@
+//! Paths beneath the orchestrator's directory, reached without following a symbolic link.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use loopfs::{ErrorKind, MountFlags, mountinfo};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use crate::error::{Error, Result};
+use crate::request::TargetPath;
+
+/// The orchestrator's directory, beneath which volumes are published.
+#[derive(Debug)]
+pub(crate) struct PublishRoot {
+    directory: OwnedFd,
+    /// Without symbolic links, as `/proc/self/mountinfo` spells it.
+    path: PathBuf,
+}
+
+impl PublishRoot {
+    pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
+        let path = path.canonicalize()?;
+        let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(Self { directory, path })
+    }
+
+    /// Where `target` is. None where the directory it would lie in does not exist.
+    pub(crate) fn locate(&self, target: &TargetPath) -> Result<Option<Target>> {
+        let path = self.path.join(target.relative());
+        let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+        let how =
+            OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC).resolve(resolve);
+        let parent = match target.parent() {
+            parent if parent.as_os_str().is_empty() => Path::new("."),
+            parent => parent,
+        };
+        match openat2(&self.directory, parent, how) {
+            Ok(parent) => Ok(Some(Target { parent, name: target.name().to_owned(), path })),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
+            Err(Errno::ELOOP) => Err(Error::Precondition(format!(
+                "{}: a symbolic link is on the way there, and none is followed beneath {}",
+                path.display(),
+                self.path.display()
+            ))),
+            Err(errno) => Err(Error::Target { operation: "open the directory of", path, errno }),
+        }
+    }
+
+    /// Whether a mount point lies beneath this directory.
+    pub(crate) fn contains(&self, mount_point: &Path) -> bool {
+        mount_point.starts_with(&self.path)
+    }
+}
+
+/// A path at which a volume is or will be published. The directory it lies in is held open, so that what is made,
+/// mounted and removed are entries of that directory and of no other that has taken its name.
+#[derive(Debug)]
+pub(crate) struct Target {
+    parent: OwnedFd,
+    name: OsString,
+    path: PathBuf,
+}
+
+impl Target {
+    /// For people, and for comparison with mount points.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is there: of a mount its root, of a symbolic link the link itself.
+    pub(crate) fn status(&self) -> Result<Option<FileStat>> {
+        match fstatat(&self.parent, self.name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(self.failed("stat", errno)),
+        }
+    }
+
+    /// The topmost mount there.
+    pub(crate) fn mount(&self) -> Result<Option<mountinfo::Mount>> {
+        Ok(mountinfo::at(&mountinfo::read()?, &self.path).cloned())
+    }
+
+    /// Makes a directory unless one is there.
+    pub(crate) fn ensure_directory(&self) -> Result<()> {
+        match mkdirat(&self.parent, self.name.as_os_str(), Mode::S_IRWXU | Mode::S_IRGRP | Mode::S_IXGRP) {
+            Ok(()) => Ok(()),
+            Err(Errno::EEXIST) => self.require(SFlag::S_IFDIR, "a directory"),
+            Err(errno) => Err(self.failed("make the directory", errno)),
+        }
+    }
+
+    /// Makes an empty file unless a file is there.
+    pub(crate) fn ensure_file(&self) -> Result<()> {
+        let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        match openat(&self.parent, self.name.as_os_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+            Ok(_closed_at_once) => Ok(()),
+            Err(Errno::EEXIST) => self.require(SFlag::S_IFREG, "a file"),
+            Err(errno) => Err(self.failed("make the file", errno)),
+        }
+    }
+
+    /// Shows `source` there.
+    pub(crate) fn bind_mount(&self, source: BorrowedFd<'_>, flags: MountFlags) -> Result<()> {
+        self.at_path(|path| loopfs::bind_mount(source, path, flags))
+    }
+
+    /// Takes away every mount there; whether there was one.
+    pub(crate) fn unmount(&self) -> Result<bool> {
+        self.at_path(loopfs::unmount)
+    }
+
+    /// Takes away what publishing made: an empty directory or an empty file. Anything else was not made by this
+    /// driver and stays. A symbolic link is taken away and not followed.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let Some(status) = self.status()? else { return Ok(()) };
+        let kind = kind_of(&status);
+        let how = match kind {
+            SFlag::S_IFDIR => UnlinkatFlags::RemoveDir,
+            SFlag::S_IFLNK => UnlinkatFlags::NoRemoveDir,
+            SFlag::S_IFREG if status.st_size == 0 => UnlinkatFlags::NoRemoveDir,
+            _ => return Err(self.refuse("was not made by this driver and is left there; remove it")),
+        };
+        match unlinkat(&self.parent, self.name.as_os_str(), how) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                Err(self.refuse("is not a mount point, and holds files that are left there; move them away"))
+            }
+            Err(Errno::EBUSY) => {
+                Err(Error::NotYet(format!("{} was mounted on meanwhile", self.path.display())))
+            }
+            Err(errno) => Err(self.failed("remove", errno)),
+        }
+    }
+
+    pub(crate) fn refuse(&self, why: &str) -> Error {
+        Error::Precondition(format!("{} {why}", self.path.display()))
+    }
+
+    fn require(&self, wanted: SFlag, called: &str) -> Result<()> {
+        match self.status()? {
+            Some(status) if kind_of(&status) == wanted => Ok(()),
+            Some(_) => Err(self.refuse(&format!("is not {called}, as the volume needs; remove it"))),
+            None => Err(Error::NotYet(format!("{} was removed meanwhile", self.path.display()))),
+        }
+    }
+
+    /// Calls something that takes a path with one whose directory is the one held open.
+    fn at_path<T>(&self, call: impl FnOnce(&Path) -> loopfs::Result<T>) -> Result<T> {
+        let path =
+            PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_fd().as_raw_fd())).join(&self.name);
+        call(&path).map_err(|error| match (error.kind(), error.errno()) {
+            (ErrorKind::Busy, _) => Error::NotYet(format!("{} is in use", self.path.display())),
+            // Said of the path as the caller knows it.
+            (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
+            (_, None) => Error::Storage(error),
+        })
+    }
+
+    fn failed(&self, operation: &'static str, errno: Errno) -> Error {
+        Error::Target { operation, path: self.path.clone(), errno }
+    }
+}
+
+/// The file type of a status.
+pub(crate) fn kind_of(status: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(status.st_mode & SFlag::S_IFMT.bits())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::proto::csi::NodeUnpublishVolumeRequest;
+    use crate::request::RequestReader;
+
+    struct Scratch {
+        directory: TempDir,
+        root: PublishRoot,
+    }
+
+    fn scratch() -> Scratch {
+        let directory = tempfile::tempdir().unwrap();
+        let root = PublishRoot::open(directory.path()).unwrap();
+        Scratch { directory, root }
+    }
+
+    impl Scratch {
+        fn path(&self, relative: &str) -> PathBuf {
+            self.directory.path().join(relative)
+        }
+
+        fn try_locate(&self, relative: &str) -> Result<Option<Target>> {
+            let reader = RequestReader::new(&"a.b".parse().unwrap(), self.directory.path());
+            let target_path = self.path(relative).to_str().unwrap().to_owned();
+            let request = NodeUnpublishVolumeRequest { volume_id: "v".to_owned(), target_path };
+            self.root.locate(&reader.unpublish(&request).unwrap().target)
+        }
+
+        fn locate(&self, relative: &str) -> Target {
+            self.try_locate(relative).unwrap().unwrap()
+        }
+    }
+
+    #[test]
+    fn what_is_made_can_be_made_again_and_removed_again() {
+        let scratch = scratch();
+        for (name, make) in
+            [("d", Target::ensure_directory as fn(&Target) -> Result<()>), ("f", Target::ensure_file)]
+        {
+            let target = scratch.locate(name);
+            make(&target).unwrap();
+            make(&target).unwrap();
+            assert!(scratch.path(name).exists());
+            target.remove().unwrap();
+            target.remove().unwrap();
+            assert!(!scratch.path(name).exists());
+        }
+    }
+
+    #[test]
+    fn what_others_made_is_left_alone() {
+        let scratch = scratch();
+        fs::write(scratch.path("file"), "precious").unwrap();
+        fs::create_dir(scratch.path("directory")).unwrap();
+        fs::write(scratch.path("directory/file"), "precious").unwrap();
+        for name in ["file", "directory"] {
+            let error = scratch.locate(name).remove().unwrap_err();
+            assert!(matches!(&error, Error::Precondition(_)), "{error}");
+        }
+        assert!(matches!(scratch.locate("file").ensure_directory(), Err(Error::Precondition(_))));
+        assert!(matches!(scratch.locate("directory").ensure_file(), Err(Error::Precondition(_))));
+        assert_eq!(fs::read_to_string(scratch.path("file")).unwrap(), "precious");
+        assert_eq!(fs::read_to_string(scratch.path("directory/file")).unwrap(), "precious");
+    }
+
+    #[test]
+    fn symbolic_links_are_not_followed() {
+        let (scratch, outside) = (scratch(), tempfile::tempdir().unwrap());
+        fs::write(outside.path().join("file"), "").unwrap();
+        symlink(outside.path(), scratch.path("way")).unwrap();
+        symlink(outside.path().join("file"), scratch.path("target")).unwrap();
+
+        let error = scratch.try_locate("way/target").unwrap_err();
+        assert!(matches!(&error, Error::Precondition(text) if text.contains("symbolic link")), "{error}");
+        let target = scratch.locate("target");
+        assert!(target.ensure_file().is_err() && target.ensure_directory().is_err());
+        target.remove().unwrap();
+        assert!(!scratch.path("target").is_symlink() && outside.path().join("file").exists());
+    }
+
+    #[test]
+    fn a_target_without_its_directory_is_nowhere() {
+        let scratch = scratch();
+        fs::write(scratch.path("file"), "").unwrap();
+        assert!(scratch.try_locate("absent/target").unwrap().is_none());
+        assert!(scratch.try_locate("file/target").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_directory_that_lost_its_name_does_not_lead_elsewhere() {
+        let scratch = scratch();
+        fs::create_dir(scratch.path("pod")).unwrap();
+        let target = scratch.locate("pod/target");
+        fs::rename(scratch.path("pod"), scratch.path("moved")).unwrap();
+        fs::create_dir(scratch.path("pod")).unwrap();
+        target.ensure_directory().unwrap();
+        assert!(scratch.path("moved/target").is_dir() && !scratch.path("pod/target").exists());
+    }
+}

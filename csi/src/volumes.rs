@@ -1,0 +1,212 @@
+//! What the node does with volumes. Everything is found out anew from the store, the mount table and the loop devices,
+//! so a driver that was restarted, or was never told that a volume is staged, does the same. All of it blocks.
+
+use std::sync::Arc;
+
+use loopfs::{Bytes, Condition, ErrorKind, Volume, VolumeId, VolumeKind, VolumeStats};
+
+use crate::error::{Error, Result};
+use crate::publish_block::BlockVolume;
+use crate::publish_mount::Directory;
+use crate::request::{
+    AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unpublish, Unstage,
+};
+use crate::storage::{Storage, StorageGate};
+use crate::target::{PublishRoot, Target};
+
+/// The volumes of this node.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    gate: Arc<StorageGate>,
+    root: PublishRoot,
+}
+
+impl Volumes {
+    pub(crate) fn new(gate: Arc<StorageGate>, root: PublishRoot) -> Self {
+        Self { gate, root }
+    }
+
+    /// Makes the volume ready. Publishing does the same where it finds it undone: staging may not have survived a
+    /// reboot, and an orchestrator need not repeat it.
+    pub(crate) fn stage(&self, stage: &Stage) -> Result<()> {
+        let storage = self.gate.verified()?;
+        storage.require_filesystem(stage.filesystem)?;
+        let volume = storage.store.volume(&stage.volume)?;
+        let access =
+            if stage.capability.read_only { loopfs::Access::ReadOnly } else { loopfs::Access::ReadWrite };
+        require_fit(&volume, stage.capability.access_type)?;
+        match stage.capability.access_type {
+            AccessType::Mount(_) => Ok(()),
+            AccessType::Block => BlockVolume::open(&volume, &storage.loops)?.attach(access).map(drop),
+        }
+    }
+
+    pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<()> {
+        let storage = self.gate.opened()?;
+        match with_devices(&storage, &unstage.volume)? {
+            Some(volume) => BlockVolume::open(&volume, &storage.loops)?.detach_unless_used(&self.root),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn publish(&self, publish: &Publish) -> Result<()> {
+        let storage = self.gate.verified()?;
+        storage.require_filesystem(publish.filesystem)?;
+        let volume = storage.store.volume(&publish.volume)?;
+        let target = self.root.locate(&publish.target)?.ok_or_else(|| {
+            Error::Precondition(format!(
+                "target_path: the directory of {} does not exist; make it",
+                publish.target
+            ))
+        })?;
+        match publish.exposure {
+            Exposure::Mount(flags) => {
+                require_fit(&volume, AccessType::Mount(flags))?;
+                let directory = Directory::open(&volume)?;
+                if directory.is_published(&target, flags)? {
+                    return Ok(());
+                }
+                if publish.single_target {
+                    refuse_second_target(&volume, directory.published_elsewhere(&self.root, &target)?)?;
+                }
+                directory.publish(&target, flags)
+            }
+            Exposure::Block(access) => {
+                require_fit(&volume, AccessType::Block)?;
+                let block = BlockVolume::open(&volume, &storage.loops)?;
+                if block.is_published(&target, access)? {
+                    return Ok(());
+                }
+                if publish.single_target {
+                    refuse_second_target(&volume, block.published_elsewhere(&self.root, Some(&target))?)?;
+                }
+                block.publish(&target, access)
+            }
+        }
+    }
+
+    /// Takes the volume away from the target. The target is cleared whatever it shows and whether or not the volume or
+    /// the storage still exists: an orchestrator has no other way to let a workload end.
+    pub(crate) fn unpublish(&self, unpublish: &Unpublish) -> Result<()> {
+        if let Some(target) = self.root.locate(&unpublish.target)? {
+            target.unmount()?;
+            target.remove()?;
+        }
+        // Not only when something was unmounted just now: a crash may have come between the two.
+        let storage = match self.gate.opened() {
+            Ok(storage) => storage,
+            Err(error) => {
+                tracing::warn!(%error, "a loop device of the volume, if it has one, is left to NodeUnstageVolume");
+                return Ok(());
+            }
+        };
+        match with_devices(&storage, &unpublish.volume)? {
+            Some(volume) => BlockVolume::open(&volume, &storage.loops)?.detach_if_unused(&self.root),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
+        let storage = self.gate.opened()?;
+        let volume = storage.store.volume(&stats.volume)?;
+        let path = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
+        let mut answer = match volume.kind() {
+            VolumeKind::Filesystem => {
+                require_shown(stats, path, |status| Ok(Directory::open(&volume)?.is(status)))?;
+                volume.stats()?
+            }
+            VolumeKind::Block => {
+                let block = BlockVolume::open(&volume, &storage.loops)?;
+                require_shown(stats, path, |status| Ok(block.device_of(status)?.is_some()))?;
+                let mut answer = volume.stats()?;
+                if let (Condition::Healthy, Some(trouble)) = (&answer.condition, block.trouble()?) {
+                    answer.condition = Condition::Abnormal(trouble);
+                }
+                answer
+            }
+        };
+        if let Err(error) = storage.store.verify() {
+            answer.condition = Condition::Abnormal(error.to_string());
+        }
+        Ok(answer)
+    }
+
+    /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: the
+    /// process that makes volumes keeps the account of what is promised.
+    pub(crate) fn expand(&self, expand: &Expand) -> Result<Bytes> {
+        let storage = self.gate.verified()?;
+        let volume = storage.store.volume(&expand.volume)?;
+        if let Some(access_type) = expand.access_type {
+            require_fit(&volume, access_type)?;
+        }
+        let size = match volume.kind() {
+            VolumeKind::Filesystem => volume.capacity(),
+            VolumeKind::Block => BlockVolume::open(&volume, &storage.loops)?.expand()?,
+        };
+        let CapacityRange { at_least, at_most } = expand.capacity;
+        match (at_least, at_most) {
+            (Some(at_least), _) if size < at_least => Err(Error::NotYet(format!(
+                "volume {} has {size}, {at_least} are required; the volume itself is expanded first",
+                expand.volume
+            ))),
+            (_, Some(at_most)) if size > at_most => Err(Error::OutOfRange(format!(
+                "volume {} has {size} already, above the limit of {at_most}",
+                expand.volume
+            ))),
+            _ => Ok(size),
+        }
+    }
+}
+
+/// The volume, if it is one that can have loop devices. That it is gone is no error to whatever takes away.
+fn with_devices(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> {
+    match storage.store.volume(volume) {
+        Ok(volume) => Ok(Some(volume).filter(|volume| volume.kind() == VolumeKind::Block)),
+        // The last two are said of directories only: of one without limits, or without the store's mark.
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::NotEnforced | ErrorKind::InvalidInput
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn require_fit(volume: &Volume, access_type: AccessType) -> Result<()> {
+    if access_type.fits(volume.kind()) {
+        return Ok(());
+    }
+    let asked = match access_type {
+        AccessType::Mount(_) => "mount",
+        AccessType::Block => "block",
+    };
+    Err(Error::WrongAccessType(format!("{asked} is asked of {}, a {} volume", volume.id(), volume.kind())))
+}
+
+fn refuse_second_target(volume: &Volume, other: Option<std::path::PathBuf>) -> Result<()> {
+    match other {
+        None => Ok(()),
+        Some(other) => Err(Error::Precondition(format!(
+            "volume {} is published at {}, and its access mode allows one target at a time",
+            volume.id(),
+            other.display()
+        ))),
+    }
+}
+
+fn require_shown(
+    stats: &Stats,
+    path: Option<Target>,
+    shows: impl FnOnce(&nix::sys::stat::FileStat) -> Result<bool>,
+) -> Result<()> {
+    let status = path.map(|path| path.status()).transpose()?.flatten();
+    let shown = status.map(|status| shows(&status)).transpose()?.unwrap_or(false);
+    if shown {
+        return Ok(());
+    }
+    let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
+    Err(Error::NotPublished(format!("volume {} is not published at {path}", stats.volume)))
+}
