@@ -1,0 +1,370 @@
+//! The program of the test pod: says what its volumes really are, seen from inside a container.
+//!
+//! `volume-check watch` checks every volume at the size asked, logs `[INIT-PASSED]` or
+//! `[INIT-FAILED] reason`, then repeats the checks until they hold at the size the claims are grown
+//! to and logs `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running; the other verbs look at
+//! and touch volumes from within a pod, by `kubectl exec`.
+
+use std::error::Error;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{env, thread};
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+/// One inode for each 2048 bytes of a Filesystem volume.
+const BYTES_PER_INODE: u64 = 2048;
+/// How often a volume that has not grown yet is looked at again; nothing in a pod announces growth.
+const POLL: Duration = Duration::from_millis(500);
+
+const USAGE: &str = "\
+usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
+       volume-check hold | show PATH | write FILE TEXT | read FILE | poke DEVICE TEXT | peek DEVICE BYTES
+VOLUME is writable:PATH, readonly:PATH or block:PATH";
+
+type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["watch", rest @ ..] => Watch::parse(rest).and_then(watch),
+        ["hold"] => ended_by_signal(|| ()),
+        ["show", path] => show(Path::new(path)),
+        ["write", file, text] => write(Path::new(file), text),
+        ["poke", file, text] => poke(Path::new(file), text),
+        ["peek", file, count] => peek(Path::new(file), count),
+        ["read", file] => fs::read_to_string(file).map(|text| print!("{text}")).map_err(|e| named(file, e)),
+        _ => Err(USAGE.into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("volume-check: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What `watch` was asked to find.
+#[derive(Debug, PartialEq)]
+struct Watch {
+    size: u64,
+    grown_size: u64,
+    flags: FsFlags,
+    listen: Option<u16>,
+    volumes: Vec<Volume>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Volume {
+    Writable(PathBuf),
+    Readonly(PathBuf),
+    Block(PathBuf),
+}
+
+impl Watch {
+    fn parse(words: &[&str]) -> Checked<Watch> {
+        let (mut size, mut grown_size, mut flags, mut listen) = (None, None, FsFlags::empty(), None);
+        let mut volumes = Vec::new();
+        let mut words = words.iter();
+        while let Some(&word) = words.next() {
+            let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
+            match word {
+                "--size" => size = Some(value()?.parse()?),
+                "--grown-size" => grown_size = Some(value()?.parse()?),
+                "--flags" => flags = parse_flags(value()?)?,
+                "--listen" => listen = Some(value()?.parse()?),
+                volume => volumes.push(parse_volume(volume)?),
+            }
+        }
+        if volumes.is_empty() {
+            return Err(format!("no volume to check\n{USAGE}").into());
+        }
+        Ok(Watch {
+            size: size.ok_or("--size is missing")?,
+            grown_size: grown_size.ok_or("--grown-size is missing")?,
+            flags,
+            listen,
+            volumes,
+        })
+    }
+}
+
+fn parse_volume(word: &str) -> Checked<Volume> {
+    match word.split_once(':') {
+        Some(("writable", path)) => Ok(Volume::Writable(path.into())),
+        Some(("readonly", path)) => Ok(Volume::Readonly(path.into())),
+        Some(("block", path)) => Ok(Volume::Block(path.into())),
+        _ => Err(format!("{word:?} is not a volume\n{USAGE}").into()),
+    }
+}
+
+fn parse_flags(words: &str) -> Checked<FsFlags> {
+    words.split(',').filter(|word| !word.is_empty()).try_fold(FsFlags::empty(), |flags, word| {
+        Ok(flags
+            | match word {
+                "nosuid" => FsFlags::ST_NOSUID,
+                "nodev" => FsFlags::ST_NODEV,
+                "noexec" => FsFlags::ST_NOEXEC,
+                _ => return Err(format!("{word:?} is not one of nosuid, nodev, noexec").into()),
+            })
+    })
+}
+
+/// Runs `work` in a thread of its own; this one waits for the signal that ends the pod, which PID 1 of
+/// a container would not otherwise act on.
+fn ended_by_signal(work: impl FnOnce() + Send + 'static) -> Checked {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    signals.thread_block()?;
+    thread::spawn(work);
+    signals.wait()?;
+    Ok(())
+}
+
+fn watch(watch: Watch) -> Checked {
+    let verdict = Arc::new(Mutex::new(String::from("[CHECKING]")));
+    if let Some(port) = watch.listen {
+        let listener = TcpListener::bind(("0.0.0.0", port))?;
+        let verdict = Arc::clone(&verdict);
+        thread::spawn(move || serve(&listener, &verdict));
+    }
+    ended_by_signal(move || {
+        let say = |line: String| {
+            println!("{line}");
+            *verdict.lock().unwrap_or_else(PoisonError::into_inner) = line;
+        };
+        if let Err(reason) = check_all(&watch, watch.size, None) {
+            return say(format!("[INIT-FAILED] {reason}"));
+        }
+        say("[INIT-PASSED]".into());
+        let mut last = String::new();
+        while let Err(reason) = check_all(&watch, watch.grown_size, Some(watch.size)) {
+            let reason = reason.to_string();
+            if reason != last {
+                println!("not grown yet: {reason}");
+                last = reason;
+            }
+            thread::sleep(POLL);
+        }
+        say("[RESIZE-PASSED]".into());
+    })
+}
+
+/// Answers every caller with the latest verdict, so that port forwarding can be seen to work.
+fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
+    for mut stream in listener.incoming().flatten() {
+        let body = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // A caller that hangs up early is its own business.
+        drop(write!(stream, "HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+    }
+}
+
+/// Checks every volume at `size`; what was written while they had the size `before` must still be there.
+fn check_all(watch: &Watch, size: u64, before: Option<u64>) -> Checked {
+    for volume in &watch.volumes {
+        let (path, outcome) = match volume {
+            Volume::Writable(path) => (path, check_writable(path, size, watch.flags, before)),
+            Volume::Readonly(path) => (path, check_readonly(path, size, watch.flags)),
+            Volume::Block(path) => (path, check_block(path, size, before)),
+        };
+        outcome.map_err(|reason| format!("{}: {reason}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn check_writable(path: &Path, size: u64, flags: FsFlags, before: Option<u64>) -> Checked {
+    check_filesystem(path, size, flags)?;
+    let kept = path.join("kept");
+    if let Some(before) = before {
+        let text = fs::read_to_string(&kept).map_err(|e| named("the file written before the resize", e))?;
+        expect_equal("content of the file written before the resize", before.to_string(), text)?;
+    } else {
+        write(&kept, &size.to_string())?;
+    }
+    check_limit(&path.join("filler"), size)
+}
+
+/// Writes until the volume is full: not a byte more than its size may fit, nor much less.
+fn check_limit(file: &Path, size: u64) -> Checked {
+    let written = fill(file, size);
+    fs::remove_file(file).map_err(|e| named("remove the filler", e))?;
+    let written = written?;
+    if written > size {
+        return Err(format!("{written} bytes fit into a volume of {size}").into());
+    }
+    // The directory itself, the kept file and the file system's own rounding take their share.
+    if written < size / 4 * 3 {
+        return Err(format!("only {written} bytes fit into a volume of {size}").into());
+    }
+    Ok(())
+}
+
+fn fill(file: &Path, size: u64) -> Checked<u64> {
+    let mut file = File::create(file).map_err(|e| named("create the filler", e))?;
+    let chunk = [0xA5; 16 * 1024];
+    let mut written = 0;
+    while written <= size {
+        match file.write(&chunk) {
+            Ok(count) => written += count as u64,
+            Err(e) if matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => break,
+            Err(e) => return Err(named("fill the volume", e)),
+        }
+    }
+    Ok(written)
+}
+
+fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
+    match File::create(path.join("must-not-be")) {
+        Ok(_) => return Err("a write was allowed on the read-only volume".into()),
+        Err(e) if e.raw_os_error() == Some(Errno::EROFS as i32) => {}
+        Err(e) => return Err(named("a write did not fail with EROFS", e)),
+    }
+    check_filesystem(path, size, flags | FsFlags::ST_RDONLY)
+}
+
+fn check_filesystem(path: &Path, size: u64, flags: FsFlags) -> Checked {
+    let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
+    expect_equal("total bytes", size, stat.blocks() * stat.fragment_size())?;
+    expect_equal("total inodes", size / BYTES_PER_INODE, stat.files())?;
+    let told = FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC;
+    expect_equal("mount flags", flags, stat.flags() & told)
+}
+
+/// A device of exactly `size` bytes that keeps what is written to its first and to its last byte.
+fn check_block(path: &Path, size: u64, before: Option<u64>) -> Checked {
+    let mut device = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named("open", e))?;
+    expect_equal("size of the device", size, device.seek(SeekFrom::End(0))?)?;
+    if let Some(before) = before {
+        check_pattern(&mut device, 0..before).map_err(|e| format!("written before the resize: {e}"))?;
+    }
+    device.seek(SeekFrom::Start(0))?;
+    device.write_all(&pattern(0..size)).map_err(|e| named("write the pattern", e))?;
+    // Only what reached the backing file counts.
+    device.sync_all().map_err(|e| named("sync", e))?;
+    check_pattern(&mut device, 0..size)
+}
+
+fn check_pattern(device: &mut File, range: std::ops::Range<u64>) -> Checked {
+    let expected = pattern(range.clone());
+    let mut found = vec![0; expected.len()];
+    device.seek(SeekFrom::Start(range.start))?;
+    device.read_exact(&mut found).map_err(|e| named("read the pattern back", e))?;
+    match expected.iter().zip(&found).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => Err(format!("byte {at} of the pattern is not what was written").into()),
+    }
+}
+
+/// Eight-byte words that each hold their own offset, so that a misplaced block shows.
+fn pattern(range: std::ops::Range<u64>) -> Vec<u8> {
+    range.step_by(8).flat_map(|offset| (offset ^ 0x6c6f_6f70_6673_2121).to_le_bytes()).collect()
+}
+
+fn show(path: &Path) -> Checked {
+    let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
+    let unit = stat.fragment_size();
+    println!(
+        "{}: {} bytes, {} available, {} inodes, {:?}",
+        path.display(),
+        stat.blocks() * unit,
+        stat.blocks_available() * unit,
+        stat.files(),
+        stat.flags()
+    );
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> Checked {
+    let done = File::create(file)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+    done.map_err(|e| named(&format!("write {}", file.display()), e))
+}
+
+/// Overwrites the beginning of a file or device that exists.
+fn poke(file: &Path, text: &str) -> Checked {
+    let done = OpenOptions::new().write(true).open(file).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        // A device that cannot be written may take data into the page cache all the same.
+        file.sync_all()
+    });
+    done.map_err(|e| named(&format!("write to {}", file.display()), e))
+}
+
+/// Prints the first bytes of a file or device.
+fn peek(file: &Path, count: &str) -> Checked {
+    let mut bytes = vec![0; count.parse()?];
+    let done = File::open(file).and_then(|mut file| file.read_exact(&mut bytes));
+    done.map_err(|e| named(&format!("read {}", file.display()), e))?;
+    print!("{}", String::from_utf8_lossy(&bytes));
+    Ok(())
+}
+
+fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, found: T) -> Checked {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(format!("{what}: expected {expected:?}, found {found:?}").into())
+    }
+}
+
+fn named(what: &str, error: io::Error) -> Box<dyn Error + Send + Sync> {
+    format!("{what}: {error}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flow_of_three_volumes_is_understood() {
+        let words = "--size 1048576 --grown-size 4194304 --flags nosuid,noexec --listen 8080 \
+                     writable:/vol/default readonly:/vol/readonly block:/vol/block";
+        let watch = Watch::parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let expected = Watch {
+            size: 1 << 20,
+            grown_size: 4 << 20,
+            flags: FsFlags::ST_NOSUID | FsFlags::ST_NOEXEC,
+            listen: Some(8080),
+            volumes: vec![
+                Volume::Writable("/vol/default".into()),
+                Volume::Readonly("/vol/readonly".into()),
+                Volume::Block("/vol/block".into()),
+            ],
+        };
+        assert_eq!(watch, expected);
+    }
+
+    #[test]
+    fn nothing_is_taken_for_granted() {
+        for words in
+            ["", "--size 1 --grown-size 2", "--size 1 writable:/v", "--size x writable:/v", "writeable:/v"]
+        {
+            assert!(Watch::parse(&words.split_whitespace().collect::<Vec<_>>()).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_keeps_the_pattern_passes_and_a_damaged_one_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        fs::write(&image, vec![0; 8192]).unwrap();
+        check_block(&image, 8192, None).unwrap();
+        check_block(&image, 8192, Some(4096)).unwrap();
+        let mut bytes = fs::read(&image).unwrap();
+        bytes[4095] ^= 1;
+        fs::write(&image, bytes).unwrap();
+        let reason = check_block(&image, 8192, Some(4096)).unwrap_err().to_string();
+        assert!(reason.contains("byte 4095"), "{reason}");
+        assert!(check_block(&image, 4096, None).unwrap_err().to_string().contains("size of the device"));
+    }
+}

@@ -1,0 +1,209 @@
+//! A cluster that outlives the command that started it.
+//!
+//! Every process of a cluster dies with its owner, so the owner must stay: the command runs itself again
+//! in a session of its own, shows its progress on the same terminal, and ends when the other hands over a
+//! result. [`down`](super::down) later asks that other process to stop, after making sure that the process
+//! id is still the one recorded.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Cluster;
+use crate::session::{Session, Workspace};
+
+/// Set in the process that stays; its presence is all that matters.
+const MARK: &str = "LOOPFS_HARNESS_BACKGROUND";
+/// An orderly stop ends every guest and component in turn.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+/// A process that is not our child cannot be waited for.
+const GONE_POLL: Duration = Duration::from_millis(100);
+
+/// True in the process that stays.
+pub(crate) fn is_background() -> bool {
+    std::env::var_os(MARK).is_some()
+}
+
+/// Runs this same command line again in the background and answers what it hands over. Ctrl-C stops it.
+pub(crate) async fn run_again<T>(session: &Session) -> Result<T>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    anyhow::ensure!(
+        Record::read(&session.workspace)?.is_none_or(|record| !record.is_alive()),
+        "a cluster is already up: see `cargo harness up`, or stop it with `cargo harness down`"
+    );
+    let program = std::env::current_exe().context("find this program's own file")?;
+    // setsid: a terminal that closes, or Ctrl-C after the hand-over, must not reach it.
+    let mut child = Command::new("setsid")
+        .arg(program)
+        .args(std::env::args_os().skip(1))
+        .env(MARK, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start the background process (by setsid, of util-linux)")?;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let stdout = child.stdout.take().context("the background process has no output")?;
+    let line = tokio::task::spawn_blocking(move || {
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).map(|_| line)
+    });
+    let mut line = std::pin::pin!(line);
+    let line = tokio::select! {
+        line = &mut line => line,
+        () = session.cancel.cancelled() => {
+            // It unwinds by itself, and its end closes the pipe.
+            kill(pid, Signal::SIGTERM).context("stop the background process")?;
+            line.await
+        }
+    }
+    .context("read from the background process")??;
+    if line.is_empty() {
+        let status = child.wait().context("wait for the background process")?;
+        anyhow::bail!("the background process ended with {status} before the cluster was up; see above");
+    }
+    serde_json::from_str(&line).with_context(|| format!("the background process said {line:?}"))
+}
+
+/// Gives the waiting command its result, and this process a log to write to instead of the terminal.
+pub(crate) fn hand_over<T: Serialize>(workspace: &Workspace, cluster: &Cluster, result: &T) -> Result<()> {
+    Record::of_this_process(cluster.kubeconfig(), cluster.kubectl().to_owned())?.write(workspace)?;
+    let line = serde_json::to_string(result)?;
+    let log = directory(workspace).join("background.log");
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log)
+        .with_context(|| format!("open {}", log.display()))?;
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).context("hand over to the waiting command")?;
+    nix::unistd::dup2_stdout(&log).context("redirect standard output")?;
+    nix::unistd::dup2_stderr(&log).context("redirect standard error")?;
+    Ok(())
+}
+
+/// Where the cluster that stays keeps its state.
+pub(crate) fn directory(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("cluster")
+}
+
+/// Who owns the cluster that stays. A process id alone may have been given to somebody else since.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Record {
+    pid: i32,
+    /// Clock ticks from boot to the start of the process.
+    started: u64,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) kubectl: PathBuf,
+}
+
+impl Record {
+    fn of_this_process(kubeconfig: PathBuf, kubectl: PathBuf) -> Result<Record> {
+        let pid = nix::unistd::getpid().as_raw();
+        let started = start_time(pid).context("read this process's start time")?;
+        Ok(Record { pid, started, kubeconfig, kubectl })
+    }
+
+    /// The record, if a cluster was left up and not stopped since.
+    pub(crate) fn read(workspace: &Workspace) -> Result<Option<Record>> {
+        let path = path(workspace);
+        match fs::read(&path) {
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map(Some).with_context(|| format!("parse {}", path.display()))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+        }
+    }
+
+    fn write(&self, workspace: &Workspace) -> Result<()> {
+        let path = path(workspace);
+        let dir = directory(workspace);
+        fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        let beside = path.with_extension("new");
+        File::create(&beside)
+            .and_then(|mut file| file.write_all(&serde_json::to_vec_pretty(self)?))
+            .and_then(|()| fs::rename(&beside, &path))
+            .with_context(|| format!("write {}", path.display()))
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        start_time(self.pid) == Some(self.started)
+    }
+
+    /// Asks the owner to stop the cluster and waits until it is gone; insists if it takes too long.
+    pub(crate) async fn stop(&self, workspace: &Workspace) -> Result<()> {
+        let asked = Instant::now();
+        self.signal(Signal::SIGTERM)?;
+        while self.is_alive() {
+            if asked.elapsed() > STOP_DEADLINE {
+                // Its processes are killed by the kernel with it.
+                self.signal(Signal::SIGKILL)?;
+            }
+            tokio::time::sleep(GONE_POLL).await;
+        }
+        Record::forget(workspace)
+    }
+
+    pub(crate) fn forget(workspace: &Workspace) -> Result<()> {
+        let path = path(workspace);
+        fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        match kill(Pid::from_raw(self.pid), signal) {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(errno) => Err(errno).with_context(|| format!("send {signal} to process {}", self.pid)),
+        }
+    }
+}
+
+fn path(workspace: &Workspace) -> PathBuf {
+    directory(workspace).join("owner.json")
+}
+
+/// When a process started, unless there is none with this id (or only its remains).
+fn start_time(pid: i32) -> Option<u64> {
+    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Field 22 of `/proc/PID/stat`. The name, in parentheses, may hold spaces and parentheses itself.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace();
+    // A zombie only waits for its parent to notice.
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 10 11 0";
+        assert_eq!(parse_start_time(stat), Some(4242));
+        assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
+    }
+
+    #[test]
+    fn a_record_is_of_one_process_and_not_of_its_number() {
+        let mut record = Record::of_this_process("kubeconfig".into(), "kubectl".into()).unwrap();
+        assert!(record.is_alive());
+        record.started += 1;
+        assert!(!record.is_alive());
+    }
+}

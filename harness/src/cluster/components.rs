@@ -1,0 +1,132 @@
+//! The command lines of the control plane: what each component is told, and nothing it would do anyway.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::layout::Layout;
+
+/// Names of etcd's unix sockets, relative to its working directory. etcd wants `host:port` even of a
+/// socket; the file it makes has just that name. No TCP port means nobody but this user can reach it.
+pub(crate) const ETCD_CLIENT_SOCKET: &str = "client:0";
+pub(crate) const ETCD_PEER_SOCKET: &str = "peer:0";
+
+/// Service addresses; the first is the API server's own.
+const SERVICE_CIDR: &str = "10.96.0.0/16";
+pub(crate) const API_SERVICE_ADDRESS: &str = "10.96.0.1";
+/// What the host's loopback is called inside a guest on QEMU's user network, so that pods find the
+/// API server through the `kubernetes` service as in any cluster.
+pub(crate) const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
+
+/// How much of the machine's durability etcd asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Every write reaches the disk before it is acknowledged.
+    Sync,
+    /// Writes are left to the page cache: for clusters that do not outlive the machine's power.
+    Unsafe,
+}
+
+pub(crate) fn etcd(durability: Durability) -> Vec<OsString> {
+    let mut args = strings([
+        "--name=control-plane",
+        "--data-dir=data",
+        &format!("--listen-client-urls=unix://{ETCD_CLIENT_SOCKET}"),
+        &format!("--advertise-client-urls=unix://{ETCD_CLIENT_SOCKET}"),
+        &format!("--listen-peer-urls=unix://{ETCD_PEER_SOCKET}"),
+        &format!("--initial-advertise-peer-urls=unix://{ETCD_PEER_SOCKET}"),
+        &format!("--initial-cluster=control-plane=unix://{ETCD_PEER_SOCKET}"),
+        "--log-level=warn",
+    ]);
+    if durability == Durability::Unsafe {
+        args.push("--unsafe-no-fsync".into());
+    }
+    args
+}
+
+/// Runs in etcd's directory, where the socket is.
+pub(crate) fn api_server(layout: &Layout, listen: SocketAddr) -> Vec<OsString> {
+    let mut args = strings([
+        &format!("--bind-address={}", listen.ip()),
+        &format!("--secure-port={}", listen.port()),
+        &format!("--advertise-address={HOST_SEEN_FROM_GUEST}"),
+        &format!("--etcd-servers=unix://{ETCD_CLIENT_SOCKET}"),
+        &format!("--service-cluster-ip-range={SERVICE_CIDR}"),
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--authorization-mode=Node,RBAC",
+        "--anonymous-auth=false",
+        "--enable-admission-plugins=NodeRestriction",
+        // The driver's mounts must reach the kubelet, which takes a privileged container.
+        "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--profiling=false",
+        // Nobody signs for this authority: no aggregated API servers. Naming it keeps every other
+        // component from complaining that there is none.
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        "--v=1",
+    ]);
+    args.extend([
+        flag("--client-ca-file", &layout.pki("ca.crt")),
+        flag("--tls-cert-file", &layout.pki("apiserver.crt")),
+        flag("--tls-private-key-file", &layout.pki("apiserver.key")),
+        flag("--kubelet-certificate-authority", &layout.pki("ca.crt")),
+        flag("--kubelet-client-certificate", &layout.pki("apiserver-kubelet-client.crt")),
+        flag("--kubelet-client-key", &layout.pki("apiserver-kubelet-client.key")),
+        flag("--service-account-key-file", &layout.pki("service-account.pub")),
+        flag("--service-account-signing-key-file", &layout.pki("service-account.key")),
+        flag("--requestheader-client-ca-file", &layout.pki("front-proxy-ca.crt")),
+    ]);
+    args
+}
+
+pub(crate) fn controller_manager(layout: &Layout, listen: SocketAddr) -> Vec<OsString> {
+    let mut args = secured(layout, "controller-manager", listen);
+    args.extend([
+        // One account per controller, each with just its own rights, as a hardened cluster has it.
+        "--use-service-account-credentials=true".into(),
+        flag("--root-ca-file", &layout.pki("ca.crt")),
+        // Its default is a system directory, which it creates.
+        flag("--flex-volume-plugin-dir", &layout.root().join("flex-volume-plugins")),
+        flag("--service-account-private-key-file", &layout.pki("service-account.key")),
+    ]);
+    args
+}
+
+pub(crate) fn scheduler(layout: &Layout, listen: SocketAddr) -> Vec<OsString> {
+    secured(layout, "scheduler", listen)
+}
+
+/// What the scheduler and the controller manager have in common: one identity to call with, one
+/// certificate to serve with, and nobody to elect a leader against.
+fn secured(layout: &Layout, component: &str, listen: SocketAddr) -> Vec<OsString> {
+    let kubeconfig = layout.kubeconfig(component);
+    let mut args = strings([
+        &format!("--bind-address={}", listen.ip()),
+        &format!("--secure-port={}", listen.port()),
+        "--leader-elect=false",
+        "--profiling=false",
+        "--v=1",
+    ]);
+    args.extend([
+        flag("--kubeconfig", &kubeconfig),
+        flag("--authentication-kubeconfig", &kubeconfig),
+        flag("--authorization-kubeconfig", &kubeconfig),
+        flag("--client-ca-file", &layout.pki("ca.crt")),
+        flag("--tls-cert-file", &layout.pki(&format!("{component}.crt"))),
+        flag("--tls-private-key-file", &layout.pki(&format!("{component}.key"))),
+    ]);
+    args
+}
+
+fn strings<const N: usize>(args: [&str; N]) -> Vec<OsString> {
+    args.into_iter().map(OsString::from).collect()
+}
+
+fn flag(name: &str, path: &Path) -> OsString {
+    let mut flag = OsString::from(name);
+    flag.push("=");
+    flag.push(path);
+    flag
+}

@@ -1,0 +1,320 @@
+//! etcd, API server, controller manager and scheduler as processes on the host's loopback.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::PostParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use nix::sys::signal::Signal;
+
+use super::components::{self, API_SERVICE_ADDRESS, Durability, HOST_SEEN_FROM_GUEST};
+use super::kubeconfig;
+use super::layout::Layout;
+use super::loopback::LoopbackLease;
+use super::pki::{self, Authority, Identity, ServerName, Subject};
+use super::programs::Programs;
+use crate::process::{Process, Program, tail};
+use crate::session::Session;
+
+/// What the name of the cluster, its context and its user is in kubeconfigs.
+const NAME: &str = "loopfs";
+/// Whom the API server is to a kubelet.
+const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+/// From the start of a component to its first healthy answer, on a machine busy with builds.
+const START_DEADLINE: Duration = Duration::from_secs(180);
+/// Nothing announces that a server listens.
+const HEALTH_POLL: Duration = Duration::from_millis(100);
+/// A component that does not end on SIGTERM within this is killed.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// A running control plane. Dropping it kills its processes; [`ControlPlane::stop`] ends them in order.
+pub(crate) struct ControlPlane {
+    layout: Layout,
+    loopback: LoopbackLease,
+    authority: Authority,
+    programs: Programs,
+    client: Client,
+    // In the order in which they must stop.
+    scheduler: Process,
+    controller_manager: Process,
+    api_server: Process,
+    etcd: Process,
+}
+
+impl ControlPlane {
+    /// Makes certificates and kubeconfigs in `layout`, starts every component and waits for its health.
+    pub(crate) async fn start(
+        session: &Session,
+        programs: Programs,
+        layout: Layout,
+        durability: Durability,
+    ) -> Result<ControlPlane> {
+        let step = session.progress.step("start the control plane");
+        let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))?;
+        let authority = Authority::generate("loopfs")?;
+        create_private_dir(&layout.pki_dir())?;
+        create_private_dir(&layout.etcd_dir())?;
+        write_identities(&layout, &loopback, &authority)?;
+
+        step.note("etcd, kube-apiserver");
+        let etcd = spawn_etcd(&programs, &layout, durability)?;
+        let api_server = spawn_api_server(&programs, &layout, &loopback)?;
+        let client = client_of(&layout, loopback.api_server()).await?;
+        await_health(&client, "/readyz", &api_server, &layout).await?;
+        let_api_server_call_kubelets(&client).await?;
+
+        step.note("kube-controller-manager, kube-scheduler");
+        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback)?;
+        let scheduler = spawn_scheduler(&programs, &layout, &loopback)?;
+        let manager_health = client_of(&layout, loopback.controller_manager()).await?;
+        let scheduler_health = client_of(&layout, loopback.scheduler()).await?;
+        await_health(&manager_health, "/healthz", &controller_manager, &layout).await?;
+        await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
+        step.done(format!("API server at https://{}", loopback.api_server()));
+        Ok(ControlPlane {
+            layout,
+            loopback,
+            authority,
+            programs,
+            client,
+            scheduler,
+            controller_manager,
+            api_server,
+            etcd,
+        })
+    }
+
+    /// A client with the administrator's rights.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The administrator's kubeconfig file.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.layout.kubeconfig("admin")
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// Where the API server must find the kubelet of node `index`.
+    pub(crate) fn kubelet_address(&self, index: u8) -> Result<SocketAddr> {
+        self.loopback.kubelet(index)
+    }
+
+    /// A kubeconfig for a caller inside a guest, who reaches the host's loopback by another address.
+    pub(crate) fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
+        let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
+        let server = SocketAddr::new(host, self.loopback.api_server().port());
+        Ok(kubeconfig::render(NAME, server, &self.authority.certificate(), caller))
+    }
+
+    /// Names every process that is expected to run and does not, with the end of its log.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        for process in [&self.etcd, &self.api_server, &self.controller_manager, &self.scheduler] {
+            ensure_running(process, &self.layout)?;
+        }
+        Ok(())
+    }
+
+    /// Kills the API server with SIGKILL and starts it again at the same address. Components that
+    /// could not do without it, which a node's kubelet would start again, are started again.
+    pub(crate) async fn restart_api_server(&mut self) -> Result<()> {
+        self.api_server.signal(Signal::SIGKILL);
+        self.api_server.wait().await?;
+        self.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback)?;
+        await_health(&self.client, "/readyz", &self.api_server, &self.layout).await?;
+        if self.controller_manager.try_wait().is_some() {
+            self.controller_manager = spawn_controller_manager(&self.programs, &self.layout, &self.loopback)?;
+        }
+        if self.scheduler.try_wait().is_some() {
+            self.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
+        }
+        Ok(())
+    }
+
+    /// Stops every component, callers before callees, so that no log ends in connection errors.
+    pub(crate) async fn stop(self) -> Result<()> {
+        for process in [self.scheduler, self.controller_manager, self.api_server, self.etcd] {
+            process.stop(STOP_GRACE).await?;
+        }
+        Ok(())
+    }
+}
+
+fn spawn_etcd(programs: &Programs, layout: &Layout, durability: Durability) -> Result<Process> {
+    let directory = layout.etcd_dir();
+    for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
+        // Left by an etcd that was killed; the lease on the cluster's directory says that none runs.
+        remove_file(&directory.join(socket))?;
+    }
+    spawn(&programs.etcd, components::etcd(durability), &directory, layout)
+}
+
+fn spawn_api_server(programs: &Programs, layout: &Layout, loopback: &LoopbackLease) -> Result<Process> {
+    let args = components::api_server(layout, loopback.api_server());
+    spawn(&programs.kube_apiserver, args, &layout.etcd_dir(), layout)
+}
+
+fn spawn_controller_manager(
+    programs: &Programs,
+    layout: &Layout,
+    loopback: &LoopbackLease,
+) -> Result<Process> {
+    let args = components::controller_manager(layout, loopback.controller_manager());
+    spawn(&programs.kube_controller_manager, args, layout.root(), layout)
+}
+
+fn spawn_scheduler(programs: &Programs, layout: &Layout, loopback: &LoopbackLease) -> Result<Process> {
+    let args = components::scheduler(layout, loopback.scheduler());
+    spawn(&programs.kube_scheduler, args, layout.root(), layout)
+}
+
+fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout) -> Result<Process> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    Program::new(program).args(args).current_dir(directory).log(layout.log(&name)).spawn()
+}
+
+/// A client with the administrator's certificate for the server at `address`; the scheduler and the
+/// controller manager know the administrator as well as the API server does.
+async fn client_of(layout: &Layout, address: SocketAddr) -> Result<Client> {
+    let path = layout.kubeconfig("admin");
+    let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.cluster_url = format!("https://{address}").parse()?;
+    Client::try_from(config).context("make a client of the API server")
+}
+
+async fn await_health(client: &Client, path: &str, process: &Process, layout: &Layout) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        ensure_running(process, layout)?;
+        let request = http::Request::get(path).body(Vec::new())?;
+        let answer = client.request_text(request).await;
+        let Err(unhealthy) = answer else { return Ok(()) };
+        anyhow::ensure!(
+            started.elapsed() < START_DEADLINE,
+            "{} is not healthy after {START_DEADLINE:?}: {path} answers: {unhealthy}; its log, {}, ends with:\n{}",
+            process.name(),
+            layout.log(process.name()).display(),
+            log_tail(process, layout)
+        );
+        tokio::time::sleep(HEALTH_POLL).await;
+    }
+}
+
+fn ensure_running(process: &Process, layout: &Layout) -> Result<()> {
+    let Some(status) = process.try_wait() else { return Ok(()) };
+    anyhow::bail!(
+        "{} ended with {status}; its log, {}, ends with:\n{}",
+        process.name(),
+        layout.log(process.name()).display(),
+        log_tail(process, layout)
+    )
+}
+
+fn log_tail(process: &Process, layout: &Layout) -> String {
+    tail(&fs::read_to_string(layout.log(process.name())).unwrap_or_default(), 12)
+}
+
+/// The kubelet asks the API server who may use it, and the API server itself has no rights by default.
+async fn let_api_server_call_kubelets(client: &Client) -> Result<()> {
+    let binding: ClusterRoleBinding = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": KUBELET_CLIENT},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin",
+        },
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KUBELET_CLIENT}],
+    }))?;
+    Api::all(client.clone())
+        .create(&PostParams::default(), &binding)
+        .await
+        .context("give the API server the right to call kubelets")?;
+    Ok(())
+}
+
+fn write_identities(layout: &Layout, loopback: &LoopbackLease, authority: &Authority) -> Result<()> {
+    let ip = |text: &str| text.parse::<IpAddr>().map(ServerName::Ip);
+    let localhost = ServerName::Ip(loopback.api_server().ip());
+    let names = [
+        localhost,
+        ip(HOST_SEEN_FROM_GUEST)?,
+        ip(API_SERVICE_ADDRESS)?,
+        ServerName::Dns("localhost"),
+        ServerName::Dns("kubernetes"),
+        ServerName::Dns("kubernetes.default"),
+        ServerName::Dns("kubernetes.default.svc"),
+        ServerName::Dns("kubernetes.default.svc.cluster.local"),
+    ];
+    write_private(&layout.pki("ca.crt"), &authority.certificate())?;
+    write_private(&layout.pki("front-proxy-ca.crt"), &Authority::generate("front-proxy")?.certificate())?;
+    write_identity(layout, "apiserver", &authority.server("kube-apiserver", &names)?)?;
+    for component in ["controller-manager", "scheduler"] {
+        write_identity(layout, component, &authority.server(component, &[localhost])?)?;
+    }
+    let kubelet_client = authority.client(Subject { user: KUBELET_CLIENT, group: None })?;
+    write_identity(layout, "apiserver-kubelet-client", &kubelet_client)?;
+    let (private, public) = pki::signing_key_pair()?;
+    write_private(&layout.pki("service-account.key"), &private)?;
+    write_private(&layout.pki("service-account.pub"), &public)?;
+
+    let callers = [
+        ("admin", Subject { user: "admin", group: Some("system:masters") }),
+        ("controller-manager", Subject { user: "system:kube-controller-manager", group: None }),
+        ("scheduler", Subject { user: "system:kube-scheduler", group: None }),
+    ];
+    for (name, subject) in callers {
+        let caller = authority.client(subject)?;
+        let text = kubeconfig::render(NAME, loopback.api_server(), &authority.certificate(), &caller);
+        write_private(&layout.kubeconfig(name), &text)?;
+    }
+    Ok(())
+}
+
+fn write_identity(layout: &Layout, name: &str, identity: &Identity) -> Result<()> {
+    write_private(&layout.pki(&format!("{name}.crt")), &identity.certificate)?;
+    write_private(&layout.pki(&format!("{name}.key")), &identity.key)
+}
+
+/// Writes a file that only its owner can read from its first byte on.
+fn write_private(path: &Path, text: &str) -> Result<()> {
+    remove_file(path)?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+fn create_private_dir(path: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o700)))
+        .with_context(|| format!("create {}", path.display()))
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

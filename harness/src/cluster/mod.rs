@@ -1,0 +1,162 @@
+//! A Kubernetes control plane on the host and its nodes in virtual machines.
+//!
+//! The control plane is processes on the host's loopback; a node is a machine with containerd, kubelet and
+//! kube-proxy, and a disk for the driver. A second node is another call of [`Cluster::add_node`].
+
+pub(crate) mod background;
+mod components;
+mod control_plane;
+mod images;
+mod kubeconfig;
+mod layout;
+mod loopback;
+mod node;
+mod node_spec;
+mod pki;
+mod programs;
+mod up;
+pub(crate) mod waiting;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::Client;
+
+use self::control_plane::ControlPlane;
+use self::images::NodeParts;
+use self::layout::Layout;
+use self::programs::Programs;
+use crate::session::Session;
+
+pub use self::components::Durability;
+pub use self::node::Node;
+pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS};
+pub use self::up::{DownArgs, UpArgs, down, up, walkthrough};
+
+/// How often a cluster that is only kept running is looked at.
+const PULSE: Duration = Duration::from_secs(5);
+
+/// What a cluster is made of.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    /// Holds its keys, its state and its disks; emptied first.
+    pub dir: PathBuf,
+    /// Holds the log of every component.
+    pub logs: PathBuf,
+    /// Kubernetes programs to use where they are there, instead of building them.
+    pub kubernetes_bin: Option<PathBuf>,
+    /// How the control plane's store treats its disk.
+    pub durability: Durability,
+}
+
+/// A running cluster. Dropping it kills everything in it; [`Cluster::stop`] is the orderly end.
+pub struct Cluster {
+    control_plane: ControlPlane,
+    parts: NodeParts,
+    nodes: Vec<Node>,
+}
+
+impl Cluster {
+    /// Builds what is missing, starts a control plane and one node, and waits until the node is ready.
+    ///
+    /// # Errors
+    /// Something cannot be built or does not start; the message has the end of its log.
+    pub async fn start(session: &Session, spec: ClusterSpec) -> Result<Cluster> {
+        let programs = Programs::ensure(session, spec.kubernetes_bin.as_deref()).await?;
+        let parts = NodeParts::prepare(session, &programs).await?;
+        for dir in [&spec.dir, &spec.logs] {
+            empty(dir)?;
+        }
+        let layout = Layout::new(&absolute(&spec.dir)?, &absolute(&spec.logs)?);
+        let control_plane = ControlPlane::start(session, programs, layout, spec.durability).await?;
+        let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
+        cluster.add_node(session).await?;
+        Ok(cluster)
+    }
+
+    /// Boots another node and waits until Kubernetes calls it ready.
+    ///
+    /// # Errors
+    /// It does not boot, or does not become ready in time.
+    pub async fn add_node(&mut self, session: &Session) -> Result<&Node> {
+        let index = u8::try_from(self.nodes.len()).context("too many nodes")?;
+        let node = Node::start(session, &self.control_plane, &self.parts, index).await?;
+        self.nodes.push(node);
+        self.nodes.last().context("a node was just added")
+    }
+
+    /// A client with the administrator's rights.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        self.control_plane.client()
+    }
+
+    /// The administrator's kubeconfig file.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.control_plane.kubeconfig()
+    }
+
+    /// A kubectl of the cluster's version.
+    #[must_use]
+    pub fn kubectl(&self) -> &Path {
+        &self.control_plane.programs().kubectl
+    }
+
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Kills the API server and starts it again, as a crash on its machine would.
+    ///
+    /// # Errors
+    /// It does not come back.
+    pub async fn restart_api_server(&mut self) -> Result<()> {
+        self.control_plane.restart_api_server().await
+    }
+
+    /// Keeps the cluster until the session is cancelled, then stops it.
+    ///
+    /// # Errors
+    /// A component ended by itself, or the cluster cannot be stopped.
+    pub async fn serve_until_cancelled(self, session: &Session) -> Result<()> {
+        loop {
+            tokio::select! {
+                () = session.cancel.cancelled() => return self.stop().await,
+                () = tokio::time::sleep(PULSE) => self.control_plane.check_alive()?,
+            }
+        }
+    }
+
+    /// Ends the nodes, then the control plane.
+    ///
+    /// # Errors
+    /// Something did not end in order; nothing is left running all the same.
+    pub async fn stop(self) -> Result<()> {
+        let mut stopped = Ok(());
+        for node in self.nodes {
+            // The others must be stopped too; the first error is the one to tell.
+            let result = node.stop().await;
+            stopped = stopped.and(result);
+        }
+        stopped.and(self.control_plane.stop().await)
+    }
+}
+
+/// Makes a directory of ours, without what a run before left in it.
+fn empty(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("remove {}", dir.display()));
+        }
+        _ => {}
+    }
+    fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))
+}
+
+fn absolute(dir: &Path) -> Result<PathBuf> {
+    fs::canonicalize(dir).with_context(|| format!("find {}", dir.display()))
+}

@@ -1,0 +1,157 @@
+//! One node of a cluster: a virtual machine, its disks, and the Node object it answers for.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use super::control_plane::ControlPlane;
+use super::images::NodeParts;
+use super::node_spec::{
+    DATA_DISK, DATA_OPTIONS, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
+};
+use super::waiting::{State, until_one};
+use crate::guest::control::ExecOutput;
+use crate::guest::spec::Mode;
+use crate::images::disk;
+use crate::session::Session;
+use crate::vm::{Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
+
+/// The kubelet's port inside the machine.
+const KUBELET_PORT: u16 = 10_250;
+/// Enough for a kubelet, containerd and some pods.
+const MEMORY_MIB: u32 = 2048;
+/// Size of the driver's file system; sparse on the host.
+const DATA_MIB: u64 = 1024;
+/// From power-on to the last service, emulated and beside builds.
+const BOOT_DEADLINE: Duration = Duration::from_secs(300);
+/// From the kubelet's start to a Node object that is Ready.
+const JOIN_DEADLINE: Duration = Duration::from_secs(180);
+
+/// A running node. Dropping it is a power cut.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    vm: Vm,
+}
+
+impl Node {
+    pub(super) async fn start(
+        session: &Session,
+        control_plane: &ControlPlane,
+        parts: &NodeParts,
+        index: u8,
+    ) -> Result<Node> {
+        let node = NodeName { index };
+        let name = node.name();
+        let step = session.progress.step(format!("start {name} ({})", parts.accelerator));
+        let kubelet = control_plane.kubelet_address(index)?;
+        register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
+        let spec = vm_spec(control_plane, parts, &node, kubelet).await?;
+        step.note("booting");
+        let vm = Vm::start(&spec).await?;
+        vm.wait_ready(BOOT_DEADLINE).await?;
+        step.note("waiting for the kubelet to report");
+        joined(control_plane.client(), &name).await?;
+        step.done("");
+        Ok(Node { name, vm })
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs a program as root on the node, whatever its exit code.
+    ///
+    /// # Errors
+    /// It cannot be started, runs longer than `timeout`, or the machine ends first.
+    pub async fn exec(&self, argv: &[&str], timeout: Duration) -> Result<ExecOutput> {
+        self.vm.control().exec(argv, timeout).await
+    }
+
+    /// Runs a program as root on the node and answers its output, if it succeeds.
+    ///
+    /// # Errors
+    /// As [`Node::exec`], or another exit code than 0.
+    pub async fn output(&self, argv: &[&str], timeout: Duration) -> Result<String> {
+        self.vm.control().output(argv, timeout).await
+    }
+
+    /// Powers the node off in order.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub async fn stop(self) -> Result<()> {
+        self.vm.power_off().await
+    }
+}
+
+async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()> {
+    let object: NodeObject = serde_json::from_value(node_object(node, address))?;
+    let nodes: Api<NodeObject> = Api::all(client.clone());
+    nodes
+        .create(&PostParams::default(), &object)
+        .await
+        .with_context(|| format!("create Node {}", node.name()))?;
+    Ok(())
+}
+
+async fn joined(client: &Client, name: &str) -> Result<()> {
+    until_one::<NodeObject>(Api::all(client.clone()), name, JOIN_DEADLINE, |node| {
+        let status = node.and_then(|node| node.status.as_ref());
+        let conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let message = ready.and_then(|ready| ready.message.clone()).unwrap_or_default();
+        State::when(ready.is_some_and(|ready| ready.status == "True"), format!("it is not Ready: {message}"))
+    })
+    .await
+    .with_context(|| format!("node {name} does not join"))
+    .map(drop)
+}
+
+async fn vm_spec(
+    control_plane: &ControlPlane,
+    parts: &NodeParts,
+    node: &NodeName,
+    kubelet: SocketAddr,
+) -> Result<VmSpec> {
+    let name = node.name();
+    let dir = control_plane.layout().node_dir(&name);
+    fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    let root = dir.join("root.ext4");
+    disk::copy(&parts.root, &root)?;
+    let data = dir.join("data.xfs");
+    disk::xfs(&data, DATA_MIB).await?;
+    let mode = Mode::Node(node_spec(control_plane, node, &parts.images, DATA_OPTIONS)?);
+    let boot = dir.join("initramfs");
+    initramfs(&boot, &parts.init, &parts.modules, &[], mode)?;
+    let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
+    let disk =
+        |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
+    Ok(VmSpec {
+        name: name.clone(),
+        accelerator: parts.accelerator,
+        kernel: parts.kernel.clone(),
+        initramfs: boot,
+        kernel_args: Vec::new(),
+        memory_mib: MEMORY_MIB,
+        cpus: 2,
+        disks: vec![
+            disk(ROOT_DISK, &root, DiskMode::Persistent),
+            disk(DATA_DISK, &data, DiskMode::Persistent),
+            disk(TOOLS_DISK, &parts.tools_disk, DiskMode::ReadOnly),
+            disk(IMAGES_DISK, &parts.images_disk, DiskMode::ReadOnly),
+        ],
+        network: true,
+        forwards: vec![Forward {
+            host: SocketAddrV4::new(address, kubelet.port()),
+            guest_port: KUBELET_PORT,
+        }],
+        logs: control_plane.layout().logs().join(&name),
+    })
+}

@@ -1,0 +1,278 @@
+//! What a virtual machine is told in order to be a Kubernetes node: files, mounts, services.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::components::HOST_SEEN_FROM_GUEST;
+use super::control_plane::ControlPlane;
+use super::pki::{ServerName, Subject};
+use crate::guest::spec::{
+    Command, Condition, FileSpec, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
+};
+
+/// Names under which the disks of a node are attached.
+pub(crate) const ROOT_DISK: &str = "root";
+pub(crate) const DATA_DISK: &str = "data";
+/// Kubernetes' programs.
+pub(crate) const TOOLS_DISK: &str = "tools";
+/// Archives of container images.
+pub(crate) const IMAGES_DISK: &str = "images";
+
+/// Where the driver's file system is mounted; the manifests say the same.
+pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
+/// How it is mounted: quotas enforced, and nothing on it trusted.
+pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
+
+const TOOLS_DIR: &str = "/opt/kubernetes";
+const IMAGES_DIR: &str = "/opt/images";
+pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+/// The kubelet's own health, inside the node.
+const KUBELET_HEALTH: &str = "127.0.0.1:10248";
+/// From the start of a service to its first answer, on an emulated processor shared with builds.
+const START_DEADLINE: Duration = Duration::from_secs(180);
+const IMPORT_DEADLINE: Duration = Duration::from_secs(180);
+
+/// One node of a cluster. Everything about it follows from its index.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeName {
+    pub(crate) index: u8,
+}
+
+impl NodeName {
+    pub(crate) fn name(&self) -> String {
+        format!("node-{}", self.index)
+    }
+
+    /// Pods of different nodes share no network, as the nodes do not; their addresses differ all the same.
+    pub(crate) fn pod_cidr(&self) -> String {
+        format!("10.244.{}.0/24", self.index)
+    }
+}
+
+/// The container images a node starts with.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeImages {
+    /// Names of archives on the disk of images.
+    pub(crate) archives: Vec<String>,
+    /// The image of the container that holds a pod's namespaces.
+    pub(crate) pause: String,
+}
+
+/// The specification of one node of the cluster of `control_plane`.
+pub(crate) fn node_spec(
+    control_plane: &ControlPlane,
+    node: &NodeName,
+    images: &NodeImages,
+    data_options: &str,
+) -> Result<NodeSpec> {
+    let mut steps =
+        vec![service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"])))];
+    for archive in &images.archives {
+        let path = format!("{IMAGES_DIR}/{archive}");
+        steps.push(run(
+            "import",
+            &["ctr", "--namespace", "k8s.io", "images", "import", &path],
+            IMPORT_DEADLINE,
+        ));
+    }
+    let kubelet = format!("{TOOLS_DIR}/kubelet");
+    steps.push(service(
+        "kubelet",
+        &[
+            &kubelet,
+            "--config=/etc/kubernetes/kubelet.json",
+            "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
+            &format!("--hostname-override={}", node.name()),
+            // Keeps the address the Node object was made with: one on the host's loopback that is
+            // forwarded to this node, which the kubelet itself could not find out.
+            "--cloud-provider=external",
+            "--v=2",
+        ],
+        Condition::Tcp(KUBELET_HEALTH.into()),
+    ));
+    let kube_proxy = format!("{TOOLS_DIR}/kube-proxy");
+    steps.push(service(
+        "kube-proxy",
+        &[&kube_proxy, "--config=/etc/kubernetes/kube-proxy.json", "--v=1"],
+        Condition::Tcp("127.0.0.1:10256".into()),
+    ));
+    Ok(NodeSpec {
+        hostname: node.name(),
+        root_disk: ROOT_DISK.into(),
+        mounts: vec![
+            mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
+            mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
+            mount(DATA_DISK, DATA_DIR, "xfs", data_options),
+        ],
+        network: Some(Network::default()),
+        files: files(control_plane, node, images)?,
+        steps,
+    })
+}
+
+/// The Node object, made before the kubelet starts: it carries the address the API server reaches the
+/// kubelet by, and a node that exists is not tainted until a cloud has initialised it.
+pub(crate) fn node_object(node: &NodeName, address: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name(), "labels": {"kubernetes.io/hostname": node.name()}},
+        "spec": {"podCIDR": node.pod_cidr(), "podCIDRs": [node.pod_cidr()]},
+        "status": {"addresses": [
+            {"type": "InternalIP", "address": address},
+            {"type": "Hostname", "address": node.name()},
+        ]},
+    })
+}
+
+fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> Result<Vec<FileSpec>> {
+    let authority = control_plane.authority();
+    let name = node.name();
+    let address = control_plane.kubelet_address(node.index)?.ip();
+    let kubelet_user = format!("system:node:{name}");
+    let kubelet = authority.client(Subject { user: &kubelet_user, group: Some("system:nodes") })?;
+    let serving = authority.server(&kubelet_user, &[ServerName::Ip(address), ServerName::Dns(&name)])?;
+    let proxy = authority.client(Subject { user: "system:kube-proxy", group: None })?;
+    Ok(vec![
+        public("/etc/kubernetes/ca.crt", authority.certificate()),
+        public("/etc/kubernetes/kubelet.crt", serving.certificate),
+        private("/etc/kubernetes/kubelet.key", serving.key),
+        private("/etc/kubernetes/kubelet.kubeconfig", control_plane.guest_kubeconfig(&kubelet)?),
+        public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config())),
+        private("/etc/kubernetes/kube-proxy.kubeconfig", control_plane.guest_kubeconfig(&proxy)?),
+        public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
+        public("/etc/containerd/config.toml", containerd_config(&images.pause)),
+        public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
+        // There is no name server; an empty file keeps pods from waiting for one.
+        public("/etc/resolv.conf", String::new()),
+        public(
+            "/etc/hosts",
+            format!("127.0.0.1 localhost\n10.0.2.15 {name}\n{HOST_SEEN_FROM_GUEST} control-plane\n"),
+        ),
+    ])
+}
+
+fn kubelet_config() -> Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": "/etc/kubernetes/ca.crt"},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": "/etc/kubernetes/kubelet.crt",
+        "tlsPrivateKeyFile": "/etc/kubernetes/kubelet.key",
+        "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
+        "cgroupDriver": "cgroupfs",
+        "failSwapOn": false,
+        "resolvConf": "/etc/resolv.conf",
+        // Nothing answers there; without an address the kubelet warns about every pod.
+        "clusterDNS": ["10.96.0.10"],
+        "clusterDomain": "cluster.local",
+        // The images are imported, not pulled: collecting one would be for good.
+        "imageGCHighThresholdPercent": 100,
+        "imageMinimumGCAge": "24h",
+        // The disk is an overlay that grows on the host; its size says nothing.
+        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "healthzBindAddress": "127.0.0.1",
+        "healthzPort": 10248,
+    })
+}
+
+fn kube_proxy_config(node: &str) -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "hostnameOverride": node,
+        "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
+        "mode": "iptables",
+        "clusterCIDR": "10.244.0.0/16",
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        // The kernel's defaults are for real traffic; leave them alone.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    })
+}
+
+fn containerd_config(pause: &str) -> String {
+    format!(
+        r#"version = 2
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "runc"
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"#
+    )
+}
+
+fn cni_config(pod_cidr: &str) -> Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": true,
+                "ipMasq": true,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": pod_cidr}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+fn mount(disk: &str, target: &str, fs_type: &str, options: &str) -> Mount {
+    Mount {
+        source: Source::Disk(disk.into()),
+        target: target.into(),
+        fs_type: fs_type.into(),
+        options: options.into(),
+    }
+}
+
+fn run(name: &str, argv: &[&str], timeout: Duration) -> Step {
+    Step::Run(Command { name: name.into(), argv: strings(argv), env: BTreeMap::new(), timeout })
+}
+
+fn service(name: &str, argv: &[&str], when: Condition) -> Step {
+    Step::Service(Service {
+        name: name.into(),
+        argv: strings(argv),
+        env: BTreeMap::new(),
+        restart: Restart::Always,
+        ready: Some(Ready { when, within: START_DEADLINE }),
+    })
+}
+
+fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn public(path: &str, content: String) -> FileSpec {
+    FileSpec { path: path.into(), mode: 0o644, content }
+}
+
+fn private(path: &str, content: String) -> FileSpec {
+    FileSpec { path: path.into(), mode: 0o600, content }
+}

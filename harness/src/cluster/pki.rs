@@ -1,0 +1,110 @@
+//! The certificates of one cluster: a certificate authority and a leaf for each end that serves or calls.
+//!
+//! The authority's key stays in memory. A cluster directory holds leaf keys only, so that a directory
+//! somebody copies or uploads with a report cannot make new identities.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    IsCa, KeyPair, KeyUsagePurpose, SanType,
+};
+
+/// The certificate authority of one cluster; both ends of every connection trust it and nothing else.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate and its private key, both PEM.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+/// Who a client certificate says its holder is: Kubernetes reads the user from the common name and
+/// the group from the organisation.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) user: &'a str,
+    pub(crate) group: Option<&'a str>,
+}
+
+/// The name or address under which a server is called.
+#[derive(Clone, Copy)]
+pub(crate) enum ServerName<'a> {
+    Dns(&'a str),
+    Ip(IpAddr),
+}
+
+impl Authority {
+    /// Makes a new authority with a key of its own.
+    pub(crate) fn generate(name: &str) -> Result<Authority> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = common_name(name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let issuer = KeyPair::generate()
+            .and_then(|key| CertifiedIssuer::self_signed(params, key))
+            .with_context(|| format!("generate the certificate authority {name:?}"))?;
+        Ok(Authority { issuer })
+    }
+
+    /// The authority's own certificate, which every party trusts.
+    pub(crate) fn certificate(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A certificate with which its holder authenticates to a server.
+    pub(crate) fn client(&self, subject: Subject<'_>) -> Result<Identity> {
+        let mut params = leaf(subject.user, ExtendedKeyUsagePurpose::ClientAuth);
+        if let Some(group) = subject.group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        self.sign(params).with_context(|| format!("issue a client certificate for {:?}", subject.user))
+    }
+
+    /// A certificate for a server that is called by any of `names`.
+    pub(crate) fn server(&self, common: &str, names: &[ServerName<'_>]) -> Result<Identity> {
+        let mut params = leaf(common, ExtendedKeyUsagePurpose::ServerAuth);
+        for name in names {
+            params.subject_alt_names.push(match name {
+                ServerName::Dns(name) => SanType::DnsName(
+                    (*name)
+                        .try_into()
+                        .with_context(|| format!("{name:?} cannot be a DNS name in a certificate"))?,
+                ),
+                ServerName::Ip(address) => SanType::IpAddress(*address),
+            });
+        }
+        self.sign(params).with_context(|| format!("issue a server certificate for {common:?}"))
+    }
+
+    fn sign(&self, params: CertificateParams) -> Result<Identity> {
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+}
+
+/// The key pair that signs service account tokens: (private, public), PEM. No certificate goes with it.
+pub(crate) fn signing_key_pair() -> Result<(String, String)> {
+    let key = KeyPair::generate().context("generate the service account key pair")?;
+    Ok((key.serialize_pem(), key.public_key_pem()))
+}
+
+fn leaf(name: &str, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = common_name(name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![usage];
+    params.use_authority_key_identifier_extension = true;
+    params
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::CommonName, name);
+    subject
+}

@@ -1,0 +1,93 @@
+//! `cargo harness up` and `down`: a cluster with the driver installed, to play with.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::background::{self, Record};
+use super::{Cluster, ClusterSpec, Durability};
+use crate::e2e;
+use crate::session::Session;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct UpArgs {
+    /// Kubernetes programs to use where they are there, instead of building them.
+    #[arg(long, value_name = "DIR")]
+    kubernetes_bin: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct DownArgs {}
+
+/// Starts a cluster with the driver installed and leaves it running.
+///
+/// # Errors
+/// Something cannot be built or started; nothing is left running then.
+pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
+    if background::is_background() {
+        return serve(session, args).await;
+    }
+    if let Some(record) = Record::read(&session.workspace)?.filter(Record::is_alive) {
+        session.progress.finish();
+        println!("a cluster is up already\n{}", walkthrough(&record.kubeconfig, &record.kubectl));
+        return Ok(());
+    }
+    let text: String = background::run_again(session).await?;
+    session.progress.finish();
+    println!("{text}");
+    Ok(())
+}
+
+/// Stops the cluster that was left running.
+///
+/// # Errors
+/// It cannot be stopped.
+pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
+    let Some(record) = Record::read(&session.workspace)? else {
+        println!("no cluster is up");
+        return Ok(());
+    };
+    if !record.is_alive() {
+        // Its processes ended with it.
+        Record::forget(&session.workspace)?;
+        println!("the cluster was gone already");
+        return Ok(());
+    }
+    let step = session.progress.step("stop the cluster");
+    record.stop(&session.workspace).await?;
+    step.done("");
+    Ok(())
+}
+
+/// In the process that stays.
+async fn serve(session: &Session, args: UpArgs) -> Result<()> {
+    let dir = background::directory(&session.workspace);
+    let spec = ClusterSpec {
+        logs: dir.join("logs"),
+        dir,
+        kubernetes_bin: args.kubernetes_bin,
+        durability: Durability::Sync,
+    };
+    let cluster = Cluster::start(session, spec).await?;
+    let step = session.progress.step("install the driver");
+    session.until_cancelled(e2e::install_driver(session, &cluster)).await?;
+    step.done("");
+    let text = walkthrough(&cluster.kubeconfig(), cluster.kubectl());
+    background::hand_over(&session.workspace, &cluster, &text)?;
+    cluster.serve_until_cancelled(session).await
+}
+
+/// What to paste next.
+#[must_use]
+pub fn walkthrough(kubeconfig: &Path, kubectl: &Path) -> String {
+    let directory = kubectl.parent().unwrap_or(Path::new(""));
+    format!(
+        "the cluster is up; to use it:\n\n  \
+         export KUBECONFIG={}\n  \
+         export PATH={}:$PATH\n  \
+         kubectl get nodes,storageclasses,pods --all-namespaces\n\n\
+         to remove it: cargo harness down",
+        kubeconfig.display(),
+        directory.display()
+    )
+}

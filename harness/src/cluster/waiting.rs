@@ -1,0 +1,167 @@
+//! Waiting for the cluster: by watching, with a deadline, and with what was last seen in the error.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use futures::{AsyncBufReadExt, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::LogParams;
+use kube::runtime::watcher::{self, Event as Change};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// Log streams end when a container or an API server does; this long before asking again.
+const LOG_RETRY: Duration = Duration::from_millis(500);
+
+/// What the objects looked at say about the goal.
+#[derive(Debug)]
+pub(crate) enum State {
+    Reached,
+    /// Not yet, and what is missing.
+    Waiting(String),
+    /// Never, and why.
+    Hopeless(String),
+}
+
+impl State {
+    /// Reached if `yes`, else waiting for `what`.
+    pub(crate) fn when(yes: bool, what: impl Into<String>) -> State {
+        if yes { State::Reached } else { State::Waiting(what.into()) }
+    }
+}
+
+/// Watches the objects `scope` selects until `judge` says that they are as they should be, and
+/// answers them.
+pub(crate) async fn until<K>(
+    api: Api<K>,
+    scope: watch::Config,
+    within: Duration,
+    judge: impl Fn(&BTreeMap<String, K>) -> State,
+) -> Result<BTreeMap<String, K>>
+where
+    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let deadline = Instant::now() + within;
+    let mut changes = pin!(watcher::watcher(api, scope).default_backoff());
+    let mut objects = BTreeMap::new();
+    let mut relisted = BTreeMap::new();
+    let mut last = String::from("the API server has not answered");
+    loop {
+        match timeout_at(deadline, changes.next()).await {
+            Err(_) => bail!("not within {within:?}: {last}"),
+            Ok(None) => bail!("the watch ended: {last}"),
+            // Retried by the watcher: an API server may be away for a while.
+            Ok(Some(Err(error))) => {
+                last = format!("the watch fails: {error}");
+                continue;
+            }
+            Ok(Some(Ok(Change::Init))) => {
+                relisted = BTreeMap::new();
+                continue;
+            }
+            Ok(Some(Ok(Change::InitApply(object)))) => {
+                relisted.insert(key(&object), object);
+                continue;
+            }
+            Ok(Some(Ok(Change::InitDone))) => objects = std::mem::take(&mut relisted),
+            Ok(Some(Ok(Change::Apply(object)))) => drop(objects.insert(key(&object), object)),
+            Ok(Some(Ok(Change::Delete(object)))) => drop(objects.remove(&key(&object))),
+        }
+        match judge(&objects) {
+            State::Reached => return Ok(objects),
+            State::Waiting(what) => last = what,
+            State::Hopeless(why) => bail!("{why}"),
+        }
+    }
+}
+
+/// [`until`] for a single object, which `judge` is given if it exists.
+pub(crate) async fn until_one<K>(
+    api: Api<K>,
+    name: &str,
+    within: Duration,
+    judge: impl Fn(Option<&K>) -> State,
+) -> Result<Option<K>>
+where
+    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let scope = watch::Config::default().fields(&format!("metadata.name={name}"));
+    let objects = until(api, scope, within, |objects| judge(objects.values().next())).await?;
+    Ok(objects.into_values().next())
+}
+
+/// Waits for an event with this reason about the object, and answers its message.
+pub(crate) async fn until_event<K>(
+    client: &Client,
+    about: &K,
+    reason: &str,
+    within: Duration,
+) -> Result<String>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let kind = K::kind(&());
+    let name = about.name_any();
+    let scope =
+        watch::Config::default().fields(&format!("involvedObject.kind={kind},involvedObject.name={name}"));
+    let api: Api<Event> = match about.namespace() {
+        Some(namespace) => Api::namespaced(client.clone(), &namespace),
+        None => Api::all(client.clone()),
+    };
+    let told = |event: &&Event| event.reason.as_deref() == Some(reason);
+    let events = until(api, scope, within, |events| {
+        let seen: Vec<_> = events.values().map(|event| event.reason.as_deref().unwrap_or_default()).collect();
+        State::when(
+            events.values().any(|event| told(&event)),
+            format!("no event {reason} about {kind} {name}; there are {seen:?}"),
+        )
+    })
+    .await?;
+    Ok(events.values().find(told).and_then(|event| event.message.clone()).unwrap_or_default())
+}
+
+/// Reads a container's log as it is written until `judge` says that a line is what was waited for.
+pub(crate) async fn until_logged(
+    pods: &Api<Pod>,
+    pod: &str,
+    within: Duration,
+    judge: impl Fn(&str) -> State,
+) -> Result<()> {
+    let deadline = Instant::now() + within;
+    let mut last = String::from("nothing was logged");
+    loop {
+        let follow = LogParams { follow: true, ..LogParams::default() };
+        match timeout_at(deadline, pods.log_stream(pod, &follow)).await {
+            Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
+            Ok(Err(error)) => last = format!("its log cannot be read: {error}"),
+            Ok(Ok(stream)) => {
+                let mut lines = stream.lines();
+                loop {
+                    match timeout_at(deadline, lines.try_next()).await {
+                        Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
+                        Ok(Ok(Some(line))) => match judge(&line) {
+                            State::Reached => return Ok(()),
+                            State::Waiting(what) => last = what,
+                            State::Hopeless(why) => bail!("pod {pod}: {why}"),
+                        },
+                        // The container or the connection ended: ask again from the beginning.
+                        Ok(Ok(None) | Err(_)) => break,
+                    }
+                }
+            }
+        }
+        if Instant::now() + LOG_RETRY > deadline {
+            bail!("pod {pod}: not within {within:?}: {last}");
+        }
+        sleep(LOG_RETRY).await;
+    }
+}
+
+fn key<K: Resource>(object: &K) -> String {
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
+}

@@ -1,0 +1,123 @@
+//! The driver's manifests: the files a user applies, applied to the cluster under test as they are.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{ApiCapabilities, ApiResource, Scope};
+use kube::{Api, Client, ResourceExt, discovery};
+use serde::Deserialize;
+
+/// Who the API server records as the owner of what is applied.
+const FIELD_MANAGER: &str = "loopfs-harness";
+
+/// Every object of the manifests, in the order of the files and in the files.
+#[derive(Clone, Debug)]
+pub(crate) struct Manifests {
+    objects: Vec<DynamicObject>,
+}
+
+impl Manifests {
+    /// Reads every `*.yaml` in a directory, by name.
+    pub(crate) fn read(dir: &Path) -> Result<Manifests> {
+        let entries = std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+        let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+        // kustomize's own file is no object of the cluster.
+        paths.retain(|path| path.file_name().is_none_or(|name| name != "kustomization.yaml"));
+        paths.sort();
+        let mut objects = Vec::new();
+        for path in &paths {
+            let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+            objects.extend(parse(&text).with_context(|| format!("parse {}", path.display()))?);
+        }
+        anyhow::ensure!(!objects.is_empty(), "{} holds no manifests", dir.display());
+        Ok(Manifests { objects })
+    }
+
+    /// The only object of a kind, typed.
+    pub(crate) fn only<K: serde::de::DeserializeOwned>(&self, kind: &str) -> Result<K> {
+        let mut of_kind = self.objects.iter().filter(|object| is_kind(object, kind));
+        let object = of_kind.next().with_context(|| format!("the manifests hold no {kind}"))?;
+        anyhow::ensure!(of_kind.next().is_none(), "the manifests hold more than one {kind}");
+        serde_json::from_value(serde_json::to_value(object)?).with_context(|| format!("read the {kind}"))
+    }
+
+    /// Applies every object, as `kubectl apply --server-side` does.
+    pub(crate) async fn apply(&self, client: &Client) -> Result<()> {
+        for object in &self.objects {
+            let (api, what) = api_of(client, object).await?;
+            api.patch(&object.name_any(), &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
+                .await
+                .with_context(|| format!("apply {what}"))?;
+        }
+        Ok(())
+    }
+
+    /// Deletes every object, the last first; what is not there is fine.
+    pub(crate) async fn delete(&self, client: &Client) -> Result<()> {
+        for object in self.objects.iter().rev() {
+            let (api, what) = api_of(client, object).await?;
+            match api.delete(&object.name_any(), &DeleteParams::background()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                result => drop(result.with_context(|| format!("delete {what}"))?),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<DynamicObject>> {
+    let mut objects = Vec::new();
+    for document in serde_norway::Deserializer::from_str(text) {
+        let value = serde_json::Value::deserialize(document)?;
+        // A file may begin or end with a separator.
+        if !value.is_null() {
+            objects.push(serde_json::from_value(value)?);
+        }
+    }
+    Ok(objects)
+}
+
+async fn api_of(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObject>, String)> {
+    let types = object.types.as_ref().context("an object of the manifests has no kind")?;
+    let what = format!("{} {}", types.kind, object.name_any());
+    let kind = GroupVersionKind::try_from(types).with_context(|| format!("{what}: its apiVersion"))?;
+    let (resource, capabilities): (ApiResource, ApiCapabilities) = discovery::pinned_kind(client, &kind)
+        .await
+        .with_context(|| format!("{what}: this cluster does not know {}", types.api_version))?;
+    let api = match (capabilities.scope, object.namespace()) {
+        (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
+        (Scope::Namespaced, Some(namespace)) => Api::namespaced_with(client.clone(), &namespace, &resource),
+        (Scope::Namespaced, None) => anyhow::bail!("{what} is namespaced and names no namespace"),
+    };
+    Ok((api, what))
+}
+
+fn is_kind(object: &DynamicObject, kind: &str) -> bool {
+    object.types.as_ref().is_some_and(|types| types.kind == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &str = "---\nkind: CSIDriver\napiVersion: storage.k8s.io/v1\nmetadata:\n  name: a.example\n\
+                       ---\nkind: ConfigMap\napiVersion: v1\nmetadata: {name: b, namespace: n}\n---\n";
+
+    #[test]
+    fn documents_become_objects_and_separators_do_not() {
+        let names: Vec<_> = parse(TWO).unwrap().iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["a.example", "b"]);
+    }
+
+    #[test]
+    fn the_only_object_of_a_kind_is_found_and_a_missing_one_named() {
+        let manifests = Manifests { objects: parse(TWO).unwrap() };
+        let driver: k8s_openapi::api::storage::v1::CSIDriver = manifests.only("CSIDriver").unwrap();
+        assert_eq!(driver.name_any(), "a.example");
+        let error = manifests.only::<DynamicObject>("DaemonSet").unwrap_err().to_string();
+        assert!(error.contains("no DaemonSet"), "{error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! The main job, end to end: claims on a real Kubernetes node, mounted, read-only, block, and grown.
+//!
+//! The stories in [`stories`] run against a cluster of the harness's own or against any other by its
+//! kubeconfig: the same manifests, the same cases. What only the node itself can tell is asked of nodes
+//! of ours, and reported as skipped elsewhere.
+
+mod breakage;
+mod containers;
+mod inventory;
+pub(crate) mod manifests;
+mod self_check;
+mod sizes;
+mod state_dump;
+mod stories;
+mod story;
+mod talking;
+
+mod workload;
+mod world;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use self::breakage::Breakage;
+use self::inventory::Inventory;
+use self::manifests::Manifests;
+use self::story::{Story, Told};
+use self::world::{Driver, Patience, World};
+use crate::cluster::{self, Cluster, ClusterSpec, Durability, background};
+use crate::report::{Outcome, Report};
+use crate::session::Session;
+
+/// The report's and the log directory's name.
+const RUN: &str = "e2e";
+
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Args {
+    /// Use this cluster rather than one of the harness's own. Its nodes must have the images and an XFS
+    /// file system with project quotas mounted at the manifests' data directory.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin"])]
+    kubeconfig: Option<PathBuf>,
+
+    /// Leave the cluster up when the run has ended, however it ended; `cargo harness down` removes it.
+    #[arg(long)]
+    keep: bool,
+
+    /// Kubernetes programs to use where they are there, instead of building them.
+    #[arg(long, value_name = "DIR")]
+    kubernetes_bin: Option<PathBuf>,
+
+    /// Break one thing on purpose: the run must fail and name it.
+    #[arg(long = "break", value_enum, value_name = "WHAT")]
+    broken: Option<Breakage>,
+
+    /// Break each thing in turn, on one cluster, and pass only if each was noticed for its own reason.
+    #[arg(long, conflicts_with = "broken")]
+    self_check: bool,
+}
+
+impl Args {
+    /// What the test lane runs besides the flow itself.
+    #[must_use]
+    pub fn self_check() -> Args {
+        Args { self_check: true, ..Args::default() }
+    }
+}
+
+/// Runs the stories and reports every step.
+///
+/// # Errors
+/// The cluster cannot be started or stopped; a step that fails is in the report instead.
+pub async fn run(session: &Session, args: Args) -> Result<Report> {
+    if let Some(kubeconfig) = &args.kubeconfig {
+        return against_any_cluster(session, kubeconfig).await;
+    }
+    if args.keep && !background::is_background() {
+        let told: Vec<story::HandedOver> = background::run_again(session).await?;
+        return Ok(story::report_of(told));
+    }
+    let dir = if args.keep {
+        background::directory(&session.workspace)
+    } else {
+        session.workspace.target().join("e2e-cluster")
+    };
+    let logs = session.workspace.reports(RUN).join("logs");
+    let kubernetes_bin = args.kubernetes_bin.clone();
+    // The cluster of a test does not outlive the machine's power.
+    let spec = ClusterSpec { dir, logs, kubernetes_bin, durability: Durability::Unsafe };
+    let mut report = Report::new();
+    let mut story = Story::begin(session, &mut report, "cluster");
+    let Ok(cluster) = story.step("start a control plane and a node", Cluster::start(session, spec)).await
+    else {
+        return Ok(report);
+    };
+    let client = cluster.client().clone();
+    let node = cluster.nodes().first().context("the cluster has no node")?;
+    let world = world(session, client, Some(node), Patience::FULL)?;
+    if args.self_check {
+        self_check::run(session, &mut report, world).await;
+    } else {
+        tell_all(session, &mut report, &world, args.broken).await;
+        state_dump::write(&world, &session.workspace.reports(RUN)).await;
+    }
+    if args.keep {
+        session.progress.line(cluster::walkthrough(&cluster.kubeconfig(), cluster.kubectl()));
+        background::hand_over(&session.workspace, &cluster, &report.cases)?;
+        cluster.serve_until_cancelled(session).await?;
+        return Ok(report);
+    }
+    let mut story = Story::begin(session, &mut report, "cluster");
+    // Also after Ctrl-C: a step would not be begun.
+    let stopped = cluster.stop().await;
+    story.note("stop the node and the control plane", &stopped);
+    Ok(report)
+}
+
+/// Applies the manifests to a cluster and waits until the driver serves.
+pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
+    let world = world(session, cluster.client().clone(), cluster.nodes().first(), Patience::FULL)?;
+    world.manifests.apply(&world.client).await?;
+    stories::install::ready(&world).await
+}
+
+async fn against_any_cluster(session: &Session, kubeconfig: &std::path::Path) -> Result<Report> {
+    let config =
+        Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+    let client = Client::try_from(config).context("make a client of the API server")?;
+    let world = world(session, client, None, Patience::FULL)?;
+    let mut report = Report::new();
+    tell_all(session, &mut report, &world, None).await;
+    state_dump::write(&world, &session.workspace.reports(RUN)).await;
+    // Somebody else's cluster is left as it was found, also when a story failed.
+    let mut story = Story::begin(session, &mut report, "clean-up");
+    let cleaned = async {
+        stories::removal::delete_namespace(&world).await?;
+        stories::removal::no_volumes(&world).await?;
+        stories::install::remove(&world).await
+    };
+    let cleaned = cleaned.await;
+    story.note("remove what the run made", &cleaned);
+    Ok(report)
+}
+
+fn world<'a>(
+    session: &Session,
+    client: Client,
+    node: Option<&'a cluster::Node>,
+    patience: Patience,
+) -> Result<World<'a>> {
+    let manifests = Manifests::read(&session.workspace.root().join("csi").join("deploy"))?;
+    let driver = Driver::of(&manifests)?;
+    Ok(World { client, node, manifests, driver, namespace: "loopfs-e2e".into(), patience })
+}
+
+/// The stories in their order; those after one that failed are reported as not run.
+async fn tell_all(session: &Session, report: &mut Report, world: &World<'_>, broken: Option<Breakage>) {
+    let names = [
+        stories::install::NAME,
+        stories::flow::NAME,
+        stories::read_only_claims::NAME,
+        stories::bad_claims::NAME,
+        stories::driver_restart::NAME,
+        stories::removal::NAME,
+    ];
+    let mut told = 0;
+    let outcome = tell_in_order(session, report, world, broken, &mut told).await;
+    if outcome.is_err() {
+        for name in &names[told + 1..] {
+            report.push(name, "the whole story", Outcome::NotRun, Duration::ZERO);
+        }
+    }
+}
+
+async fn tell_in_order(
+    session: &Session,
+    report: &mut Report,
+    world: &World<'_>,
+    broken: Option<Breakage>,
+    told: &mut usize,
+) -> Told {
+    let device = match (world.node, broken) {
+        (Some(node), Some(Breakage::Quota | Breakage::NoDisk | Breakage::WrongDisk)) => {
+            let mut story = Story::begin(session, report, stories::install::NAME);
+            Some(story.step("find the data disk", breakage::data_device(node)).await?)
+        }
+        _ => None,
+    };
+    let mut story = Story::begin(session, report, stories::install::NAME);
+    match (world.node, &device, broken) {
+        (Some(node), Some(device), Some(Breakage::Quota)) => {
+            story.step("break: mount without quota", breakage::mount_without_quota(node, device)).await?;
+        }
+        (Some(node), Some(_), Some(Breakage::NoDisk)) => {
+            story.step("break: unmount the data disk", breakage::unmount(node)).await?;
+        }
+        _ => {}
+    }
+    stories::install::tell(&mut story, world).await?;
+    if let (Some(node), Some(device), Some(Breakage::WrongDisk)) = (world.node, &device, broken) {
+        story.step("break: remove the driver", stories::install::remove(world)).await?;
+        story.step("break: put another file system there", breakage::replace(node, device)).await?;
+        stories::install::tell(&mut story, world).await?;
+    }
+    let before = match world.node {
+        Some(node) => Some(story.step("look at the node", Inventory::take(node)).await?),
+        None => None,
+    };
+    *told += 1;
+    stories::flow::tell(&mut Story::begin(session, report, stories::flow::NAME), world, broken).await?;
+    *told += 1;
+    let mut story = Story::begin(session, report, stories::read_only_claims::NAME);
+    stories::read_only_claims::tell(&mut story, world).await?;
+    *told += 1;
+    stories::bad_claims::tell(&mut Story::begin(session, report, stories::bad_claims::NAME), world).await?;
+    *told += 1;
+    stories::driver_restart::tell(&mut Story::begin(session, report, stories::driver_restart::NAME), world)
+        .await?;
+    *told += 1;
+    let mut story = Story::begin(session, report, stories::removal::NAME);
+    if broken == Some(Breakage::Leak) {
+        story.step("break: leak a loop device", breakage::leak_loop_device(world)).await?;
+    }
+    stories::removal::tell(&mut story, world, before.as_ref()).await
+}

@@ -1,0 +1,77 @@
+//! What the cluster looked like at the end, for whoever reads the report: objects, events, logs of pods.
+
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use kube::api::{ListParams, LogParams};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::world::World;
+
+/// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. What cannot be had is said in its place: a
+/// dump that fails must not hide why it was taken.
+pub(super) async fn write(world: &World<'_>, dir: &Path) {
+    let objects = dir.join("objects");
+    let logs = dir.join("logs").join("pods");
+    for dir in [&objects, &logs] {
+        if let Err(error) = fs::create_dir_all(dir) {
+            eprintln!("create {}: {error}", dir.display());
+            return;
+        }
+    }
+    dump::<Pod>(world, &objects).await;
+    dump::<PersistentVolumeClaim>(world, &objects).await;
+    dump::<PersistentVolume>(world, &objects).await;
+    dump::<StorageClass>(world, &objects).await;
+    dump::<CSINode>(world, &objects).await;
+    dump::<Node>(world, &objects).await;
+    dump::<Event>(world, &objects).await;
+    let pods: Api<Pod> = Api::all(world.client.clone());
+    for pod in pods.list(&ListParams::default()).await.into_iter().flatten() {
+        pod_logs(world, &pod, &logs).await;
+    }
+}
+
+async fn dump<K>(world: &World<'_>, dir: &Path)
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+{
+    let api: Api<K> = Api::all(world.client.clone());
+    let text = match api.list(&ListParams::default()).await {
+        Ok(list) => {
+            let mut items = list.items;
+            for item in &mut items {
+                // Who set which field when is longer than the object, and nobody reads it here.
+                item.meta_mut().managed_fields = None;
+            }
+            serde_norway::to_string(&items).unwrap_or_else(|error| format!("# {error}\n"))
+        }
+        Err(error) => format!("# {error}\n"),
+    };
+    keep(&dir.join(format!("{}.yaml", K::plural(&()))), &text);
+}
+
+async fn pod_logs(world: &World<'_>, pod: &Pod, dir: &Path) {
+    let (Some(namespace), name) = (pod.namespace(), pod.name_any()) else { return };
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), &namespace);
+    for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
+        for (previous, suffix) in [(true, ".previous"), (false, "")] {
+            let params =
+                LogParams { container: Some(container.name.clone()), previous, ..LogParams::default() };
+            // There is no previous one unless it was restarted.
+            let Ok(text) = pods.logs(&name, &params).await else { continue };
+            keep(&dir.join(format!("{namespace}.{name}.{}{suffix}.log", container.name)), &text);
+        }
+    }
+}
+
+fn keep(path: &Path, text: &str) {
+    if let Err(error) = fs::write(path, text) {
+        eprintln!("write {}: {error}", path.display());
+    }
+}

@@ -1,0 +1,121 @@
+//! Claims that cannot be met: each is told why by an event, and none leaves anything behind.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, ResourceExt};
+
+use crate::cluster::waiting::until_event;
+use crate::e2e::inventory::Inventory;
+use crate::e2e::sizes::Size;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::workload::{Use, claim, holder};
+use crate::e2e::world::{FOREIGN_NODE, World};
+
+pub(in crate::e2e) const NAME: &str = "bad claims";
+
+/// More than any node's file system.
+const TOO_LARGE: Size = Size::mebibytes(1 << 30);
+const ORDINARY: Size = Size::mebibytes(1);
+const REFUSED: &str = "ProvisioningFailed";
+
+pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
+    let before = match world.node {
+        Some(node) => Some(story.step("look at the node", Inventory::take(node)).await?),
+        None => None,
+    };
+    let class = world.driver.class_name();
+    let asked = TOO_LARGE.bytes().to_string();
+    for mode in ["Filesystem", "Block"] {
+        let name = format!("too-large-{}", mode.to_lowercase());
+        let words = [asked.as_str(), "available"];
+        let refused = refused(world, &name, &class, TOO_LARGE, mode, "ReadWriteOnce", &words);
+        story.step(&format!("a {mode} claim larger than the file system"), refused).await?;
+    }
+    let refused_mode =
+        refused(world, "shared", &class, ORDINARY, "Filesystem", "ReadWriteMany", &["ReadWriteMany"]);
+    story.step("an access mode that a local volume cannot have", refused_mode).await?;
+    story.step("an unknown parameter of the StorageClass", unknown_parameter(world)).await?;
+    story.step("a size of zero is refused by the API server itself", zero(world)).await?;
+    match (world.node, before) {
+        (Some(node), Some(before)) => {
+            story
+                .step("nothing was left on the node", async {
+                    let more = Inventory::take(node).await?.beyond(&before);
+                    anyhow::ensure!(more.is_empty(), "left behind: {}", more.join("; "));
+                    Ok(())
+                })
+                .await
+        }
+        _ => {
+            story.skip("nothing was left on the node", FOREIGN_NODE);
+            Ok(())
+        }
+    }
+}
+
+/// Makes a claim and a pod that wants it: an event must say why not, with each of `words`.
+async fn refused(
+    world: &World<'_>,
+    name: &str,
+    class: &str,
+    size: Size,
+    mode: &str,
+    access: &str,
+    words: &[&str],
+) -> Result<()> {
+    let object = claim(name, class, size, mode, access)?;
+    let object = world.claims().create(&PostParams::default(), &object).await.context("create the claim")?;
+    let r#use = if mode == "Block" { Use::Device } else { Use::Mounted };
+    let pod = holder(name, name, r#use, false)?;
+    world.pods().create(&PostParams::default(), &pod).await.context("create the pod")?;
+
+    let message = until_event(&world.client, &object, REFUSED, world.patience.start).await?;
+    for word in words {
+        anyhow::ensure!(message.contains(word), "the event does not say {word:?}: {message}");
+    }
+    let pod: Pod = world.pods().get(name).await?;
+    let phase = pod.status.and_then(|status| status.phase);
+    anyhow::ensure!(phase.as_deref() == Some("Pending"), "the pod is {phase:?}, not Pending");
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let made = volumes.list(&ListParams::default()).await?.into_iter().find(|volume| {
+        let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+        claim.is_some_and(|claim| claim.uid == object.metadata.uid)
+    });
+    anyhow::ensure!(made.is_none(), "a volume was made for it: {:?}", made.map(|volume| volume.name_any()));
+
+    world.pods().delete(name, &DeleteParams::default().grace_period(0)).await.context("delete the pod")?;
+    world.claims().delete(name, &DeleteParams::default()).await.context("delete the claim")?;
+    Ok(())
+}
+
+async fn unknown_parameter(world: &World<'_>) -> Result<()> {
+    let mut class: StorageClass = world.driver.class.clone();
+    class.metadata =
+        kube::core::ObjectMeta { name: Some(format!("{}-colour", world.namespace)), ..Default::default() };
+    class.parameters.get_or_insert_default().insert("colour".into(), "blue".into());
+    let classes: Api<StorageClass> = Api::all(world.client.clone());
+    let name = class.name_any();
+    classes.create(&PostParams::default(), &class).await.context("create the StorageClass")?;
+    let refused =
+        refused(world, "unknown-parameter", &name, ORDINARY, "Filesystem", "ReadWriteOnce", &["colour"])
+            .await;
+    // Also when the case failed: the class is not in the namespace that is deleted at the end.
+    classes.delete(&name, &DeleteParams::default()).await.context("delete the StorageClass")?;
+    refused
+}
+
+async fn zero(world: &World<'_>) -> Result<()> {
+    let object =
+        claim("zero", &world.driver.class_name(), Size::mebibytes(0), "Filesystem", "ReadWriteOnce")?;
+    match world.claims().create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status))
+            if status.code == 422 && status.message.contains("greater than zero") =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(error).context("not the refusal expected"),
+        Ok(_) => anyhow::bail!("the API server took a claim of zero bytes"),
+    }
+}

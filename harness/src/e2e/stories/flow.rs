@@ -1,0 +1,227 @@
+//! The main job: a StatefulSet with a mounted, a read-only and a block volume, checked from inside the
+//! pod, grown while in use, with the driver killed in the middle of it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::cluster::waiting::{State, until, until_event, until_logged};
+use crate::e2e::breakage::Breakage;
+use crate::e2e::containers::{Container, freeze, kill};
+use crate::e2e::sizes::Size;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::talking::{exec_ok, http_get, last_words};
+use crate::e2e::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT};
+use crate::e2e::world::{FOREIGN_NODE, World};
+
+pub(in crate::e2e) const NAME: &str = "flow";
+
+const SIZE: Size = Size::mebibytes(1);
+const GROWN: Size = Size::mebibytes(4);
+
+pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broken: Option<Breakage>) -> Told {
+    let containers: Vec<&str> = world.driver.containers().collect();
+    story.step("create the StatefulSet with three claims of 1Mi", create(world, broken)).await?;
+    story.step("the claims are bound to volumes of exactly that size", bound(world)).await?;
+    kill_driver(story, world, "kill the driver while the pod starts", &containers[..1]).await?;
+    story
+        .step("[INIT-PASSED]", verdict(world, "[INIT-PASSED]", "[INIT-FAILED]", world.patience.start))
+        .await?;
+    story.step("exec sees the volume", exec_sees(world, SIZE)).await?;
+    story.step("port-forward reaches the pod", forward_reaches(world, "[INIT-PASSED]")).await?;
+    if broken == Some(Breakage::Resize) {
+        story.step("freeze the driver, so that nothing grows", freeze_driver(world)).await?;
+    }
+    story.step("ask for 4Mi", ask_for(world, GROWN)).await?;
+    if broken != Some(Breakage::Resize) {
+        kill_driver(story, world, "kill the driver while the claims grow", &containers).await?;
+    }
+    story.step("the claims have grown", grown(world)).await?;
+    story
+        .step("[RESIZE-PASSED]", verdict(world, "[RESIZE-PASSED]", "[INIT-FAILED]", world.patience.grow))
+        .await?;
+    story.step("exec sees the grown volume", exec_sees(world, GROWN)).await?;
+    story.step("describe shows what happened to the claims", events(world)).await?;
+    story.step("logs of the driver can be read", driver_logs(world)).await
+}
+
+async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(world.client.clone());
+    let namespace = workload::namespace(&world.namespace)?;
+    namespaces.create(&PostParams::default(), &namespace).await.context("create the namespace")?;
+    let flow = workload::flow(&FlowSpec {
+        class: &world.driver.class,
+        size: SIZE,
+        grown: GROWN,
+        honour_read_only: broken != Some(Breakage::Readonly),
+    })?;
+    let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), &world.namespace);
+    sets.create(&PostParams::default(), &flow).await.context("create the StatefulSet")?;
+    Ok(())
+}
+
+async fn bound(world: &World<'_>) -> Result<()> {
+    until_claims(world, world.patience.start, |claim| {
+        let status = claim.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("without status");
+        (phase != "Bound").then(|| format!("is {phase}"))
+    })
+    .await?;
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    for name in FLOW_CLAIMS {
+        let claim = world.claims().get(name).await?;
+        let volume = claim.spec.and_then(|spec| spec.volume_name).context("a bound claim names no volume")?;
+        let volume = volumes.get(&volume).await?;
+        let capacity =
+            volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()).and_then(|c| c.get("storage"));
+        let asked = Quantity(SIZE.quantity());
+        anyhow::ensure!(
+            capacity == Some(&asked),
+            "{} of claim {name} has capacity {capacity:?}",
+            volume.name_any()
+        );
+    }
+    Ok(())
+}
+
+async fn verdict(world: &World<'_>, passed: &str, failed: &str, within: std::time::Duration) -> Result<()> {
+    until_logged(&world.pods(), FLOW_POD, within, |line| {
+        if line.starts_with(failed) {
+            State::Hopeless(line.to_owned())
+        } else {
+            State::when(line.starts_with(passed), format!("its last line is {line:?}"))
+        }
+    })
+    .await
+}
+
+async fn exec_sees(world: &World<'_>, size: Size) -> Result<()> {
+    let shown = exec_ok(&world.pods(), FLOW_POD, &["/volume-check", "show", "/vol/default"]).await?;
+    let expected = format!("{} bytes", size.bytes());
+    anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
+    Ok(())
+}
+
+async fn forward_reaches(world: &World<'_>, verdict: &str) -> Result<()> {
+    let answer = http_get(&world.pods(), FLOW_POD, VERDICT_PORT).await?;
+    anyhow::ensure!(answer.ends_with(verdict), "expected {verdict} at the end of {answer:?}");
+    Ok(())
+}
+
+async fn ask_for(world: &World<'_>, size: Size) -> Result<()> {
+    for name in FLOW_CLAIMS {
+        let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
+        let patched = world.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.with_context(|| format!("ask for {} in claim {name}", size.quantity()))?;
+    }
+    Ok(())
+}
+
+/// The status says what the request says, and that nothing is left to be done.
+async fn grown(world: &World<'_>) -> Result<()> {
+    let asked = Quantity(GROWN.quantity());
+    until_claims(world, world.patience.grow, |claim| {
+        let status = claim.status.clone().unwrap_or_default();
+        let capacity = status.capacity.unwrap_or_default().remove("storage").unwrap_or_default();
+        if capacity != asked {
+            return Some(format!("has not grown: {} asked, it has {}", asked.0, capacity.0));
+        }
+        let pending = status.allocated_resource_statuses.unwrap_or_default();
+        if !pending.is_empty() {
+            return Some(format!("has grown, yet its status is still {pending:?}"));
+        }
+        let conditions: Vec<String> =
+            status.conditions.into_iter().flatten().map(|condition| condition.type_).collect();
+        (!conditions.is_empty()).then(|| format!("has grown, yet keeps the conditions {conditions:?}"))
+    })
+    .await
+}
+
+async fn events(world: &World<'_>) -> Result<()> {
+    for name in FLOW_CLAIMS {
+        let claim = world.claims().get(name).await?;
+        for reason in ["ProvisioningSucceeded", "Resizing", growth_event(&claim)] {
+            until_event(&world.client, &claim, reason, world.patience.start).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Whoever finishes the growth says so: the provisioner, or for a block volume the kubelet.
+fn growth_event(claim: &PersistentVolumeClaim) -> &'static str {
+    match claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) {
+        Some("Block") => "FileSystemResizeSuccessful",
+        _ => "VolumeResizeSuccessful",
+    }
+}
+
+async fn driver_logs(world: &World<'_>) -> Result<()> {
+    for pod in world.live_driver_pods().await? {
+        for container in world.driver.containers() {
+            let log = last_words(&world.driver_pods(), &pod.name_any(), container, 100).await;
+            anyhow::ensure!(log.lines().count() > 1, "{container} of {} logged only {log:?}", pod.name_any());
+        }
+    }
+    Ok(())
+}
+
+async fn kill_driver(story: &mut Story<'_>, world: &World<'_>, title: &str, containers: &[&str]) -> Told {
+    let Some(node) = world.node else {
+        story.skip(title, FOREIGN_NODE);
+        return Ok(());
+    };
+    story
+        .step(title, async {
+            for pod in world.live_driver_pods().await? {
+                for container in containers {
+                    kill(node, &Container::of(&pod, container)?).await?;
+                }
+            }
+            Ok(())
+        })
+        .await
+}
+
+async fn freeze_driver(world: &World<'_>) -> Result<()> {
+    let node = world.node.context(FOREIGN_NODE)?;
+    for pod in world.live_driver_pods().await? {
+        for container in world.driver.containers() {
+            freeze(node, &Container::of(&pod, container)?).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until `complaint` has nothing to say about any claim of the flow.
+async fn until_claims(
+    world: &World<'_>,
+    within: std::time::Duration,
+    complaint: impl Fn(&PersistentVolumeClaim) -> Option<String>,
+) -> Result<()> {
+    until(
+        world.claims(),
+        watcher::Config::default(),
+        within,
+        |claims: &BTreeMap<String, PersistentVolumeClaim>| {
+            let of_flow: Vec<_> =
+                claims.values().filter(|claim| FLOW_CLAIMS.contains(&claim.name_any().as_str())).collect();
+            if of_flow.len() < FLOW_CLAIMS.len() {
+                return State::Waiting(format!("{} of {} claims exist", of_flow.len(), FLOW_CLAIMS.len()));
+            }
+            let complaints: Vec<String> = of_flow
+                .iter()
+                .filter_map(|claim| Some(format!("claim {} {}", claim.name_any(), complaint(claim)?)))
+                .collect();
+            State::when(complaints.is_empty(), complaints.join("; "))
+        },
+    )
+    .await
+    .map(drop)
+}

@@ -1,0 +1,88 @@
+//! The manifests are applied, the driver's pods become ready, and the node offers the driver.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+
+use crate::cluster::waiting::{State, until, until_one};
+use crate::e2e::story::{Story, Told};
+use crate::e2e::talking::last_words;
+use crate::e2e::world::World;
+
+pub(in crate::e2e) const NAME: &str = "install";
+
+/// Enough of a driver's log to hold the reason why it does not serve.
+const LAST_WORDS: i64 = 5;
+
+pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
+    story.step("apply the manifests", world.manifests.apply(&world.client)).await?;
+    story.step("the driver's pods are ready", ready(world)).await?;
+    story.step("every node with a driver pod offers the driver", offered(world)).await
+}
+
+/// Waits for the DaemonSet's pods; an error ends with what the driver says about it.
+pub(in crate::e2e) async fn ready(world: &World<'_>) -> Result<()> {
+    let name = world.driver.daemon_set();
+    let waited = until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
+        let Some(daemon_set) = daemon_set else { return State::Waiting(format!("no DaemonSet {name}")) };
+        let Some(status) = &daemon_set.status else { return State::Waiting("no status yet".into()) };
+        let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
+        let seen = status.observed_generation >= daemon_set.metadata.generation;
+        State::when(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
+    })
+    .await;
+    match waited {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            Err(error.context(format!("the driver does not become ready; {}", complaints(world).await)))
+        }
+    }
+}
+
+async fn offered(world: &World<'_>) -> Result<()> {
+    let pods = world.live_driver_pods().await?;
+    let nodes: Vec<String> = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
+    until(Api::all(world.client.clone()), watcher::Config::default(), world.patience.start, |csi_nodes| {
+        let offers = |node: &CSINode| node.spec.drivers.iter().any(|driver| driver.name == world.driver.name);
+        let offering: Vec<String> =
+            csi_nodes.values().filter(|node| offers(node)).map(ResourceExt::name_any).collect();
+        let missing: Vec<&String> = nodes.iter().filter(|node| !offering.contains(node)).collect();
+        State::when(
+            missing.is_empty(),
+            format!("the kubelet of {missing:?} has not registered {}", world.driver.name),
+        )
+    })
+    .await
+    .map(drop)
+}
+
+/// The last words of every container of the driver: nobody knows better why it does not serve.
+pub(in crate::e2e) async fn complaints(world: &World<'_>) -> String {
+    let pods = match world.live_driver_pods().await {
+        Ok(pods) if pods.is_empty() => return "it has no pods".into(),
+        Ok(pods) => pods,
+        Err(error) => return format!("its pods cannot be listed: {error:#}"),
+    };
+    let mut words = Vec::new();
+    for pod in &pods {
+        let name = pod.name_any();
+        for container in world.driver.containers() {
+            let log = last_words(&world.driver_pods(), &name, container, LAST_WORDS).await;
+            words.push(format!("{container} of {name} says:\n{}", log.trim_end()));
+        }
+    }
+    words.join("\n")
+}
+
+/// Takes the driver out of the cluster again and waits until its pods are gone.
+pub(in crate::e2e) async fn remove(world: &World<'_>) -> Result<()> {
+    world.manifests.delete(&world.client).await?;
+    let scope = watcher::Config::default().labels(world.driver.pod_labels());
+    until(world.driver_pods(), scope, world.patience.end, |pods| {
+        State::when(pods.is_empty(), format!("{:?} still exist", pods.keys().collect::<Vec<_>>()))
+    })
+    .await
+    .context("the driver's pods do not end")
+    .map(drop)
+}

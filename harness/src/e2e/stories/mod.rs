@@ -1,0 +1,8 @@
+//! What is checked, one story per file, in the order in which they are told.
+
+pub(super) mod bad_claims;
+pub(super) mod driver_restart;
+pub(super) mod flow;
+pub(super) mod install;
+pub(super) mod read_only_claims;
+pub(super) mod removal;

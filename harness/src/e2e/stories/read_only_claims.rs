@@ -1,0 +1,94 @@
+//! Claims that a pod asks for read-only: the driver itself publishes them so.
+
+use anyhow::{Context, Result};
+use kube::api::{DeleteParams, PostParams};
+
+use crate::cluster::waiting::{State, until_one};
+use crate::e2e::sizes::Size;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::talking::{exec, exec_ok};
+use crate::e2e::workload::{Use, claim, holder};
+use crate::e2e::world::World;
+
+pub(in crate::e2e) const NAME: &str = "read-only claims";
+
+const SIZE: Size = Size::mebibytes(2);
+const TEXT: &str = "written before";
+
+pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
+    for (name, mode, r#use, file) in
+        [("mounted", "Filesystem", Use::Mounted, "/vol/file"), ("device", "Block", Use::Device, "/vol")]
+    {
+        let claim_name = format!("read-only-{name}");
+        story
+            .step(&format!("{name}: a pod writes to it"), write(world, &claim_name, mode, r#use, file))
+            .await?;
+        let reader = format!("{claim_name}-reader");
+        story
+            .step(&format!("{name}: a pod that asked for it read-only reads it"), async {
+                start(world, &reader, &claim_name, r#use, true).await?;
+                let length = TEXT.len().to_string();
+                let peek = ["/volume-check", "peek", file, &length];
+                let read = exec_ok(&world.pods(), &reader, &peek).await?;
+                anyhow::ensure!(read == TEXT, "what was written before is not what is read: {read:?}");
+                Ok(())
+            })
+            .await?;
+        story
+            .step(&format!("{name}: the same pod cannot write to it"), async {
+                let said = exec(&world.pods(), &reader, &["/volume-check", "poke", file, "no"]).await?;
+                anyhow::ensure!(!said.succeeded, "a write was allowed on the read-only volume");
+                let refused =
+                    ["os error 30", "os error 1)", "os error 13"].iter().any(|e| said.stderr.contains(e));
+                anyhow::ensure!(refused, "the write failed, but not because of the volume: {}", said.stderr);
+                Ok(())
+            })
+            .await?;
+        story.step(&format!("{name}: the pod ends"), end(world, &reader)).await?;
+    }
+    Ok(())
+}
+
+async fn write(world: &World<'_>, claim_name: &str, mode: &str, r#use: Use, file: &str) -> Result<()> {
+    let class = world.driver.class_name();
+    let claim = claim(claim_name, &class, SIZE, mode, "ReadWriteOnce")?;
+    world.claims().create(&PostParams::default(), &claim).await.context("create the claim")?;
+    let writer = format!("{claim_name}-writer");
+    start(world, &writer, claim_name, r#use, false).await?;
+    let verb = if r#use == Use::Device { "poke" } else { "write" };
+    exec_ok(&world.pods(), &writer, &["/volume-check", verb, file, TEXT]).await?;
+    end(world, &writer).await
+}
+
+/// Starts a pod that holds the claim, and waits until it runs.
+pub(in crate::e2e) async fn start(
+    world: &World<'_>,
+    pod: &str,
+    claim: &str,
+    r#use: Use,
+    read_only: bool,
+) -> Result<()> {
+    let object = holder(pod, claim, r#use, read_only)?;
+    world
+        .pods()
+        .create(&PostParams::default(), &object)
+        .await
+        .with_context(|| format!("create pod {pod}"))?;
+    until_one(world.pods(), pod, world.patience.start, |pod| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
+        State::when(phase == "Running", format!("it is {phase}"))
+    })
+    .await
+    .with_context(|| format!("pod {pod} does not run"))
+    .map(drop)
+}
+
+/// Deletes a pod and waits until it is gone, and its volumes with it.
+pub(in crate::e2e) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
+    world.pods().delete(pod, &DeleteParams::default()).await.with_context(|| format!("delete pod {pod}"))?;
+    until_one(world.pods(), pod, world.patience.end, |pod| State::when(pod.is_none(), "it still exists"))
+        .await
+        .with_context(|| format!("pod {pod} does not end"))
+        .map(drop)
+}

@@ -1,0 +1,87 @@
+//! Everything is deleted, and nothing is left: not in the API, and not on the node.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
+use kube::Api;
+use kube::api::DeleteParams;
+use kube::runtime::watcher;
+use tokio::time::{Instant, sleep};
+
+use crate::cluster::Node;
+use crate::cluster::waiting::{State, until, until_one};
+use crate::e2e::inventory::Inventory;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::world::{FOREIGN_NODE, World};
+
+pub(in crate::e2e) const NAME: &str = "removal";
+
+/// Data is removed in the background, which nothing announces.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+pub(in crate::e2e) async fn tell(
+    story: &mut Story<'_>,
+    world: &World<'_>,
+    before: Option<&Inventory>,
+) -> Told {
+    story.step("delete the namespace of the stories", delete_namespace(world)).await?;
+    story.step("no volume of the driver is left", no_volumes(world)).await?;
+    let title = "files, project ids, loop devices and mounts are as before";
+    match (world.node, before) {
+        (Some(node), Some(before)) => story.step(title, nothing_left(world, node, before)).await,
+        _ => {
+            story.skip(title, FOREIGN_NODE);
+            Ok(())
+        }
+    }
+}
+
+/// Deletes the namespace with all claims and pods in it and waits until it is gone.
+pub(in crate::e2e) async fn delete_namespace(world: &World<'_>) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(world.client.clone());
+    let name = &world.namespace;
+    match namespaces.delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        result => drop(result.with_context(|| format!("delete namespace {name}"))?),
+    }
+    until_one(namespaces, name, world.patience.end, |namespace| {
+        let Some(namespace) = namespace else { return State::Reached };
+        let conditions = namespace.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let why: Vec<_> =
+            conditions.filter(|c| c.status == "True").filter_map(|c| c.message.clone()).collect();
+        State::Waiting(format!("it still exists: {}", why.join("; ")))
+    })
+    .await
+    .with_context(|| format!("namespace {name} does not go"))
+    .map(drop)
+}
+
+pub(in crate::e2e) async fn no_volumes(world: &World<'_>) -> Result<()> {
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    until(volumes, watcher::Config::default(), world.patience.end, |volumes| {
+        let ours = volumes.values().filter(|volume| {
+            let spec = volume.spec.as_ref();
+            let driver = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());
+            let claim =
+                spec.and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.namespace.as_deref());
+            driver == Some(&world.driver.name) && claim == Some(&world.namespace)
+        });
+        let left: Vec<_> = ours.filter_map(|volume| volume.metadata.name.clone()).collect();
+        State::when(left.is_empty(), format!("left: {}", left.join(", ")))
+    })
+    .await
+    .map(drop)
+}
+
+async fn nothing_left(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    let deadline = Instant::now() + world.patience.end;
+    loop {
+        let more = Inventory::take(node).await?.beyond(before);
+        if more.is_empty() {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "leaked: {}", more.join("; "));
+        sleep(LOOK_AGAIN).await;
+    }
+}

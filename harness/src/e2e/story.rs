@@ -1,0 +1,106 @@
+//! A story is a list of steps that build on each other: the first that fails ends it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use crate::report::{Outcome, Report};
+use crate::session::Session;
+
+/// One story being told; its steps go into the report as they happen.
+pub(super) struct Story<'a> {
+    session: &'a Session,
+    report: &'a mut Report,
+    name: &'static str,
+}
+
+/// A step failed; the report has the reason.
+#[derive(Debug)]
+pub(super) struct StoryFailed;
+
+/// What a story comes to.
+pub(super) type Told<T = ()> = Result<T, StoryFailed>;
+
+impl<'a> Story<'a> {
+    pub(super) fn begin(session: &'a Session, report: &'a mut Report, name: &'static str) -> Story<'a> {
+        Story { session, report, name }
+    }
+
+    /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the story.
+    pub(super) async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Told<T> {
+        let shown = self.session.progress.step(format!("{}: {title}", self.name));
+        let started = Instant::now();
+        let result = self.session.until_cancelled(work).await;
+        self.report.record(self.name, title, started.elapsed(), &result);
+        match result {
+            Ok(value) => {
+                shown.done("");
+                Ok(value)
+            }
+            Err(error) => {
+                shown.failed(format!("{error:#}"));
+                self.report.push(self.name, "the rest of this story", Outcome::NotRun, Duration::ZERO);
+                Err(StoryFailed)
+            }
+        }
+    }
+
+    /// Records something that was done whatever came before.
+    pub(super) fn note<T>(&mut self, title: &str, result: &Result<T>) {
+        self.report.record(self.name, title, Duration::ZERO, result);
+    }
+
+    /// Records that a step does not apply to this cluster.
+    pub(super) fn skip(&mut self, title: &str, reason: &str) {
+        self.report.push(self.name, title, Outcome::Skipped(reason.to_owned()), Duration::ZERO);
+    }
+}
+
+/// A case of a report as the background process hands it over.
+#[derive(Debug, Deserialize)]
+pub(super) struct HandedOver {
+    suite: String,
+    name: String,
+    outcome: String,
+    #[serde(default)]
+    message: String,
+    seconds: f64,
+}
+
+/// The report that a background process made.
+pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
+    let mut report = Report::new();
+    for case in cases {
+        let outcome = match case.outcome.as_str() {
+            "passed" => Outcome::Passed,
+            "skipped" => Outcome::Skipped(case.message),
+            "not-run" => Outcome::NotRun,
+            // Whatever else it says, it does not say that it passed.
+            _ => Outcome::Failed(case.message),
+        };
+        report.push(&case.suite, &case.name, outcome, Duration::from_secs_f64(case.seconds));
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_the_hand_over() {
+        let mut report = Report::new();
+        for outcome in
+            [Outcome::Passed, Outcome::Failed("why".into()), Outcome::Skipped("n/a".into()), Outcome::NotRun]
+        {
+            report.push("suite", "case", outcome, Duration::from_millis(1500));
+        }
+        let line = serde_json::to_string(&report.cases).unwrap();
+        let again = report_of(serde_json::from_str(&line).unwrap());
+        let outcomes =
+            |report: &Report| report.cases.iter().map(|case| case.outcome.clone()).collect::<Vec<_>>();
+        assert_eq!(outcomes(&again), outcomes(&report));
+        assert_eq!(again.cases[0].time, Duration::from_millis(1500));
+    }
+}

@@ -1,0 +1,146 @@
+//! The objects of the stories: what a user would write, as the API takes it.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use serde_json::{Value, json};
+
+use super::sizes::Size;
+
+/// The image of the test pods; it holds `/volume-check` and nothing else is needed of it.
+pub(super) const TEST_IMAGE: &str = "docker.io/library/volume-check:dev";
+/// Where the test program answers with its latest verdict.
+pub(super) const VERDICT_PORT: u16 = 8080;
+
+/// The claims of the main flow, as a StatefulSet names them: template, then the pod.
+pub(super) const FLOW: &str = "flow";
+pub(super) const FLOW_POD: &str = "flow-0";
+pub(super) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-flow-0", "vol-block-flow-0"];
+
+pub(super) fn namespace(name: &str) -> Result<Namespace> {
+    typed(json!({"metadata": {"name": name}}))
+}
+
+/// How the test program of the main flow is told to look at its volumes.
+pub(super) struct FlowSpec<'a> {
+    pub(super) class: &'a StorageClass,
+    pub(super) size: Size,
+    pub(super) grown: Size,
+    /// False mounts the read-only volume writable, which the test program must notice.
+    pub(super) honour_read_only: bool,
+}
+
+/// Three claims of one size: mounted, mounted read-only, and as a block device.
+pub(super) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
+    let class = spec.class.metadata.name.as_deref().context("the StorageClass has no name")?;
+    let template = |name: &str, mode: &str| {
+        json!({
+            "metadata": {"name": name},
+            "spec": claim_spec(class, spec.size, mode, "ReadWriteOnce"),
+        })
+    };
+    typed(json!({
+        "metadata": {"name": FLOW},
+        "spec": {
+            "serviceName": FLOW,
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": FLOW}},
+            "template": {
+                "metadata": {"labels": {"app": FLOW}},
+                "spec": {
+                    "terminationGracePeriodSeconds": 5,
+                    "containers": [{
+                        "name": "volume-check",
+                        "image": TEST_IMAGE,
+                        "imagePullPolicy": "Never",
+                        "command": ["/volume-check"],
+                        "args": [
+                            "watch",
+                            "--size", spec.size.bytes().to_string(),
+                            "--grown-size", spec.grown.bytes().to_string(),
+                            "--flags", enforced_flags(spec.class),
+                            "--listen", VERDICT_PORT.to_string(),
+                            "writable:/vol/default", "readonly:/vol/readonly", "block:/vol/block",
+                        ],
+                        "ports": [{"containerPort": VERDICT_PORT}],
+                        "volumeMounts": [
+                            {"name": "vol-default", "mountPath": "/vol/default"},
+                            {"name": "vol-readonly", "mountPath": "/vol/readonly", "readOnly": spec.honour_read_only},
+                        ],
+                        "volumeDevices": [{"name": "vol-block", "devicePath": "/vol/block"}],
+                    }],
+                },
+            },
+            "volumeClaimTemplates": [
+                template("vol-default", "Filesystem"),
+                template("vol-readonly", "Filesystem"),
+                template("vol-block", "Block"),
+            ],
+        },
+    }))
+}
+
+/// A claim of a StorageClass.
+pub(super) fn claim(
+    name: &str,
+    class: &str,
+    size: Size,
+    mode: &str,
+    access: &str,
+) -> Result<PersistentVolumeClaim> {
+    typed(json!({"metadata": {"name": name}, "spec": claim_spec(class, size, mode, access)}))
+}
+
+/// How a pod uses a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Mounted,
+    Device,
+}
+
+/// A pod that holds a claim, as `/vol`, and does nothing with it by itself.
+pub(super) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Result<Pod> {
+    let (mounts, devices) = match r#use {
+        Use::Mounted => (json!([{"name": "vol", "mountPath": "/vol"}]), json!([])),
+        Use::Device => (json!([]), json!([{"name": "vol", "devicePath": "/vol"}])),
+    };
+    typed(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": "volume-check",
+                "image": TEST_IMAGE,
+                "imagePullPolicy": "Never",
+                "command": ["/volume-check", "hold"],
+                "volumeMounts": mounts,
+                "volumeDevices": devices,
+            }],
+            "volumes": [{"name": "vol", "persistentVolumeClaim": {"claimName": claim, "readOnly": read_only}}],
+        },
+    }))
+}
+
+/// Of the class's mount options, those a program can see on its mount and that keep it from something.
+fn enforced_flags(class: &StorageClass) -> String {
+    let options = class.mount_options.iter().flatten();
+    let flags: Vec<&str> = options
+        .map(String::as_str)
+        .filter(|option| matches!(*option, "nosuid" | "nodev" | "noexec"))
+        .collect();
+    flags.join(",")
+}
+
+fn claim_spec(class: &str, size: Size, mode: &str, access: &str) -> Value {
+    json!({
+        "storageClassName": class,
+        "volumeMode": mode,
+        "accessModes": [access],
+        "resources": {"requests": {"storage": size.quantity()}},
+    })
+}
+
+fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {
+    serde_json::from_value(value).context("an object of the test is not what its type says")
+}

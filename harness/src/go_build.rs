@@ -1,0 +1,191 @@
+//! Programs built from pinned Go modules: a `go.mod` with `tool` lines and its `go.sum` are the recipe.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::cache::Recipe;
+use crate::process::{Finished, Program};
+use crate::session::Session;
+
+/// A directory of `vm-images` whose `tool` lines name programs to build.
+#[derive(Clone, Copy, Debug)]
+pub struct GoModule {
+    /// The directory, and the name the artifact is cached under.
+    pub name: &'static str,
+    /// The required module that gives the programs their version.
+    pub versioned_by: &'static str,
+    /// `-X` variables that are set to that version, with and without its `v`, major and minor.
+    pub version_variables: &'static [VersionVariable],
+    /// Programs whose package path ends in another name than users know: (built as, called).
+    pub renamed: &'static [(&'static str, &'static str)],
+}
+
+/// A string variable of the linked program, and the part of the version that goes into it.
+#[derive(Clone, Copy, Debug)]
+pub struct VersionVariable {
+    pub variable: &'static str,
+    pub value: fn(&Version) -> String,
+}
+
+/// A module's version, `v1.36.3`.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+    pub patch: u32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+impl Version {
+    /// Reads `v1.36.3`, `go1.26.8` or `1.26.0`; what follows the numbers is left aside.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Version> {
+        let numbers = text.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let mut numbers = numbers.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        let mut next = || numbers.next().and_then(Result::ok);
+        Some(Version { major: next()?, minor: next()?, patch: next().unwrap_or(0) })
+    }
+}
+
+/// Builds the module's programs, or finds them built, and answers the directory that holds them.
+///
+/// # Errors
+/// Go is missing or too old, a module cannot be fetched, or the build fails.
+pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
+    let source = session.workspace.vm_images().join(module.name);
+    let go_mod = source.join("go.mod");
+    let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
+    let version = required_version(&text, module.versioned_by)
+        .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
+    let toolchain = toolchain(&source, &text).await.with_context(|| {
+        format!(
+            "building {} {version} takes Go (https://go.dev/dl); \
+             --kubernetes-bin DIR uses programs you have instead",
+            module.name
+        )
+    })?;
+    let linker_flags = linker_flags(module, &version);
+    let recipe = Recipe::new(module.name, 1)
+        .with("go.mod", &text)
+        .with_file("go.sum", &source.join("go.sum"))?
+        .with("toolchain", &toolchain)
+        .with("target", std::env::consts::ARCH)
+        .with("linker flags", &linker_flags);
+    session
+        .cache
+        .artifact(&recipe, async |out: &Path| {
+            let step = session.progress.step(format!("build {} {version} ({toolchain})", module.name));
+            let notes = step.notes();
+            let mut packages = 0;
+            go(&source)
+                .args(["build", "-v", "-trimpath", "-ldflags", &linker_flags, "-o"])
+                .arg(out)
+                .arg("tool")
+                .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
+                    Some(module) => notes.note(format!("fetching {module}")),
+                    None => {
+                        packages += 1;
+                        notes.note(format!("{packages} packages, {line}"));
+                    }
+                })
+                .run()
+                .await?;
+            for (built, called) in module.renamed {
+                std::fs::rename(out.join(built), out.join(called))
+                    .with_context(|| format!("call the program {built} of {} {called}", module.name))?;
+            }
+            step.done("");
+            Ok(())
+        })
+        .await
+}
+
+/// The version of a module that `go.mod` requires.
+#[must_use]
+pub fn required_version(go_mod: &str, module: &str) -> Option<Version> {
+    go_mod.lines().find_map(|line| {
+        let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+        (words.next()? == module).then(|| Version::parse(words.next()?)).flatten()
+    })
+}
+
+/// The toolchain Go will use for this module, such as `go1.26.8 linux/amd64`.
+async fn toolchain(source: &Path, go_mod: &str) -> Result<String> {
+    let Finished { stdout, .. } = go(source).args(["env", "GOVERSION", "GOOS", "GOARCH"]).run().await?;
+    let words: Vec<&str> = stdout.split_whitespace().collect();
+    let [version, os, arch] = words.as_slice() else {
+        anyhow::bail!("`go env GOVERSION GOOS GOARCH` answered {stdout:?}");
+    };
+    // Go before 1.21 neither obeys the `go` line nor fetches the toolchain it asks for.
+    let needed = go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or("1.24");
+    let too_old = match (Version::parse(version), Version::parse(needed)) {
+        (Some(installed), Some(needed)) => installed < needed,
+        // A development toolchain without numbers is newer than any release.
+        _ => false,
+    };
+    anyhow::ensure!(!too_old, "{version} is installed, go {needed} or newer is needed");
+    Ok(format!("{version} {os}/{arch}"))
+}
+
+/// The go command, for the machine it runs on, free of what a user's environment may say about other work.
+fn go(source: &Path) -> Program {
+    Program::new("go")
+        .current_dir(source)
+        .env("CGO_ENABLED", "0")
+        .env("GOFLAGS", "-mod=readonly")
+        .env("GOWORK", "off")
+        .env_remove("GOOS")
+        .env_remove("GOARCH")
+}
+
+fn linker_flags(module: &GoModule, version: &Version) -> String {
+    let variables = module.version_variables.iter();
+    let variables = variables.map(|v| format!(" -X {}={}", v.variable, (v.value)(version)));
+    std::iter::once("-s -w".to_owned()).chain(variables).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const GO_MOD: &str = "module x\n\ngo 1.26.0\n\nrequire k8s.io/api v0.36.3\n\nrequire (\n\
+                          \tk8s.io/kubernetes v1.36.3\n\tk8s.io/kubernetes-extra v9.9.9 // indirect\n)\n";
+
+    #[rstest]
+    #[case("k8s.io/kubernetes", Some("v1.36.3"))]
+    #[case("k8s.io/api", Some("v0.36.3"))]
+    #[case("k8s.io/kube", None)]
+    fn the_pinned_version_is_read(#[case] module: &str, #[case] expected: Option<&str>) {
+        assert_eq!(required_version(GO_MOD, module).map(|v| v.to_string()).as_deref(), expected);
+    }
+
+    #[rstest]
+    #[case("go1.26.8", Some((1, 26, 8)))]
+    #[case("go1.27rc1", Some((1, 27, 0)))]
+    #[case("1.26.0", Some((1, 26, 0)))]
+    #[case("devel", None)]
+    fn versions_compare_as_numbers(#[case] text: &str, #[case] expected: Option<(u32, u32, u32)>) {
+        assert_eq!(Version::parse(text).map(|v| (v.major, v.minor, v.patch)), expected);
+        assert!(Version::parse("go1.9") < Version::parse("1.26.0"));
+    }
+
+    #[test]
+    fn the_version_reaches_the_linker() {
+        let module = GoModule {
+            name: "x",
+            versioned_by: "y",
+            version_variables: &[VersionVariable { variable: "a.b", value: |v| v.to_string() }],
+            renamed: &[],
+        };
+        let version = Version { major: 1, minor: 2, patch: 3 };
+        assert_eq!(linker_flags(&module, &version), "-s -w -X a.b=v1.2.3");
+    }
+}
