@@ -33,7 +33,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run test lanes: unit, kernel, e2e (all of them unless --lane selects).
-    Test(lanes::Args),
+    Test(lanes::TestArgs),
     /// Run the main job end to end on a cluster of its own, or on any cluster by --kubeconfig.
     E2e(e2e::Args),
     /// Start a cluster with the driver installed, and leave it running.

@@ -1,1 +1,161 @@
-//! Static builds of the workspace's own programs.
+//! Static builds of the workspace's own programs, by cargo, which knows what is up to date.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::process::Program;
+use crate::progress::Step;
+use crate::session::Session;
+
+/// Linked into the program: guests and images of ours hold no C library.
+const RUSTFLAGS: &str = "-Ctarget-feature=+crt-static";
+
+/// Programs that run inside guests and pods.
+#[derive(Clone, Debug)]
+pub struct GuestPrograms {
+    pub init: PathBuf,
+    pub pause: PathBuf,
+    pub volume_check: PathBuf,
+}
+
+/// The driver's two programs.
+#[derive(Clone, Debug)]
+pub struct DriverPrograms {
+    pub csi: PathBuf,
+    pub provisioner: PathBuf,
+}
+
+/// Builds the programs of the guest side.
+///
+/// # Errors
+/// They do not compile.
+pub async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
+    let step = session.progress.step("build the guest's programs");
+    let args = ["build", "--release", "--package", "harness", "--no-default-features", "--bins"];
+    let built = cargo(session, &step, &args).await?;
+    step.done("");
+    Ok(GuestPrograms {
+        init: built.program("guest-init")?,
+        pause: built.program("pause")?,
+        volume_check: built.program("volume-check")?,
+    })
+}
+
+/// Builds the driver.
+///
+/// # Errors
+/// It does not compile.
+pub async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
+    let step = session.progress.step("build the driver");
+    let args = ["build", "--release", "--package", "csi", "--package", "provisioner", "--bins"];
+    let built = cargo(session, &step, &args).await?;
+    step.done("");
+    Ok(DriverPrograms {
+        csi: built.program("loopfs-csi")?,
+        provisioner: built.program("loopfs-provisioner")?,
+    })
+}
+
+/// Builds the test binary `tests/<test>` of a package.
+///
+/// # Errors
+/// It does not compile.
+pub async fn test_binary(session: &Session, package: &str, test: &str, feature: &str) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the {test} tests of {package}"));
+    // Without the debug information, which would be most of the initramfs.
+    let strip = "profile.test.strip=\"debuginfo\"";
+    let args =
+        ["test", "--no-run", "--package", package, "--test", test, "--features", feature, "--config", strip];
+    let built = cargo(session, &step, &args).await?;
+    step.done("");
+    built.program(test)
+}
+
+struct Built(Vec<Artifact>);
+
+impl Built {
+    fn program(&self, name: &str) -> Result<PathBuf> {
+        let found = self.0.iter().find(|artifact| artifact.target.name == name);
+        let path = found.and_then(|artifact| artifact.executable.clone());
+        path.with_context(|| format!("cargo built no program called {name}"))
+    }
+}
+
+#[derive(Deserialize)]
+struct Artifact {
+    reason: String,
+    target: Target,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
+    // A target given by name keeps the flags away from build scripts and procedural macros.
+    let target = host_triple(session.workspace.root()).await?;
+    let notes = step.notes();
+    let (command, rest) = args.split_first().context("no cargo command")?;
+    let finished = program(session.workspace.root())
+        .arg(*command)
+        .args(["--target", &target, "--message-format", "json-render-diagnostics"])
+        .args(rest.iter().copied())
+        .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS)
+        .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
+        .run()
+        .await?;
+    Ok(Built(artifacts(&finished.stdout)))
+}
+
+/// Cargo in the workspace. What the cargo that runs us told us about our own package is not passed on: build
+/// scripts that look at it would run again each time.
+#[must_use]
+pub fn program(workspace: &Path) -> Program {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut program = Program::new(cargo).current_dir(workspace);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == "CARGO_BIN_NAME" {
+            program = program.env_remove(name);
+        }
+    }
+    program
+}
+
+fn artifacts(messages: &str) -> Vec<Artifact> {
+    // Messages of other kinds have other shapes.
+    let parsed = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
+    parsed
+        .filter(|artifact| artifact.reason == "compiler-artifact" && artifact.executable.is_some())
+        .collect()
+}
+
+async fn host_triple(workspace: &Path) -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = Program::new(rustc).arg("-vV").current_dir(workspace).run().await?.stdout;
+    version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .map(str::to_owned)
+        .context("rustc -vV names no host")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_among_the_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"loopfs"},"executable":null}
+{"reason":"build-script-executed","package_id":"x"}
+{"reason":"compiler-artifact","target":{"name":"kernel"},"executable":"/t/kernel-1"}
+{"reason":"build-finished","success":true}"#;
+        let built = Built(artifacts(messages));
+        assert_eq!(built.program("kernel").unwrap(), PathBuf::from("/t/kernel-1"));
+        assert!(built.program("loopfs").is_err());
+    }
+}

@@ -38,7 +38,7 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
 fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter: &Reporter) -> End {
     let mut command = Command::new(&binary.path);
     command.args(&binary.args).env_clear().env("PATH", super::node::PATH).envs(&spec.env);
-    command.env("RUST_BACKTRACE", "1").current_dir("/tmp");
+    command.current_dir("/tmp");
     match children.run(&binary.name, command, "", Output::Log(reporter.clone()), binary.timeout) {
         Ok((end, ..)) => end,
         Err(error) => End::NotStarted(format!("start {}: {error}", binary.path)),

@@ -76,7 +76,7 @@ impl<W: Write> Archive<W> {
     fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) -> io::Result<()> {
         let name = relative(path);
         let size = u32::try_from(content.len())
-            .map_err(|_| io::Error::other(format!("{path} is too large for a cpio archive")))?;
+            .map_err(|error| io::Error::other(format!("{path} is too large for a cpio archive: {error}")))?;
         let inode = self.next_inode;
         self.next_inode += 1;
         let name_size = u32::try_from(name.len() + 1).map_err(io::Error::other)?;

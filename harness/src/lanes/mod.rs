@@ -1,13 +1,77 @@
-//! Test lanes.
+//! Test lanes, from the one any machine can run in seconds to the one that needs a cluster.
+
+mod kernel;
+mod libtest;
+mod unit;
+
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::report::Report;
+use crate::e2e;
+use crate::report::{Outcome, Report};
 use crate::session::Session;
 
+/// Runs lanes in the order of their cost, and all of them even if one fails.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct TestArgs {
+    /// Run only this lane; may be given more than once.
+    #[arg(long = "lane", value_name = "LANE")]
+    lanes: Vec<Lane>,
+    /// Boot this kernel of vm-images/kernels/kernels.toml in the kernel lane, rather than its default.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+    #[command(flatten)]
+    e2e: e2e::Args,
+}
 
-pub async fn run(_session: &Session, _args: Args) -> Result<Report> {
-    anyhow::bail!("being built")
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum Lane {
+    /// Format, lints, unit tests, dependency rules, documentation: no root, no virtual machine.
+    Unit,
+    /// Tests of the kernel interface, as root on a real kernel with XFS project quotas, in QEMU.
+    Kernel,
+    /// The main job end to end: a real control plane and a real kubelet.
+    E2e,
+}
+
+const ALL: [Lane; 3] = [Lane::Unit, Lane::Kernel, Lane::E2e];
+
+/// Runs the lanes selected, and reports each as cases of suites named after it.
+///
+/// # Errors
+/// None of a lane's own: a lane that cannot run is a failed case.
+pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
+    let selected = |lane: &Lane| args.lanes.is_empty() || args.lanes.contains(lane);
+    let mut report = Report::new();
+    for lane in ALL.iter().filter(|lane| selected(lane)) {
+        if session.cancel.is_cancelled() {
+            report.push(lane.name(), "run the lane", Outcome::NotRun, Duration::ZERO);
+            continue;
+        }
+        let started = Instant::now();
+        let result = match lane {
+            Lane::Unit => unit::run(session).await,
+            Lane::Kernel => kernel::run(session, args.kernel.as_deref()).await,
+            Lane::E2e => e2e::run(session, args.e2e.clone()).await,
+        };
+        match result {
+            Ok(cases) => report.append(cases),
+            Err(error) => {
+                let outcome = Outcome::Failed(format!("{error:#}"));
+                report.push(lane.name(), "run the lane", outcome, started.elapsed());
+            }
+        }
+    }
+    Ok(report)
+}
+
+impl Lane {
+    fn name(self) -> &'static str {
+        match self {
+            Lane::Unit => "unit",
+            Lane::Kernel => "kernel",
+            Lane::E2e => "e2e",
+        }
+    }
 }

@@ -1,0 +1,135 @@
+//! Disk images, made on the host by the file systems' own programs on sparse files.
+
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+
+use super::debian::as_root;
+use crate::process::Program;
+
+/// An empty XFS of this size. It takes only the space that is written to it.
+///
+/// # Errors
+/// The file cannot be made, or mkfs.xfs refuses (it wants 300 MiB at least).
+pub async fn xfs(path: &Path, size_mib: u64) -> Result<()> {
+    sparse(path, size_mib)?;
+    // Discarding would only punch holes into a file that is all hole.
+    Program::new("mkfs.xfs").args(["-q", "-f", "-K"]).arg(path).run().await?;
+    Ok(())
+}
+
+/// A read-only disk that brings files of the host into a guest: `files` maps its paths, without a leading
+/// slash, to files of the host. All are executable and root's.
+///
+/// # Errors
+/// A file cannot be read, or the image not be written.
+pub async fn payload(path: &Path, files: &[(String, PathBuf)]) -> Result<()> {
+    let staging = tempfile::tempdir_in(path.parent().context("an image has a parent directory")?)?;
+    let mut bytes = 0;
+    for (name, host) in files {
+        let target = staging.path().join(name);
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        }
+        bytes += fs::copy(host, &target).with_context(|| format!("copy {}", host.display()))?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&target, mode)
+            .with_context(|| format!("set the mode of {}", target.display()))?;
+    }
+    // Room for the metadata of a few files; sparse, so that too much costs nothing.
+    ext4(path, bytes / (1 << 20) + bytes / (20 << 20) + 16, staging.path(), &["^has_journal"]).await
+}
+
+/// An ext4 file system with the content of a directory.
+pub(super) async fn ext4(path: &Path, size_mib: u64, content: &Path, features: &[&str]) -> Result<()> {
+    sparse(path, size_mib)?;
+    let mut program = as_root("mke2fs")
+        .args(["-q", "-F", "-t", "ext4", "-m", "0"])
+        // All tables are written here, rather than by a thread of an emulated kernel.
+        .args(["-E", "lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0"]);
+    for feature in features {
+        program = program.arg("-O").arg(*feature);
+    }
+    program.arg("-d").arg(content).arg(path).run().await?;
+    Ok(())
+}
+
+fn sparse(path: &Path, size_mib: u64) -> Result<()> {
+    File::create(path)
+        .and_then(|file| file.set_len(size_mib << 20))
+        .with_context(|| format!("make the {size_mib} MiB file {}", path.display()))
+}
+
+/// Copies a disk image without filling its holes.
+///
+/// # Errors
+/// The image cannot be read, or the copy not be written.
+pub fn copy(image: &Path, target: &Path) -> Result<()> {
+    copy_data(image, target).with_context(|| format!("copy {} to {}", image.display(), target.display()))
+}
+
+fn copy_data(image: &Path, target: &Path) -> Result<()> {
+    let mut source = File::open(image)?;
+    let mut copy = File::create(target)?;
+    let length = source.metadata()?.len();
+    copy.set_len(length)?;
+    let mut position = 0;
+    while let Some((start, end)) = next_data(&source, position)? {
+        source.seek(SeekFrom::Start(start))?;
+        copy.seek(SeekFrom::Start(start))?;
+        // The standard library copies between files inside the kernel, sharing blocks where it can.
+        std::io::copy(&mut std::io::Read::take(&source, end - start), &mut copy)?;
+        position = end;
+    }
+    Ok(())
+}
+
+/// The next range that is not a hole.
+fn next_data(file: impl AsFd, from: u64) -> Result<Option<(u64, u64)>> {
+    let seek = |offset: u64, whence| lseek(file.as_fd(), offset.cast_signed(), whence);
+    match seek(from, Whence::SeekData) {
+        Ok(start) => {
+            let end = seek(start.cast_unsigned(), Whence::SeekHole)?;
+            Ok(Some((start.cast_unsigned(), end.cast_unsigned())))
+        }
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_the_same_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, target) = (dir.path().join("image"), dir.path().join("copy"));
+        let mut file = File::create(&image).unwrap();
+        file.set_len(64 << 20).unwrap();
+        for offset in [0, 10 << 20, (64 << 20) - 5] {
+            file.seek(SeekFrom::Start(offset)).unwrap();
+            file.write_all(b"bytes").unwrap();
+        }
+        copy(&image, &target).unwrap();
+        assert!(fs::read(&image).unwrap() == fs::read(&target).unwrap());
+        assert!(fs::metadata(&target).unwrap().blocks() * 512 < 1 << 20);
+    }
+
+    #[test]
+    fn a_copy_of_nothing_but_holes_works() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, target) = (dir.path().join("image"), dir.path().join("copy"));
+        sparse(&image, 3).unwrap();
+        copy(&image, &target).unwrap();
+        assert_eq!(fs::metadata(&target).unwrap().len(), 3 << 20);
+    }
+}

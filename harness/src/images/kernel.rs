@@ -1,0 +1,306 @@
+//! Kernels to boot, as `vm-images/kernels/kernels.toml` lists them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::debian::Bootstrap;
+use crate::cache::Recipe;
+use crate::process::Program;
+use crate::session::Session;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Catalogue {
+    default: String,
+    kernel: Vec<Row>,
+    modules: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    name: String,
+    suite: String,
+    package: String,
+}
+
+/// A kernel and its modules, ready to boot.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    name: String,
+    release: String,
+    directory: PathBuf,
+    sets: BTreeMap<String, Vec<String>>,
+}
+
+/// A module as the kernel takes it: decompressed.
+#[derive(Clone, Debug)]
+pub struct Module {
+    pub name: String,
+    pub content: Vec<u8>,
+}
+
+impl Kernel {
+    /// The kernel of this name in the catalogue, or its default.
+    ///
+    /// # Errors
+    /// The catalogue does not list it, or its package cannot be fetched.
+    pub async fn prepare(session: &Session, name: Option<&str>) -> Result<Kernel> {
+        let path = session.workspace.vm_images().join("kernels/kernels.toml");
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let catalogue: Catalogue =
+            toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+        let name = name.unwrap_or(&catalogue.default);
+        let known = || catalogue.kernel.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
+        let row = catalogue
+            .kernel
+            .iter()
+            .find(|row| row.name == name)
+            .with_context(|| {
+                format!("no kernel is called {name} in {}; there is: {}", path.display(), known())
+            })?
+            .clone();
+        let recipe = Recipe::new("kernel", 1).with("suite", &row.suite).with("package", &row.package);
+        let directory = session
+            .cache
+            .artifact(&recipe, async |directory: &Path| {
+                let step = session.progress.step(format!("fetch the kernel {}", row.name));
+                fetch(&row, directory, step.notes()).await?;
+                step.done(release(directory)?);
+                Ok(())
+            })
+            .await?;
+        Ok(Kernel { name: row.name, release: release(&directory)?, directory, sets: catalogue.modules })
+    }
+
+    /// As the catalogue calls it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// As `uname -r` will.
+    #[must_use]
+    pub fn release(&self) -> &str {
+        &self.release
+    }
+
+    #[must_use]
+    pub fn vmlinuz(&self) -> PathBuf {
+        self.directory.join("vmlinuz")
+    }
+
+    /// The directory whose name is the release, as it belongs into `/usr/lib/modules`.
+    #[must_use]
+    pub fn modules_directory(&self) -> PathBuf {
+        self.directory.join("modules").join(&self.release)
+    }
+
+    /// The artifact in the cache, for recipes that build on it.
+    #[must_use]
+    pub fn artifact(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The modules of these sets of the catalogue, each after those it depends on. Those that are built in,
+    /// or that this version does not have, are left out.
+    ///
+    /// # Errors
+    /// A set is not in the catalogue, or a module cannot be read.
+    pub async fn modules(&self, sets: &[&str]) -> Result<Vec<Module>> {
+        let files = module_files(&self.modules_directory())?;
+        let mut order = Order { files: &files, seen: BTreeSet::new(), modules: Vec::new() };
+        for set in sets {
+            let names = self.sets.get(*set).with_context(|| format!("no set of modules is called {set}"))?;
+            for name in names {
+                order.add(&canonical(name)).await?;
+            }
+        }
+        Ok(order.modules)
+    }
+}
+
+async fn fetch(row: &Row, directory: &Path, notes: crate::progress::Notes) -> Result<()> {
+    let tar = directory.join("packages.tar");
+    // Unpacked, not installed: nothing of it runs.
+    Bootstrap::new(&row.suite, "extract", std::slice::from_ref(&row.package))
+        .await?
+        .run(&tar, move |line| notes.note(line.to_owned()))
+        .await?;
+    unpack(&tar, directory)?;
+    fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
+}
+
+/// Takes the kernel and its modules out of a tar file of unpacked packages.
+fn unpack(tar: &Path, directory: &Path) -> Result<()> {
+    let file = File::open(tar).with_context(|| format!("open {}", tar.display()))?;
+    let mut archive = tar::Archive::new(std::io::BufReader::new(file));
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let Some(target) = place(&path.to_string_lossy()) else { continue };
+        if !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let target = directory.join(target);
+        let parent = target.parent().context("a file has a parent")?;
+        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        std::io::copy(&mut entry, &mut File::create(&target)?)
+            .with_context(|| format!("write {}", target.display()))?;
+    }
+    release(directory).map(drop)
+}
+
+/// Where a file of a kernel package is kept; `None` for what is not needed.
+fn place(path: &str) -> Option<String> {
+    let path = path.trim_start_matches("./").trim_start_matches("usr/");
+    if let Some(kernel) = path.strip_prefix("boot/") {
+        return if kernel.starts_with("vmlinuz-") { Some("vmlinuz".to_owned()) } else { None };
+    }
+    path.strip_prefix("lib/modules/").map(|module| format!("modules/{module}"))
+}
+
+fn release(directory: &Path) -> Result<String> {
+    let modules = directory.join("modules");
+    let mut releases = fs::read_dir(&modules)
+        .with_context(|| format!("read {}", modules.display()))?
+        .collect::<Result<Vec<_>, _>>()?;
+    anyhow::ensure!(
+        releases.len() == 1 && directory.join("vmlinuz").is_file(),
+        "{} should hold one kernel and its modules, and holds {releases:?}",
+        directory.display()
+    );
+    Ok(releases.remove(0).file_name().to_string_lossy().into_owned())
+}
+
+/// Every module file below a directory, by the canonical name of the module.
+fn module_files(directory: &Path) -> Result<HashMap<String, PathBuf>> {
+    let mut files = HashMap::new();
+    let mut pending = vec![directory.to_owned()];
+    while let Some(directory) = pending.pop() {
+        let entries = fs::read_dir(&directory).with_context(|| format!("read {}", directory.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() {
+                pending.push(path);
+            } else if let Some((name, _)) =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.split_once(".ko"))
+            {
+                files.insert(canonical(name), path);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Collects modules so that each comes after those it depends on.
+struct Order<'a> {
+    files: &'a HashMap<String, PathBuf>,
+    seen: BTreeSet<String>,
+    modules: Vec<Module>,
+}
+
+impl Order<'_> {
+    async fn add(&mut self, name: &str) -> Result<()> {
+        let Some(path) = self.files.get(name) else { return Ok(()) };
+        if !self.seen.insert(name.to_owned()) {
+            return Ok(());
+        }
+        let content = decompressed(path).await?;
+        for needed in depends(&content) {
+            Box::pin(self.add(&needed)).await?;
+        }
+        self.modules.push(Module { name: name.to_owned(), content });
+        Ok(())
+    }
+}
+
+async fn decompressed(path: &Path) -> Result<Vec<u8>> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => {
+            let target = tempfile::NamedTempFile::new().context("make a file")?;
+            // By way of a file, for the output is not text.
+            Program::new("sh")
+                .args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"])
+                .arg(path)
+                .arg(target.path())
+                .run()
+                .await
+                .with_context(|| format!("decompress {}", path.display()))?;
+            Ok(fs::read(target.path())?)
+        }
+        Some("ko") => fs::read(path).with_context(|| format!("read {}", path.display())),
+        _ => anyhow::bail!("{} is compressed in a way nobody here knows", path.display()),
+    }
+}
+
+/// What a module says it needs: the `depends=` of its modinfo, which is a list of NUL-terminated strings.
+fn depends(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(start) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
+    let value = &module[start + KEY.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    let names = String::from_utf8_lossy(&value[..end]);
+    names.split(',').filter(|name| !name.is_empty()).map(canonical).collect()
+}
+
+/// File names have dashes where the kernel has underscores.
+fn canonical(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("./boot/vmlinuz-6.12.1-cloud-amd64", Some("vmlinuz"))]
+    #[case("./boot/System.map-6.12.1-cloud-amd64", None)]
+    #[case(
+        "./usr/lib/modules/6.12.1/kernel/fs/xfs/xfs.ko.xz",
+        Some("modules/6.12.1/kernel/fs/xfs/xfs.ko.xz")
+    )]
+    #[case("./lib/modules/6.1.0/modules.builtin", Some("modules/6.1.0/modules.builtin"))]
+    #[case("./usr/share/doc/x", None)]
+    fn kernels_and_modules_are_kept(#[case] path: &str, #[case] kept: Option<&str>) {
+        assert_eq!(place(path).as_deref(), kept);
+    }
+
+    #[test]
+    fn dependencies_are_read_from_modinfo() {
+        let module = b"ELF\0license=GPL\0depends=crc32c-generic,libcrc32c\0name=xfs\0";
+        assert_eq!(depends(module), ["crc32c_generic", "libcrc32c"]);
+        assert!(depends(b"\0depends=\0").is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_module_comes_after_what_it_depends_on_and_once() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
+            fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();
+        }
+        let kernel = Kernel {
+            name: "test".to_owned(),
+            release: String::new(),
+            directory: dir.path().to_owned(),
+            sets: BTreeMap::from([(
+                "all".to_owned(),
+                vec!["xfs".into(), "built_in".into(), "br_net".into()],
+            )]),
+        };
+        fs::create_dir(dir.path().join("modules")).unwrap();
+        for name in ["xfs.ko", "libcrc32c.ko", "br-net.ko"] {
+            fs::rename(dir.path().join(name), dir.path().join("modules").join(name)).unwrap();
+        }
+        let names: Vec<String> =
+            kernel.modules(&["all"]).await.unwrap().into_iter().map(|module| module.name).collect();
+        assert_eq!(names, ["libcrc32c", "xfs", "br_net"]);
+        assert!(kernel.modules(&["none"]).await.is_err());
+    }
+}

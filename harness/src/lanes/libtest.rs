@@ -1,0 +1,208 @@
+//! The output of Rust's test harness, read as cases.
+
+use std::time::Duration;
+
+use crate::report::{Outcome, Report};
+
+/// What one test binary printed.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub(super) struct Run {
+    pub(super) cases: Vec<Case>,
+    /// What the binary itself counted; `None` if it did not get that far.
+    totals: Option<Totals>,
+}
+
+#[derive(Debug, Eq, PartialEq)]
+pub(super) struct Case {
+    pub(super) name: String,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct Totals {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+}
+
+impl Run {
+    /// Reads everything one test binary printed, or several after each other.
+    pub(super) fn parse(output: &str) -> Run {
+        let mut run = Run::default();
+        let mut details: Vec<(String, String)> = Vec::new();
+        // With one thread a test's name is printed when it starts, and its result when it ends; what it
+        // writes itself to the descriptors comes between.
+        let mut started: Option<String> = None;
+        for line in output.lines() {
+            if let Some(totals) = totals(line) {
+                let sum = run.totals.get_or_insert_default();
+                sum.passed += totals.passed;
+                sum.failed += totals.failed;
+                sum.ignored += totals.ignored;
+            } else if let Some(name) =
+                line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"))
+            {
+                details.push((name.to_owned(), String::new()));
+            } else if let Some((name, word)) = started_test(line) {
+                match outcome(word) {
+                    Some(outcome) => run.cases.push(Case { name, outcome }),
+                    None => started = Some(name),
+                }
+            } else if let Some(name) = started.take_if(|_| outcome(line.trim()).is_some()) {
+                let outcome = outcome(line.trim()).unwrap_or(Outcome::NotRun);
+                run.cases.push(Case { name, outcome });
+            } else if let Some((_, text)) = details.last_mut() {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        if let Some(name) = started {
+            let outcome = Outcome::Failed("it did not end: the test binary died in it".to_owned());
+            run.cases.push(Case { name, outcome });
+        }
+        for case in &mut run.cases {
+            let detail = details.iter().find(|(name, _)| *name == case.name);
+            if let (Outcome::Failed(message), Some((_, text))) = (&mut case.outcome, detail) {
+                *message = text.split("\nfailures:\n").next().unwrap_or(text).trim().to_owned();
+            }
+        }
+        run
+    }
+
+    /// Adds the cases to `report`, and one more if the binary's own account contradicts them: no tests at
+    /// all, a different count, or an exit that is not what its tests say.
+    pub(super) fn report(
+        self,
+        report: &mut Report,
+        suite: &str,
+        ended_well: Result<(), String>,
+        time: Duration,
+    ) {
+        let count =
+            |matches: fn(&Outcome) -> bool| self.cases.iter().filter(|case| matches(&case.outcome)).count();
+        let counted = Totals {
+            passed: count(|outcome| *outcome == Outcome::Passed),
+            failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+            ignored: count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+        };
+        let problem = match (&ended_well, self.totals) {
+            (Err(why), _) if counted.failed == 0 => Some(why.clone()),
+            (_, None) => Some("it did not count its tests, so it did not run them all".to_owned()),
+            (_, Some(totals)) if totals != counted => {
+                Some(format!("it says {totals:?}, and its output shows {counted:?}"))
+            }
+            (_, Some(_)) if self.cases.is_empty() => Some("it holds no test".to_owned()),
+            _ => None,
+        };
+        // Single tests are not timed; the suite's time is what the table shows.
+        let each = time.checked_div(u32::try_from(self.cases.len()).unwrap_or(u32::MAX)).unwrap_or(time);
+        for case in self.cases {
+            report.push(suite, &case.name, case.outcome, each);
+        }
+        if let Some(problem) = problem {
+            report.push(suite, "the test binary", Outcome::Failed(problem), Duration::ZERO);
+        }
+    }
+}
+
+/// `test a::b ... ok`, or the start of such a line, when the test wrote something in between.
+fn started_test(line: &str) -> Option<(String, &str)> {
+    let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    // "test name - should panic ... ok"
+    let name = name.split(" - ").next().unwrap_or(name);
+    Some((name.to_owned(), word.trim()))
+}
+
+fn outcome(word: &str) -> Option<Outcome> {
+    match word {
+        "ok" => Some(Outcome::Passed),
+        "FAILED" => Some(Outcome::Failed("it failed; see the log".to_owned())),
+        _ => word
+            .strip_prefix("ignored")
+            .map(|reason| Outcome::Skipped(reason.trim_start_matches(',').trim().to_owned())),
+    }
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+fn totals(line: &str) -> Option<Totals> {
+    let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
+    let count = |word: &str| {
+        let part = counts.split(';').find_map(|part| part.trim().strip_suffix(word))?;
+        part.trim().parse().ok()
+    };
+    Some(Totals { passed: count("passed")?, failed: count("failed")?, ignored: count("ignored")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "
+running 3 tests
+test quota::a_limit_is_enforced ... ok
+test quota::later ... ignored, needs two disks
+test loop_device::noisy ... something the test wrote
+ok
+
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.10s
+";
+
+    fn report(output: &str, ended: Result<(), String>) -> Report {
+        let mut report = Report::new();
+        Run::parse(output).report(&mut report, "kernel", ended, Duration::from_secs(3));
+        report
+    }
+
+    #[test]
+    fn every_test_is_a_case() {
+        let report = report(GOOD, Ok(()));
+        assert_eq!(report.summary(), "2 passed, 0 failed, 1 skipped");
+        assert!(report.succeeded());
+        assert_eq!(report.cases[1].outcome, Outcome::Skipped("needs two disks".to_owned()));
+    }
+
+    #[test]
+    fn a_failure_carries_what_the_test_said() {
+        let output = "
+running 2 tests
+test a ... FAILED
+test b ... ok
+
+failures:
+
+---- a stdout ----
+thread 'a' panicked at x.rs:1:1:
+asked 4096, got 0
+
+failures:
+    a
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+        let report = report(output, Err("exited with 101".to_owned()));
+        assert_eq!(report.summary(), "1 passed, 1 failed, 0 skipped");
+        let Outcome::Failed(message) = &report.cases[0].outcome else { panic!("{report:?}") };
+        assert!(message.ends_with("asked 4096, got 0"), "{message}");
+    }
+
+    #[test]
+    fn a_binary_that_died_in_a_test_names_the_test() {
+        let report =
+            report("running 2 tests\ntest a ... ok\ntest b ... ", Err("killed by SIGSEGV".to_owned()));
+        assert_eq!(report.summary(), "1 passed, 2 failed, 0 skipped");
+        assert!(!report.succeeded());
+    }
+
+    #[test]
+    fn no_tests_are_a_failure() {
+        let output = "running 0 tests\n\n\
+            test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
+        assert!(!report(output, Ok(())).succeeded());
+        assert_eq!(report("", Ok(())).failed(), 1);
+    }
+
+    #[test]
+    fn an_exit_that_contradicts_the_tests_is_a_failure() {
+        assert_eq!(report(GOOD, Err("exited with 1".to_owned())).failed(), 1);
+    }
+}

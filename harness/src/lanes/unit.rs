@@ -1,0 +1,100 @@
+//! The unit lane: what any machine with cargo can check, in seconds and without root.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::libtest::Run;
+use crate::process::Finished;
+use crate::report::{Outcome, Report};
+use crate::rust_build;
+use crate::session::Session;
+
+const SUITE: &str = "unit";
+
+/// What must never be reachable from the library: it knows the kernel, and nothing above it.
+const NOT_IN_LOOPFS: [&str; 4] = ["tokio", "tonic", "kube", "serde"];
+
+const DEPENDENCIES: &str = "dependencies of loopfs";
+
+/// What cargo is asked, and must answer with success.
+const CHECKS: [(&str, &[&str]); 4] = [
+    ("format", &["fmt", "--all", "--check"]),
+    ("lints", &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+    ("documentation of loopfs", &["rustdoc", "--package", "loopfs", "--lib", "--", "--deny", "warnings"]),
+    (DEPENDENCIES, &["tree", "--package", "loopfs", "--edges", "normal,build"]),
+];
+
+pub(super) async fn run(session: &Session) -> Result<Report> {
+    let mut report = Report::new();
+    for (name, args) in CHECKS {
+        let (result, time) = timed(session, name, args).await;
+        let result = result.and_then(must_succeed);
+        let result = result.and_then(|finished| match name {
+            DEPENDENCIES => no_upper_layers(&finished.stdout),
+            _ => Ok(()),
+        });
+        report.record(SUITE, name, time, &result);
+    }
+
+    let (result, time) = timed(session, "tests", &["test", "--workspace"]).await;
+    match result {
+        Ok(finished) => {
+            let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
+            Run::parse(&finished.stdout).report(&mut report, "unit tests", ended, time);
+        }
+        Err(error) => {
+            report.push("unit tests", "run cargo test", Outcome::Failed(format!("{error:#}")), time);
+        }
+    }
+    Ok(report)
+}
+
+async fn timed(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {
+    let step = session.progress.step(format!("unit: {name}"));
+    let notes = step.notes();
+    let program = rust_build::program(session.workspace.root())
+        .args(args.iter().copied())
+        .on_stderr_line(move |line| notes.note(line.trim().to_owned()));
+    let started = Instant::now();
+    let result = session.until_cancelled(program.finish()).await;
+    match &result {
+        Ok(finished) if finished.status.success() => step.done(""),
+        Ok(finished) => step.failed(finished.status.to_string()),
+        Err(_) => drop(step),
+    }
+    (result, started.elapsed())
+}
+
+fn must_succeed(finished: Finished) -> Result<Finished> {
+    anyhow::ensure!(finished.status.success(), "{}", finished.failure());
+    Ok(finished)
+}
+
+/// `tree` is one crate per line: `│   ├── name v1.2.3 (..)`.
+fn no_upper_layers(tree: &str) -> Result<()> {
+    anyhow::ensure!(tree.contains("loopfs v"), "cargo tree printed no tree: {tree}");
+    for line in tree.lines() {
+        let name = line.trim_start_matches(|character: char| !character.is_ascii_alphanumeric());
+        let name = name.split(' ').next().unwrap_or_default();
+        anyhow::ensure!(
+            !NOT_IN_LOOPFS.contains(&name),
+            "loopfs depends on {name}, which belongs to a layer above it:\n{tree}"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::no_upper_layers;
+
+    #[test]
+    fn a_dependency_on_an_upper_layer_is_found_at_any_depth() {
+        let clean = "loopfs v0.1.0\n├── libc v0.2.1\n└── thiserror v2.0.0\n    └── serde_tokio_like v1.0.0\n";
+        assert!(no_upper_layers(clean).is_ok());
+        let deep = format!("{clean}        └── tokio v1.0.0\n");
+        assert!(no_upper_layers(&deep).unwrap_err().to_string().starts_with("loopfs depends on tokio"));
+        assert!(no_upper_layers("").is_err());
+    }
+}

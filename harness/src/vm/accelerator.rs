@@ -1,0 +1,134 @@
+//! Hardware virtualisation where it works, emulation where it does not: found out by booting, once.
+//!
+//! `/dev/kvm` being there proves nothing. Some hosts open it, create a machine, and then never run a
+//! general-purpose guest, so the only test that counts is a kernel that comes up.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::boot::initramfs;
+use super::machine::{Ending, Vm};
+use super::spec::VmSpec;
+use crate::cache::Recipe;
+use crate::guest::spec::Mode;
+use crate::images::kernel::Kernel;
+use crate::process::Program;
+use crate::session::Session;
+
+/// A kernel with hardware help says hello within two seconds.
+const PROBE_TIME: Duration = Duration::from_secs(12);
+
+/// Overrides the probe: `kvm` or `tcg`.
+const OVERRIDE: &str = "LOOPFS_ACCELERATOR";
+
+/// How QEMU runs the guest's instructions.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Accelerator {
+    Kvm,
+    /// Emulation: works everywhere, several times slower.
+    Tcg,
+}
+
+impl Accelerator {
+    pub(super) fn arguments(self) -> [(&'static str, &'static str); 2] {
+        match self {
+            Accelerator::Kvm => [("-accel", "kvm"), ("-cpu", "host")],
+            Accelerator::Tcg => [("-accel", "tcg,thread=multi"), ("-cpu", "max")],
+        }
+    }
+
+    fn parse(text: &str) -> Option<Accelerator> {
+        match text.trim() {
+            "kvm" => Some(Accelerator::Kvm),
+            "tcg" => Some(Accelerator::Tcg),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg",
+        })
+    }
+}
+
+/// The accelerator of this host: remembered, or found by booting `kernel` with `init` as PID 1.
+///
+/// # Errors
+/// The host cannot be examined. A guest that does not come up is an answer, not an error.
+pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<Accelerator> {
+    if let Some(value) = std::env::var_os(OVERRIDE) {
+        let text = value.to_string_lossy();
+        return Accelerator::parse(&text)
+            .with_context(|| format!("{OVERRIDE} is {text:?}; it can be kvm or tcg"));
+    }
+    if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
+        return Ok(Accelerator::Tcg);
+    }
+    let recipe = Recipe::new("accelerator", 1).with("host", host().await?);
+    let answer = session
+        .cache
+        .artifact(&recipe, async |directory: &Path| {
+            let step = session.progress.step("probe hardware virtualisation by a boot");
+            let scratch = tempfile::tempdir().context("make a directory")?;
+            let works = boots(kernel, init, scratch.path().to_owned()).await;
+            let accelerator = if works.is_ok() { Accelerator::Kvm } else { Accelerator::Tcg };
+            let why = works.err().map_or_else(String::new, |error| format!("{error:#}\n"));
+            std::fs::write(directory.join("accelerator"), accelerator.to_string())?;
+            std::fs::write(directory.join("why"), &why)?;
+            step.done(match accelerator {
+                Accelerator::Kvm => "a guest came up with KVM".to_owned(),
+                Accelerator::Tcg => {
+                    format!("emulating, for no guest came up with KVM: {}", why.lines().next().unwrap_or(""))
+                }
+            });
+            Ok(())
+        })
+        .await?;
+    let path = answer.join("accelerator");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    Accelerator::parse(&text).with_context(|| format!("{} is damaged; remove it", path.display()))
+}
+
+async fn boots(kernel: &Kernel, init: &Path, scratch: PathBuf) -> Result<()> {
+    let path = scratch.join("initramfs");
+    initramfs(&path, init, &kernel.modules(&["boot"]).await?, &[], Mode::Hello)?;
+    let vm = Vm::start(&VmSpec {
+        name: "probe".to_owned(),
+        accelerator: Accelerator::Kvm,
+        kernel: kernel.vmlinuz(),
+        initramfs: path,
+        kernel_args: Vec::new(),
+        memory_mib: 512,
+        cpus: 1,
+        disks: Vec::new(),
+        network: false,
+        forwards: Vec::new(),
+        logs: scratch,
+    })
+    .await?;
+    match vm.wait_ended(PROBE_TIME).await? {
+        Ending::Passed => Ok(()),
+        Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!(why),
+    }
+}
+
+/// What the answer depends on: the emulator, the host's kernel, its processor.
+async fn host() -> Result<String> {
+    let qemu = Program::new("qemu-system-x86_64").arg("--version").run().await?.stdout;
+    let kernel = std::fs::read_to_string("/proc/version").context("read /proc/version")?;
+    let processor = std::fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
+    let processor: Vec<&str> = processor
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .filter(|line| line.starts_with("model name") || line.starts_with("flags"))
+        .collect();
+    Ok(format!("{qemu}\n{kernel}\n{}", processor.join("\n")))
+}

@@ -1,0 +1,220 @@
+//! The QEMU command line of a specification.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::spec::{Disk, DiskMode, Forward, VmSpec};
+use crate::guest::control::CONTROL_PORT;
+use crate::guest::report::REPORT_PORT;
+
+/// File names of the sockets that QEMU connects to, in a directory of the machine's own.
+pub(super) const CONSOLE_SOCKET: &str = "console";
+pub(super) const REPORT_SOCKET: &str = "report";
+pub(super) const CONTROL_SOCKET: &str = "control";
+
+/// The kernel's last word must be its last: panic at the first oops, and let QEMU end rather than reboot.
+/// The watchdogs' limits leave room for a host that is busy with other things.
+const KERNEL_ARGS: &str =
+    "console=ttyS0 loglevel=6 panic=-1 oops=panic watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120";
+
+/// The arguments of `qemu-system-x86_64`.
+pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
+    let mut args = Arguments::default();
+    args.flag("-name").value(&spec.name);
+    // Only what is listed below exists, and a reset or panic ends the process.
+    for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
+        args.flag(flag);
+    }
+    args.flag("-display").value("none");
+    // No firmware to speak of and no legacy devices: PID 1 runs a fifth sooner than on q35.
+    args.flag("-M").value("microvm,pcie=on,acpi=on,rtc=on");
+    for (flag, value) in spec.accelerator.arguments() {
+        args.flag(flag).value(value);
+    }
+    args.flag("-smp").value(spec.cpus.to_string());
+    args.flag("-m").value(spec.memory_mib.to_string());
+    args.flag("-kernel").value(&spec.kernel);
+    args.flag("-initrd").value(&spec.initramfs);
+    args.flag("-append").value(kernel_command_line(&spec.kernel_args));
+
+    args.socket(CONSOLE_SOCKET, sockets);
+    args.flag("-serial").value(format!("chardev:{CONSOLE_SOCKET}"));
+    args.flag("-device").value("virtio-serial-pci,id=ports");
+    for (socket, port) in [(REPORT_SOCKET, REPORT_PORT), (CONTROL_SOCKET, CONTROL_PORT)] {
+        args.socket(socket, sockets);
+        args.flag("-device").value(format!("virtserialport,bus=ports.0,chardev={socket},name={port}"));
+    }
+    args.flag("-device").value("virtio-rng-pci");
+    for (index, disk) in spec.disks.iter().enumerate() {
+        args.disk(index, disk);
+    }
+    if spec.network {
+        args.flag("-netdev").value(network(&spec.forwards));
+        args.flag("-device").value("virtio-net-pci,netdev=net0,romfile=");
+    }
+    args.0
+}
+
+fn kernel_command_line(more: &[String]) -> String {
+    std::iter::once(KERNEL_ARGS).chain(more.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+}
+
+fn network(forwards: &[Forward]) -> String {
+    let mut value = String::from("user,id=net0");
+    for Forward { host, guest_port } in forwards {
+        value.push_str(&format!(",hostfwd=tcp:{}:{}-:{guest_port}", host.ip(), host.port()));
+    }
+    value
+}
+
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flag(&mut self, flag: &str) -> &mut Arguments {
+        self.value(flag)
+    }
+
+    fn value(&mut self, value: impl AsRef<OsStr>) -> &mut Arguments {
+        self.0.push(value.as_ref().to_owned());
+        self
+    }
+
+    /// A channel that is there from the start: QEMU connects, and we were listening before it ran.
+    fn socket(&mut self, name: &str, directory: &Path) {
+        let mut value = OsString::from(format!("socket,id={name},server=off,path="));
+        value.push(escape(&directory.join(name)));
+        self.flag("-chardev").value(value);
+    }
+
+    fn disk(&mut self, index: usize, disk: &Disk) {
+        // A flush need not reach the host's disk: a power cut is the end of QEMU, not of the host.
+        let mut drive =
+            OsString::from(format!("id=disk{index},if=none,format=raw,cache=unsafe,discard=unmap"));
+        drive.push(match disk.mode {
+            DiskMode::Persistent => "",
+            DiskMode::Scratch => ",snapshot=on",
+            DiskMode::ReadOnly => ",readonly=on",
+        });
+        drive.push(",file=");
+        drive.push(escape(&disk.image));
+        self.flag("-drive").value(drive);
+        self.flag("-device").value(format!("virtio-blk-pci,drive=disk{index},serial={}", disk.name));
+    }
+}
+
+/// QEMU's option lists are separated by commas, and a comma is written as two.
+fn escape(path: &Path) -> OsString {
+    let mut bytes = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        bytes.push(*byte);
+        if *byte == b',' {
+            bytes.push(b',');
+        }
+    }
+    OsStr::from_bytes(&bytes).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
+    use super::*;
+    use crate::vm::Accelerator;
+
+    fn spec() -> VmSpec {
+        VmSpec {
+            name: "node-1".to_owned(),
+            accelerator: Accelerator::Tcg,
+            kernel: "/k/vmlinuz".into(),
+            initramfs: "/run/initramfs".into(),
+            kernel_args: vec!["quiet".to_owned()],
+            memory_mib: 2048,
+            cpus: 2,
+            disks: vec![
+                Disk { name: "root".to_owned(), image: "/d/a,b.ext4".into(), mode: DiskMode::Scratch },
+                Disk { name: "data".to_owned(), image: "/d/data.xfs".into(), mode: DiskMode::Persistent },
+            ],
+            network: true,
+            forwards: vec![Forward {
+                host: SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 9), 10250),
+                guest_port: 10250,
+            }],
+            logs: "/logs".into(),
+        }
+    }
+
+    fn words(spec: &VmSpec) -> Vec<String> {
+        arguments(spec, Path::new("/s")).into_iter().map(|arg| arg.into_string().unwrap()).collect()
+    }
+
+    fn values(words: &[String], flag: &str) -> Vec<String> {
+        words.windows(2).filter(|pair| pair[0] == flag).map(|pair| pair[1].clone()).collect()
+    }
+
+    #[test]
+    fn the_whole_command_line() {
+        let text = words(&spec()).join("\n");
+        let expected = "\
+-name
+node-1
+-nodefaults
+-no-user-config
+-no-reboot
+-display
+none
+-M
+microvm,pcie=on,acpi=on,rtc=on
+-accel
+tcg,thread=multi
+-cpu
+max
+-smp
+2
+-m
+2048
+-kernel
+/k/vmlinuz
+-initrd
+/run/initramfs
+-append
+console=ttyS0 loglevel=6 panic=-1 oops=panic watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 quiet
+-chardev
+socket,id=console,server=off,path=/s/console
+-serial
+chardev:console
+-device
+virtio-serial-pci,id=ports
+-chardev
+socket,id=report,server=off,path=/s/report
+-device
+virtserialport,bus=ports.0,chardev=report,name=dev.loopfs.report
+-chardev
+socket,id=control,server=off,path=/s/control
+-device
+virtserialport,bus=ports.0,chardev=control,name=dev.loopfs.control
+-device
+virtio-rng-pci
+-drive
+id=disk0,if=none,format=raw,cache=unsafe,discard=unmap,snapshot=on,file=/d/a,,b.ext4
+-device
+virtio-blk-pci,drive=disk0,serial=root
+-drive
+id=disk1,if=none,format=raw,cache=unsafe,discard=unmap,file=/d/data.xfs
+-device
+virtio-blk-pci,drive=disk1,serial=data
+-netdev
+user,id=net0,hostfwd=tcp:127.0.0.9:10250-:10250
+-device
+virtio-net-pci,netdev=net0,romfile=";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn without_a_network_there_is_none() {
+        let words = words(&VmSpec { network: false, ..spec() });
+        assert!(values(&words, "-netdev").is_empty());
+        assert!(!words.iter().any(|word| word.contains("virtio-net")));
+    }
+}

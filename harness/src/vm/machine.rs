@@ -1,0 +1,308 @@
+//! A running virtual machine and its one owner.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, REPORT_SOCKET, arguments};
+use super::console::Watcher;
+use super::control::Control;
+use super::reports::Logs;
+use super::spec::VmSpec;
+use crate::guest::report::{Message, Verdict};
+use crate::process::{Process, Program, tail};
+
+/// QEMU connects to its sockets before it starts the guest.
+const CONNECT_TIME: Duration = Duration::from_secs(20);
+/// After a verdict there is nothing left to do but to sync and switch off.
+const POWER_OFF_TIME: Duration = Duration::from_secs(60);
+/// The console may be behind the report port, and after a fatal line the stack follows.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How far a machine has come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Phase {
+    /// No word from PID 1 yet.
+    Booting,
+    /// PID 1 runs.
+    Started,
+    /// A node has done all its steps.
+    Ready,
+    Ended(Ending),
+}
+
+/// How a machine ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Ending {
+    Passed,
+    /// The guest said so.
+    Failed(String),
+    /// The kernel died, or there was no verdict: the reason, with the end of the console.
+    Crashed(String),
+}
+
+/// A running machine. Dropping it is a power cut.
+#[derive(Debug)]
+pub struct Vm {
+    name: String,
+    process: Process,
+    control: Control,
+    phase: watch::Receiver<Phase>,
+    messages: mpsc::UnboundedReceiver<Message>,
+    /// Ends, with the tasks in it, when the machine is dropped.
+    _tasks: JoinSet<()>,
+    _sockets: tempfile::TempDir,
+}
+
+impl Vm {
+    /// Starts QEMU; returns before the guest has booted.
+    ///
+    /// # Errors
+    /// QEMU is not installed or refuses the specification.
+    pub async fn start(spec: &VmSpec) -> Result<Vm> {
+        let sockets = tempfile::Builder::new().prefix("loopfs-vm-").tempdir().context("make a directory")?;
+        let listen = |name: &str| {
+            let path = sockets.path().join(name);
+            UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))
+        };
+        let (console, report, control) =
+            (listen(CONSOLE_SOCKET)?, listen(REPORT_SOCKET)?, listen(CONTROL_SOCKET)?);
+        let qemu_log = spec.logs.join("qemu.log");
+        let mut process = Program::new("qemu-system-x86_64")
+            .args(arguments(spec, sockets.path()))
+            .log(&qemu_log)
+            .spawn()
+            .with_context(|| format!("start the virtual machine {}", spec.name))?;
+        let connected = async { tokio::try_join!(accept(&console), accept(&report), accept(&control)) };
+        let (console, report, control) = tokio::select! {
+            connected = tokio::time::timeout(CONNECT_TIME, connected) => {
+                connected.with_context(|| format!("QEMU of {} did not connect", spec.name))??
+            }
+            status = process.wait() => {
+                let said = std::fs::read_to_string(&qemu_log).unwrap_or_default();
+                anyhow::bail!("QEMU of {} ended with {}:\n{}", spec.name, status?, tail(&said, 10))
+            }
+        };
+
+        let (phase_sender, phase) = watch::channel(Phase::Booting);
+        let (message_sender, messages) = mpsc::unbounded_channel();
+        let console_state = Arc::new(Mutex::new(Watcher::default()));
+        let (fatal_sender, fatal) = mpsc::channel(1);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(watch_console(
+            console,
+            spec.logs.join("console.log"),
+            Arc::clone(&console_state),
+            fatal_sender,
+        ));
+        let logs = Logs::new(spec.logs.clone())?;
+        tasks.spawn(follow(report, logs, fatal, console_state, phase_sender, message_sender));
+        let (control, responses) = Control::new(control);
+        tasks.spawn(responses);
+        Ok(Vm {
+            name: spec.name.clone(),
+            process,
+            control,
+            phase,
+            messages,
+            _tasks: tasks,
+            _sockets: sockets,
+        })
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Asks things of the node that runs in the machine.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// How far the machine has come; also for others to wait on.
+    #[must_use]
+    pub fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.clone()
+    }
+
+    /// The next thing the guest says that is not a line of a log; `None` when it has ended.
+    pub async fn next_message(&mut self) -> Option<Message> {
+        self.messages.recv().await
+    }
+
+    /// Waits until the node has done all its steps.
+    ///
+    /// # Errors
+    /// The machine ends first, or `timeout` passes.
+    pub async fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        let mut phase = self.phase.clone();
+        let reached = phase.wait_for(|phase| matches!(phase, Phase::Ready | Phase::Ended(_)));
+        let reached = tokio::time::timeout(timeout, reached)
+            .await
+            .with_context(|| format!("{} was not ready within {timeout:?}", self.name))?
+            .context("lost track of the machine")?
+            .clone();
+        match reached {
+            Phase::Ended(Ending::Failed(why) | Ending::Crashed(why)) => anyhow::bail!("{}: {why}", self.name),
+            Phase::Ended(Ending::Passed) => anyhow::bail!("{} was powered off", self.name),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the end of the machine.
+    ///
+    /// # Errors
+    /// `timeout` passes first.
+    pub async fn wait_ended(&self, timeout: Duration) -> Result<Ending> {
+        let mut phase = self.phase.clone();
+        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
+        let ended = tokio::time::timeout(timeout, ended)
+            .await
+            .with_context(|| format!("{} did not end within {timeout:?}", self.name))?
+            .context("lost track of the machine")?
+            .clone();
+        match ended {
+            Phase::Ended(ending) => Ok(ending),
+            phase => anyhow::bail!("{} is {phase:?}", self.name),
+        }
+    }
+
+    /// Asks the node to stop its services, unmount and power off, and waits until it has.
+    ///
+    /// # Errors
+    /// It does not answer, does not end in time, or its verdict is a failure.
+    pub async fn power_off(mut self) -> Result<()> {
+        self.control.power_off().await.with_context(|| format!("power {} off", self.name))?;
+        let ending = self.wait_ended(POWER_OFF_TIME).await?;
+        let switched_off = tokio::time::timeout(POWER_OFF_TIME, self.process.wait()).await;
+        switched_off.with_context(|| format!("{} was not switched off", self.name))??;
+        match ending {
+            Ending::Passed => Ok(()),
+            Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
+        }
+    }
+
+    /// Cuts the power: nothing is flushed, nobody is asked. Persistent disks can be booted again.
+    ///
+    /// # Errors
+    /// Lost track of the process.
+    pub async fn power_cut(mut self) -> Result<()> {
+        self.process.signal(nix::sys::signal::Signal::SIGKILL);
+        self.process.wait().await.map(drop)
+    }
+}
+
+async fn accept(listener: &UnixListener) -> Result<UnixStream> {
+    Ok(listener.accept().await?.0)
+}
+
+/// Keeps the console, and says so when the kernel is done for.
+async fn watch_console(
+    stream: UnixStream,
+    log: impl AsRef<Path>,
+    state: Arc<Mutex<Watcher>>,
+    fatal: mpsc::Sender<()>,
+) {
+    let mut lines = BufReader::new(stream);
+    let mut file = tokio::fs::OpenOptions::new().create(true).append(true).open(log).await.ok();
+    let mut line = Vec::new();
+    while matches!(lines.read_until(b'\n', &mut line).await, Ok(count) if count > 0) {
+        if let Some(file) = &mut file {
+            // Logs are best effort; the verdict is not.
+            drop(file.write_all(&line).await);
+        }
+        let died = {
+            let mut watcher = state.lock().unwrap_or_else(PoisonError::into_inner);
+            watcher.line(String::from_utf8_lossy(&line).trim_end());
+            watcher.fatal().is_some()
+        };
+        if died {
+            // Said once is enough.
+            fatal.try_send(()).ok();
+        }
+        line.clear();
+    }
+    if let Some(mut file) = file {
+        drop(file.flush().await);
+    }
+}
+
+/// Follows the report port to the end of the machine.
+async fn follow(
+    stream: UnixStream,
+    mut logs: Logs,
+    mut fatal: mpsc::Receiver<()>,
+    console: Arc<Mutex<Watcher>>,
+    phase: watch::Sender<Phase>,
+    messages: mpsc::UnboundedSender<Message>,
+) {
+    let reports = read_reports(stream, &mut logs, &phase, &messages);
+    let said = tokio::select! {
+        said = reports => said,
+        Some(()) = fatal.recv() => None,
+    };
+    let ending = match said {
+        Some(ending) => ending,
+        None => {
+            tokio::time::sleep(LAST_WORDS).await;
+            let watcher = console.lock().unwrap_or_else(PoisonError::into_inner);
+            let cause = watcher.fatal().unwrap_or("it ended without a verdict");
+            Ending::Crashed(format!("{cause}; the end of its console:\n{}", watcher.tail()))
+        }
+    };
+    phase.send_replace(Phase::Ended(ending));
+}
+
+/// The verdict's ending, or `None` if the port closed without one.
+async fn read_reports(
+    stream: UnixStream,
+    logs: &mut Logs,
+    phase: &watch::Sender<Phase>,
+    messages: &mpsc::UnboundedSender<Message>,
+) -> Option<Ending> {
+    let mut lines = BufReader::new(stream).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let message = match serde_json::from_str(&line) {
+            Ok(message) => message,
+            Err(error) => {
+                return Some(Ending::Crashed(format!("the guest said something unknown: {line}: {error}")));
+            }
+        };
+        match message {
+            Message::Log { source, line } => {
+                if let Err(error) = logs.line(&source, &line) {
+                    return Some(Ending::Crashed(format!("{error:#}")));
+                }
+            }
+            Message::Verdict(verdict) => {
+                return Some(match verdict {
+                    Verdict::Passed => Ending::Passed,
+                    Verdict::Failed(why) => Ending::Failed(why),
+                });
+            }
+            message => {
+                match &message {
+                    Message::Started { .. } => drop(phase.send_replace(Phase::Started)),
+                    Message::NodeReady => drop(phase.send_replace(Phase::Ready)),
+                    Message::ServiceEnded { name, how, restarted } => {
+                        let what = if *restarted { "restarted" } else { "not restarted" };
+                        // As above, except that the log of a log is not worth ending for.
+                        drop(logs.line(name, &format!("-- the service ended: {how}; {what}")));
+                    }
+                    _ => {}
+                }
+                // Whoever started a node need not listen.
+                drop(messages.send(message));
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,63 @@
+//! The host's side of the report port: lines into log files, everything else into the state of the machine.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// One file per source of output, opened when it first speaks.
+#[derive(Debug)]
+pub(super) struct Logs {
+    directory: PathBuf,
+    files: HashMap<String, File>,
+}
+
+impl Logs {
+    pub(super) fn new(directory: PathBuf) -> Result<Logs> {
+        std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        Ok(Logs { directory, files: HashMap::new() })
+    }
+
+    pub(super) fn line(&mut self, source: &str, line: &str) -> Result<()> {
+        if !self.files.contains_key(source) {
+            let path = self.directory.join(file_name(source));
+            // Append: a machine that is booted again continues its log.
+            let file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&path)
+                .with_context(|| format!("open {}", path.display()))?;
+            self.files.insert(source.to_owned(), file);
+        }
+        if let Some(file) = self.files.get_mut(source) {
+            writeln!(file, "{line}").with_context(|| format!("write the log of {source}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A source is named by the guest; its file stays in the directory.
+fn file_name(source: &str) -> String {
+    let safe = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
+    let name: String =
+        source.chars().map(|character| if safe(character) { character } else { '-' }).collect();
+    format!("{}.log", name.trim_start_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_source_has_a_file_inside_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut logs = Logs::new(dir.path().to_owned()).unwrap();
+        logs.line("kubelet", "one").unwrap();
+        logs.line("../../etc/x", "two").unwrap();
+        logs.line("kubelet", "three").unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("kubelet.log")).unwrap(), "one\nthree\n");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}
