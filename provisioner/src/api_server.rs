@@ -1,0 +1,150 @@
+//! An API server of which a test says beforehand what it will be asked and what it answers.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Method, Request, Response};
+use k8s_openapi::{
+    api::{
+        core::v1::{PersistentVolume, PersistentVolumeClaim},
+        storage::v1::StorageClass,
+    },
+    jiff::Timestamp,
+};
+use kube::{
+    Client,
+    client::Body,
+    runtime::{reflector, watcher::Event},
+};
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, task::JoinHandle};
+use tower_test::mock;
+
+use crate::{
+    context::Context,
+    controller::Object,
+    events::{Events, Notice},
+    fixtures,
+    intents::Intents,
+    storage::Storage,
+    volume_model::VolumeModel,
+};
+
+/// One request, in full, and its answer.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    method: Method,
+    path: &'static str,
+    body: Option<Value>,
+    status: u16,
+    answer: Value,
+}
+
+pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> Exchange {
+    Exchange { method, path, body: body.into(), status: 200, answer: json!({}) }
+}
+
+impl Exchange {
+    pub(crate) fn answer(mut self, object: impl serde::Serialize) -> Self {
+        self.answer = serde_json::to_value(object).unwrap();
+        self
+    }
+
+    pub(crate) fn refuse(mut self, status: u16, reason: &str) -> Self {
+        self.status = status;
+        let message = format!("refused: {reason}");
+        self.answer = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
+        });
+        self
+    }
+}
+
+/// What a test holds on to.
+pub(crate) struct Bench {
+    pub(crate) ctx: Arc<Context>,
+    pub(crate) volumes: Arc<VolumeModel>,
+    notices: mpsc::Receiver<Notice>,
+    server: JoinHandle<()>,
+    _scratch: tempfile::TempDir,
+}
+
+/// What the caches hold.
+#[derive(Default)]
+pub(crate) struct Caches {
+    pub(crate) claims: Vec<PersistentVolumeClaim>,
+    pub(crate) volumes: Vec<PersistentVolume>,
+    pub(crate) classes: Vec<StorageClass>,
+}
+
+/// A request that does not come fails a test as much as one that should not have.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Bench {
+    pub(crate) fn new(volumes: VolumeModel, caches: Caches, exchanges: Vec<Exchange>) -> Self {
+        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+        let server = tokio::spawn(serve(handle, exchanges));
+        let (events, notices) = Events::new();
+        let volumes = Arc::new(volumes);
+        let storage = Storage::default();
+        storage.open(volumes.clone());
+        let scratch = tempfile::tempdir().unwrap();
+        let ctx = Arc::new(Context {
+            client: Client::new(service, "default"),
+            identity: fixtures::identity(),
+            events,
+            storage: Arc::new(storage),
+            intents: Intents::beside(&scratch.path().join("data")),
+            claims: cache(caches.claims),
+            volumes: cache(caches.volumes),
+            classes: cache(caches.classes),
+            claim_writes: Default::default(),
+            volume_writes: Default::default(),
+            claim_backoff: Default::default(),
+            volume_backoff: Default::default(),
+            trash: Default::default(),
+            claims_vanished: Default::default(),
+            chances: Default::default(),
+            now: || Timestamp::UNIX_EPOCH,
+        });
+        Bench { ctx, volumes, notices, server, _scratch: scratch }
+    }
+
+    /// Checks that all was asked that should have been, and answers the reasons of the events, in order.
+    pub(crate) async fn finish(self) -> Vec<&'static str> {
+        let Bench { ctx, mut notices, server, .. } = self;
+        drop(ctx);
+        tokio::time::timeout(PATIENCE, server).await.expect("the script of exchanges ends").unwrap();
+        let mut reasons = Vec::new();
+        while let Some(notice) = notices.recv().await {
+            reasons.push(notice.reason().as_str());
+        }
+        reasons
+    }
+}
+
+async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, exchanges: Vec<Exchange>) {
+    for exchange in exchanges {
+        let next = tokio::time::timeout(PATIENCE, handle.next_request()).await;
+        let (request, respond) = next.ok().flatten().unwrap_or_else(|| panic!("not asked: {exchange:?}"));
+        let (parts, body) = request.into_parts();
+        assert_eq!((&parts.method, parts.uri.path()), (&exchange.method, exchange.path));
+        let body = body.collect_bytes().await.unwrap();
+        let body = (!body.is_empty()).then(|| serde_json::from_slice::<Value>(&body).unwrap());
+        assert_eq!(body, exchange.body, "{} {}", exchange.method, exchange.path);
+        let answer = Body::from(serde_json::to_vec(&exchange.answer).unwrap());
+        respond.send_response(Response::builder().status(exchange.status).body(answer).unwrap());
+    }
+    if let Some((request, _)) = handle.next_request().await {
+        panic!("asked in addition: {} {}", request.method(), request.uri());
+    }
+}
+
+fn cache<K: Object>(objects: Vec<K>) -> reflector::Store<K> {
+    let (store, mut writer) = reflector::store();
+    writer.apply_watcher_event(&Event::Init);
+    for object in objects {
+        writer.apply_watcher_event(&Event::InitApply(object));
+    }
+    writer.apply_watcher_event(&Event::InitDone);
+    store
+}

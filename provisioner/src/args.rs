@@ -1,0 +1,55 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+/// Makes, grows and deletes volumes for the claims of one Kubernetes node.
+#[derive(Debug, Clone, Parser)]
+#[command(version)]
+pub struct Args {
+    /// Name of the CSI driver, which storage classes give as their provisioner
+    #[arg(long, env = "DRIVER_NAME")]
+    pub driver_name: String,
+    /// Name of the Node object of the machine this runs on
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// Where the file system for volumes is mounted (XFS, option prjquota)
+    #[arg(long, env = "DATA_DIR")]
+    pub data_dir: PathBuf,
+    /// How to reach the API server; the pod's service account if not given
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, trace, or a tracing filter
+    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// How to log
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// The form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_driver_has_no_default_name() {
+        let error =
+            Args::try_parse_from(["p", "--node-name", "n", "--data-dir", "/d"]).unwrap_err().to_string();
+        assert!(error.contains("--driver-name"), "{error}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Per-object exponential back-off that a change of circumstances cuts short.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The first retry comes after this; each further one doubles it.
+pub(crate) const FIRST: Duration = Duration::from_secs(1);
+
+/// No retry waits longer than this.
+pub(crate) const LONGEST: Duration = Duration::from_secs(5 * 60);
+
+/// Failed attempts by object.
+///
+/// `C` is what the outcome depended on, for instance the size asked for and how often space was freed. An attempt in
+/// other circumstances is not a repetition: it is allowed at once and starts the series anew. Within the same
+/// circumstances nothing shortens the wait, in particular not the watch events that a failure's own status update and
+/// events bring about.
+#[derive(Debug)]
+pub(crate) struct Backoff<K, C> {
+    failures: Mutex<HashMap<K, Failure<C>>>,
+}
+
+#[derive(Debug)]
+struct Failure<C> {
+    circumstances: C,
+    attempts: u32,
+    retry_at: Instant,
+}
+
+impl<K, C> Default for Backoff<K, C> {
+    fn default() -> Self {
+        Backoff { failures: Mutex::default() }
+    }
+}
+
+impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
+    /// How long to hold off still, if at all.
+    pub(crate) fn remaining(&self, key: &K, circumstances: &C, now: Instant) -> Option<Duration> {
+        let failures = self.lock();
+        let failure = failures.get(key).filter(|failure| failure.circumstances == *circumstances)?;
+        let remaining = failure.retry_at.saturating_duration_since(now);
+        (!remaining.is_zero()).then_some(remaining)
+    }
+
+    /// Records a failed attempt and answers how long to wait before the next.
+    pub(crate) fn failed(&self, key: K, circumstances: C, now: Instant) -> Duration {
+        let mut failures = self.lock();
+        let earlier = failures.get(&key).filter(|failure| failure.circumstances == circumstances);
+        let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
+        let wait = delay(attempts);
+        failures.insert(key, Failure { circumstances, attempts, retry_at: now + wait });
+        wait
+    }
+
+    /// Forgets an object that succeeded or is gone.
+    pub(crate) fn clear(&self, key: &K) {
+        self.lock().remove(key);
+    }
+
+    /// Everything that has failed and not succeeded since.
+    pub(crate) fn keys(&self) -> Vec<K>
+    where
+        K: Clone,
+    {
+        self.lock().keys().cloned().collect()
+    }
+
+    /// Keeps only what `wanted` says.
+    pub(crate) fn retain(&self, wanted: impl Fn(&K) -> bool) {
+        self.lock().retain(|key, _| wanted(key));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Failure<C>>> {
+        // Every critical section leaves the map whole, so a panicked holder does no harm.
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The wait after the `attempts`-th failure in a row.
+fn delay(attempts: u32) -> Duration {
+    let doublings = attempts.saturating_sub(1).min(31);
+    FIRST.saturating_mul(1 << doublings).min(LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(1, 1)]
+    #[case(2, 2)]
+    #[case(9, 256)]
+    #[case(10, 300)]
+    #[case(u32::MAX, 300)]
+    fn doubles_up_to_five_minutes(#[case] attempts: u32, #[case] seconds: u64) {
+        assert_eq!(delay(attempts), Duration::from_secs(seconds));
+    }
+
+    #[test]
+    fn holds_off_until_the_time_is_up() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(1));
+        assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(2));
+        assert_eq!(backoff.remaining(&"claim", &"10Gi", start), Some(Duration::from_secs(2)));
+        assert_eq!(backoff.remaining(&"claim", &"10Gi", start + Duration::from_secs(2)), None);
+        assert_eq!(backoff.remaining(&"other", &"10Gi", start), None);
+    }
+
+    #[test]
+    fn other_circumstances_start_anew() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        backoff.failed("claim", "10Gi", start);
+        backoff.failed("claim", "10Gi", start);
+        assert_eq!(backoff.remaining(&"claim", &"5Gi", start), None);
+        assert_eq!(backoff.failed("claim", "5Gi", start), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn success_ends_the_series() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        backoff.failed("claim", 0, start);
+        backoff.clear(&"claim");
+        assert_eq!(backoff.remaining(&"claim", &0, start), None);
+        assert_eq!(backoff.failed("claim", 0, start), Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,168 @@
+//! The controller of claims: which are looked at, when, and what a failure leads to.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{
+    Api, ResourceExt,
+    runtime::{
+        controller::Action,
+        reflector::{ObjectRef, store::Writer},
+        watcher::{self, Event},
+    },
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    claim_status::{self, ResizeStatus},
+    context::{Circumstances, Context},
+    controller,
+    error::Error,
+    events::Reason,
+    ownership, provision, resize,
+};
+
+/// After a conflict: the watch will have brought the object's newer form by then.
+const CONFLICT_RETRY: Duration = Duration::from_millis(200);
+
+/// Runs until `stop` is done and what was under way has ended. `related` brings claims whose volumes changed.
+pub(crate) async fn run(
+    ctx: Arc<Context>,
+    cache: Writer<PersistentVolumeClaim>,
+    related: mpsc::UnboundedReceiver<ObjectRef<PersistentVolumeClaim>>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
+    let identity = ctx.identity.clone();
+    let of_interest = move |claim: &PersistentVolumeClaim| ownership::is_claim_of_interest(claim, &identity);
+    let events =
+        controller::watch(Api::all(ctx.client.clone()), watcher::Config::default(), cache, of_interest);
+    let observer = Arc::clone(&ctx);
+    let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer)));
+    let retried =
+        controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.claim_backoff);
+    let queue = stream::select(touched, stream::select(controller::receiver(related), retried));
+    controller::run(queue, ctx.claims.clone(), reconcile, ctx, stop).await;
+}
+
+/// What an event means: a claim to reconcile, or one to forget.
+fn observe(event: Event<PersistentVolumeClaim>, ctx: &Context) -> Option<ObjectRef<PersistentVolumeClaim>> {
+    match event {
+        Event::Apply(claim) | Event::InitApply(claim) => Some(ObjectRef::from_obj(&claim)),
+        Event::Delete(claim) => {
+            let key = ObjectRef::from_obj(&claim);
+            ctx.claim_writes.forget(&key);
+            ctx.claim_backoff.clear(&key);
+            ctx.claims_vanished.notify_one();
+            None
+        }
+        Event::Init => None,
+        Event::InitDone => {
+            // Whatever vanished while nobody watched brings no event of its own.
+            let is_cached = |key: &ObjectRef<PersistentVolumeClaim>| ctx.claims.get(key).is_some();
+            ctx.claim_writes.retain(is_cached);
+            ctx.claim_backoff.retain(is_cached);
+            ctx.claims_vanished.notify_one();
+            None
+        }
+    }
+}
+
+/// How far a claim has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// There is nothing to do.
+    Settled,
+    /// A step was made, or somebody else's is awaited.
+    Underway,
+}
+
+/// A failure and the event it is told by.
+#[derive(Debug)]
+struct Failure {
+    reason: Reason,
+    error: Error,
+}
+
+async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Action {
+    ctx.synced().await;
+    let claim = ctx.claim_writes.newest(cached);
+    let key = ObjectRef::from_obj(&*claim);
+    let circumstances = circumstances(&claim, &ctx);
+    if let Some(wait) = ctx.claim_backoff.remaining(&key, &circumstances, Instant::now()) {
+        return Action::requeue(wait);
+    }
+    match attempt(&claim, &ctx).await {
+        Ok(Progress::Settled) => ctx.claim_backoff.clear(&key),
+        // The kubelet would refuse once more, and have to be asked once more, at once and for ever.
+        Ok(Progress::Underway) if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) => {
+            ctx.claim_backoff.failed(key, circumstances, Instant::now());
+        }
+        Ok(Progress::Underway) => {}
+        Err(Failure { error, .. }) if error.is_conflict() => {
+            tracing::debug!(claim = %key, %error, "the object has moved on");
+            return Action::requeue(CONFLICT_RETRY);
+        }
+        Err(Failure { reason, error }) => {
+            let wait = ctx.claim_backoff.failed(key, circumstances, Instant::now());
+            tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
+            ctx.events.publish(&*claim, reason, error.to_string());
+            return Action::requeue(wait);
+        }
+    }
+    Action::await_change()
+}
+
+fn circumstances(claim: &PersistentVolumeClaim, ctx: &Context) -> Circumstances {
+    Circumstances {
+        uid: claim.uid(),
+        requested: claim_status::requested(claim).ok().flatten(),
+        chance: ctx.chances.current(),
+        ..Default::default()
+    }
+}
+
+async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Failure> {
+    match ownership::bound_volume(claim) {
+        None => {
+            let failure = |error| Failure { reason: Reason::ProvisioningFailed, error };
+            provision_volume(claim, ctx).await.map_err(failure)
+        }
+        Some(name) => {
+            let failure = |error| Failure { reason: Reason::VolumeResizeFailed, error };
+            resize_volume(claim, name, ctx).await.map_err(failure)
+        }
+    }
+}
+
+async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Error> {
+    let class_name = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
+    let class = class_name.and_then(|name| ctx.classes.get(&ObjectRef::new(name)));
+    let existing = provision::volume_id(claim).ok().and_then(|id| ctx.volume(id.as_str()));
+    match provision::plan(claim, class.as_deref(), existing.as_deref(), &ctx.identity)? {
+        provision::Plan::Ignore | provision::Plan::Settled => Ok(Progress::Settled),
+        provision::Plan::Create(creation) => {
+            provision::apply(claim, creation, ctx).await?;
+            Ok(Progress::Underway)
+        }
+    }
+}
+
+async fn resize_volume(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Progress, Error> {
+    // One that is not in the cache is not ours, or brings the claim back when it arrives.
+    let Some(volume) = ctx.volume(name) else { return Ok(Progress::Settled) };
+    match resize::plan(claim, &volume, &ctx.identity) {
+        resize::Plan::Settled => Ok(Progress::Settled),
+        resize::Plan::AwaitNode => Ok(Progress::Underway),
+        resize::Plan::Grow { target } => {
+            resize::apply(claim, &volume, target, ctx).await?;
+            Ok(Progress::Underway)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! What the two controllers have in common: running a queue, and watching only what matters.
+
+use std::{convert::Infallible, fmt::Debug, hash::Hash, sync::Arc};
+
+use futures::{Stream, StreamExt};
+use kube::{
+    Api, Resource,
+    runtime::{
+        WatchStreamExt,
+        controller::{Action, Config, Error, ReconcileRequest, applier},
+        reflector::{self, ObjectRef, Store, store::Writer},
+        watcher::{self, Event},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::{backoff::Backoff, context::Chances};
+
+/// Objects reconciled at once. Most of a reconcile is waiting for the API server; the store serialises what it must.
+const CONCURRENCY: u16 = 32;
+
+/// Objects as an API server holds them.
+pub(crate) trait Object:
+    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static
+{
+}
+impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
+
+/// Reconciles what `queue` names until `stop` is done and what was under way has ended.
+pub(crate) async fn run<K, Ctx, Reconciling>(
+    queue: impl Stream<Item = ObjectRef<K>> + Send + 'static,
+    cache: Store<K>,
+    reconcile: impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
+    ctx: Arc<Ctx>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) where
+    K: Object,
+    Reconciling: Future<Output = Action> + Send + 'static,
+{
+    let queue =
+        queue.take_until(Box::pin(stop)).map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
+    let reconcile = |object, ctx| {
+        let reconciling = reconcile(object, ctx);
+        Box::pin(async move { Ok::<_, Infallible>(reconciling.await) })
+    };
+    let never = |_object: Arc<K>, never: &Infallible, _ctx: Arc<Ctx>| match *never {};
+    let config = Config::default().concurrency(CONCURRENCY);
+    let results = applier(reconcile, never, ctx, cache, queue, config);
+    results
+        .for_each(async |result| match result {
+            Ok(_) => {}
+            Err(Error::ObjectNotFound(object)) => tracing::trace!(%object, "gone before its turn came"),
+            Err(error) => tracing::error!(%error, "a controller failed"),
+        })
+        .await;
+}
+
+/// Watches objects, keeps those of interest in `cache`, and passes on the events that changed it.
+///
+/// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so that memory
+/// does not grow with what other nodes do.
+pub(crate) fn watch<K: Object + Unpin>(
+    api: Api<K>,
+    config: watcher::Config,
+    cache: Writer<K>,
+    of_interest: impl Fn(&K) -> bool + Send + 'static,
+) -> impl Stream<Item = Event<K>> + Send
+where
+    K::DynamicType: Hash + Eq,
+{
+    let cached = cache.as_reader();
+    let events = watcher::watcher(api, config).default_backoff().filter_map(move |event| {
+        let narrowed = match event {
+            Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()).map(Ok),
+            Err(error) => Some(Err(error)),
+        };
+        std::future::ready(narrowed)
+    });
+    reflector::reflector(cache, events).filter_map(|event| {
+        std::future::ready(
+            event
+                .inspect_err(
+                    |error| tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it is retried"),
+                )
+                .ok(),
+        )
+    })
+}
+
+fn narrow<K: Object>(
+    event: Event<K>,
+    of_interest: impl Fn(&K) -> bool,
+    is_cached: impl Fn(&ObjectRef<K>) -> bool,
+) -> Option<Event<K>> {
+    let mut event = match event {
+        Event::Apply(object) | Event::Delete(object) if !of_interest(&object) => {
+            is_cached(&ObjectRef::from_obj(&object)).then_some(Event::Delete(object))
+        }
+        Event::InitApply(object) if !of_interest(&object) => None,
+        event => Some(event),
+    }?;
+    // Who wrote which field takes more room than the fields, and nothing here asks.
+    event = event.modify(|object| object.meta_mut().managed_fields = None);
+    Some(event)
+}
+
+/// The queue of a channel.
+pub(crate) fn receiver<T: Send + 'static>(
+    channel: mpsc::UnboundedReceiver<T>,
+) -> impl Stream<Item = T> + Send {
+    futures::stream::unfold(
+        channel,
+        |mut channel| async move { channel.recv().await.map(|item| (item, channel)) },
+    )
+}
+
+/// Everything that failed before, each time circumstances have improved.
+pub(crate) fn second_chances<C, K, F>(
+    ctx: Arc<C>,
+    chances: fn(&C) -> &Chances,
+    failed: fn(&C) -> &Backoff<K, F>,
+) -> impl Stream<Item = K> + Send
+where
+    C: Send + Sync + 'static,
+    K: Clone + Hash + Eq + Send + 'static,
+    F: PartialEq + Send + 'static,
+{
+    let changes = chances(&ctx).subscribe();
+    let improvements = futures::stream::unfold((ctx, changes), move |(ctx, mut changes)| async move {
+        changes.changed().await.ok()?;
+        let keys = failed(&ctx).keys();
+        Some((futures::stream::iter(keys), (ctx, changes)))
+    });
+    improvements.flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{fixtures, ownership};
+
+    fn kinds(event: Event<PersistentVolumeClaim>, cached: bool) -> Option<&'static str> {
+        let identity = fixtures::identity();
+        let narrowed = narrow(event, |claim| ownership::is_claim_of_interest(claim, &identity), |_| cached)?;
+        Some(match narrowed {
+            Event::Apply(_) => "apply",
+            Event::Delete(_) => "delete",
+            Event::Init => "init",
+            Event::InitApply(_) => "init-apply",
+            Event::InitDone => "init-done",
+        })
+    }
+
+    #[test]
+    fn claims_of_other_nodes_leave_no_trace() {
+        let ours = || fixtures::claim(json!({}));
+        let foreign = || {
+            fixtures::claim(
+                json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-b"}}}),
+            )
+        };
+        assert_eq!(kinds(Event::Apply(ours()), false), Some("apply"));
+        assert_eq!(kinds(Event::Delete(ours()), true), Some("delete"));
+        assert_eq!(kinds(Event::InitApply(ours()), false), Some("init-apply"));
+        assert_eq!(kinds(Event::Apply(foreign()), false), None);
+        assert_eq!(kinds(Event::Delete(foreign()), false), None);
+        assert_eq!(kinds(Event::InitApply(foreign()), true), None);
+        assert_eq!(kinds(Event::Apply(foreign()), true), Some("delete"), "the scheduler chose another node");
+    }
+}

@@ -1,0 +1,220 @@
+//! From a released `PersistentVolume` to nothing.
+//!
+//! The order is what makes it safe. The object is marked for deletion first, under the condition that it still is what the
+//! decision was made on: an administrator may have bound it again while the cache lagged behind. The finalizer then holds
+//! the object until its data is in the trash. A crash in between leaves a marked object, with which the next attempt goes on.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    runtime::reflector::ObjectRef,
+};
+use loopfs::VolumeId;
+use serde_json::json;
+
+use crate::{context::Context, error::Error, identity::Identity, ownership, pv};
+
+/// What to do about a volume's object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// Not ours, or as it should be.
+    Settled,
+    /// Its reclaim policy has become Delete: see to it that it outlives its data.
+    Hold,
+    /// Its reclaim policy is not Delete (any more): its data stays, and the object is anybody's to remove.
+    LetGo,
+    /// Delete the data and the object.
+    Delete(Deletion),
+}
+
+/// What to delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Deletion {
+    pub(crate) id: VolumeId,
+    /// The file system the data is on, where the object says so.
+    pub(crate) filesystem_uuid: Option<String>,
+}
+
+/// Decides.
+///
+/// # Errors
+/// When the volume is to be deleted and its handle names no volume.
+pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Plan, Error> {
+    if !ownership::is_our_volume(volume, identity) {
+        return Ok(Plan::Settled);
+    }
+    let spec = volume.spec.as_ref();
+    let deletes = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete");
+    let held = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
+    let going = volume.metadata.deletion_timestamp.is_some();
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    Ok(match (deletes, held) {
+        (false, true) => Plan::LetGo,
+        (false, false) => Plan::Settled,
+        // Somebody took the finalizer off: the object goes, and its data is theirs.
+        (true, false) if going => Plan::Settled,
+        (true, false) => Plan::Hold,
+        (true, true) if phase == Some("Released") => Plan::Delete(Deletion {
+            id: ownership::volume_id(volume, identity)?,
+            filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
+        }),
+        (true, true) => Plan::Settled,
+    })
+}
+
+/// Does it.
+///
+/// # Errors
+/// When a step fails; the next attempt goes on from there.
+pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) -> Result<(), Error> {
+    match plan {
+        Plan::Settled => Ok(()),
+        Plan::Hold => set_finalizers(volume, with_ours, ctx).await,
+        Plan::LetGo => set_finalizers(volume, without_ours, ctx).await,
+        Plan::Delete(deletion) => {
+            let marked = match volume.metadata.deletion_timestamp {
+                Some(_) => None,
+                None => mark(volume, ctx).await?,
+            };
+            let volume = marked.as_ref().unwrap_or(volume);
+            discard(deletion, ctx).await?;
+            set_finalizers(volume, without_ours, ctx).await
+        }
+    }
+}
+
+/// Marks the object for deletion; answers it as it is then.
+async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<Option<PersistentVolume>, Error> {
+    let parameters = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: volume.metadata.uid.clone(),
+            resource_version: volume.metadata.resource_version.clone(),
+        }),
+        ..Default::default()
+    };
+    let name = volume.name_any();
+    let deleted = ctx.volume_api().delete(&name, &parameters).await.map_err(|error| {
+        ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
+        Error::api("delete PersistentVolume", &name, error)
+    })?;
+    Ok(deleted.left())
+}
+
+/// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the background.
+async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
+    let Deletion { id, filesystem_uuid } = deletion;
+    let discarded = ctx.storage.run(move |volumes| {
+        let present = volumes.filesystem_uuid();
+        match filesystem_uuid {
+            Some(of_volume) if of_volume != present => {
+                Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
+            }
+            _ => volumes.delete(&id).map(Ok),
+        }
+    });
+    let existed = discarded.await??;
+    if existed {
+        ctx.trash.notify_one();
+    }
+    Ok(())
+}
+
+fn with_ours(volume: &PersistentVolume) -> Vec<String> {
+    let mut finalizers = without_ours(volume);
+    finalizers.push(pv::FINALIZER.to_owned());
+    finalizers
+}
+
+fn without_ours(volume: &PersistentVolume) -> Vec<String> {
+    volume.finalizers().iter().filter(|finalizer| *finalizer != pv::FINALIZER).cloned().collect()
+}
+
+/// kube-controller-manager takes its own finalizer off a volume the moment it is marked, so that a conflict is the rule
+/// here and not the exception.
+const FINALIZER_ATTEMPTS: u32 = 5;
+
+async fn set_finalizers(
+    volume: &PersistentVolume,
+    wanted: impl Fn(&PersistentVolume) -> Vec<String>,
+    ctx: &Context,
+) -> Result<(), Error> {
+    let name = volume.name_any();
+    let failed = |error| Error::api("change the finalizers of PersistentVolume", &name, error);
+    let mut current = volume.clone();
+    for _ in 0..FINALIZER_ATTEMPTS {
+        // With the resource version: a merge patch replaces the whole list, and others keep finalizers in it too.
+        let patch = json!({ "metadata": {
+            "uid": current.metadata.uid,
+            "resourceVersion": current.metadata.resource_version,
+            "finalizers": wanted(&current),
+        } });
+        match ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(patched) => {
+                ctx.volume_writes.remember(patched);
+                return Ok(());
+            }
+            Err(kube::Error::Api(status)) if status.is_conflict() => {
+                let found = ctx.volume_api().get_opt(&name).await.map_err(failed)?;
+                match found.filter(|found| found.metadata.uid == volume.metadata.uid) {
+                    Some(found) => current = found,
+                    None => return Ok(()),
+                }
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    // Somebody writes to the object all the time; the next reconcile begins with its newest form.
+    let conflict = kube::core::Status::failure("it keeps changing", "Conflict").with_code(409);
+    Err(failed(kube::Error::Api(conflict.boxed())))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fixtures;
+
+    fn deletion() -> Plan {
+        Plan::Delete(Deletion {
+            id: VolumeId::parse(fixtures::VOLUME).unwrap(),
+            filesystem_uuid: Some(fixtures::FILESYSTEM.to_owned()),
+        })
+    }
+
+    const GOING: &str = "2026-01-01T00:00:00Z";
+
+    #[rstest]
+    #[case::bound(json!({}), Plan::Settled)]
+    #[case::released(json!({"status": {"phase": "Released"}}), deletion())]
+    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), deletion())]
+    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": GOING}}), Plan::Settled)]
+    #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::Settled)]
+    #[case::no_status(json!({"status": null}), Plan::Settled)]
+    #[case::failed(json!({"status": {"phase": "Failed"}}), Plan::Settled)]
+    #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), Plan::Hold)]
+    #[case::made_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::Hold)]
+    #[case::finalizer_taken_off(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), Plan::Settled)]
+    #[case::made_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
+    #[case::made_retain_while_going(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
+    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::Settled)]
+    #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::LetGo)]
+    #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Plan::Settled)]
+    fn plans(#[case] change: Value, #[case] expected: Plan) {
+        assert_eq!(plan(&fixtures::volume(change), &fixtures::identity()).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case::path("../../etc")]
+    #[case::empty("")]
+    #[case::slash("pvc/1")]
+    fn a_handle_is_never_a_path(#[case] handle: &str) {
+        let volume = fixtures::volume(
+            json!({"status": {"phase": "Released"}, "spec": {"csi": {"volumeHandle": handle}}}),
+        );
+        let error = plan(&volume, &fixtures::identity()).unwrap_err();
+        assert_eq!(error.reason(), "InvalidHandle");
+    }
+}

@@ -1,0 +1,76 @@
+//! Why a reconcile failed.
+
+use loopfs::ErrorKind;
+
+use crate::{provision::Refusal, storage::StorageError};
+
+/// A failed reconcile. Its text ends up in events, so it is written for whoever owns the claim.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The claim or its class asks for what this driver does not do.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The volume store failed or refused.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// The API server failed or refused.
+    #[error("{operation} {object}: {}", api_message(.source))]
+    Api { operation: &'static str, object: String, source: kube::Error },
+    /// Somebody else's object has the name of ours.
+    #[error(
+        "a PersistentVolume named {0} exists and is not this claim's; it has to be removed or renamed by hand"
+    )]
+    NameTaken(String),
+    /// The volume is on a disk this node does not have (any more).
+    #[error(
+        "the volume is on file system {of_volume} and this node's storage is file system {of_node}; bring the disk back, or \
+         delete the volume's data where it is and remove the finalizers of this object by hand"
+    )]
+    OtherFilesystem { of_volume: String, of_node: String },
+    /// The volume handle of a hand-made object.
+    #[error("the volume handle is not a volume id: {0}")]
+    Handle(String),
+}
+
+/// kube's own text for an error of the API server ends in a debug dump of it.
+fn api_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl Error {
+    /// A failed API call on an object.
+    pub(crate) fn api(operation: &'static str, object: impl Into<String>, source: kube::Error) -> Self {
+        Error::Api { operation, object: object.into(), source }
+    }
+
+    /// One of a fixed set of names for this kind of failure.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Error::Refused(_) => "Refused",
+            Error::Storage(StorageError::Unavailable(_)) => "StorageUnavailable",
+            Error::Storage(StorageError::Panicked) => "Panicked",
+            Error::Storage(StorageError::Volume(error)) => match error.kind {
+                ErrorKind::NoSpace => "NoSpace",
+                ErrorKind::Busy => "Busy",
+                ErrorKind::NotFound => "NotFound",
+                ErrorKind::AlreadyExists => "AlreadyExists",
+                ErrorKind::InvalidInput => "InvalidInput",
+                ErrorKind::PermissionDenied => "PermissionDenied",
+                _ => "VolumeStore",
+            },
+            Error::Api { .. } if self.is_conflict() => "Conflict",
+            Error::Api { .. } => "ApiServer",
+            Error::NameTaken(_) => "NameTaken",
+            Error::OtherFilesystem { .. } => "OtherFilesystem",
+            Error::Handle(_) => "InvalidHandle",
+        }
+    }
+
+    /// Whether the object had moved on: nothing is wrong, the decision is to be made again on its new form.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self, Error::Api { source: kube::Error::Api(status), .. } if status.is_conflict() || status.is_not_found())
+    }
+}

@@ -1,0 +1,372 @@
+//! Events people read with `kubectl describe`: what happened to their claim or volume, and what to do about it.
+//!
+//! Reconciles hand notices to a queue and go on; one task turns them into API objects. Repetitions become one event with
+//! a count, and a flood from one object is cut off, so that no number of retries loads the API server. (kube's own
+//! recorder aggregates by reason alone and would keep showing the first text after the facts have changed.)
+
+use std::{collections::HashMap, time::Duration};
+
+use k8s_openapi::{
+    api::{
+        core::v1::ObjectReference,
+        events::v1::{Event, EventSeries},
+    },
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::identity::Identity;
+
+/// Why an event is written. These are the words people grep for, as the sidecars of other drivers use them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    Provisioning,
+    ProvisioningSucceeded,
+    ProvisioningFailed,
+    Resizing,
+    VolumeResizeSuccessful,
+    VolumeResizeFailed,
+    FileSystemResizeRequired,
+    VolumeFailedDelete,
+    StorageUnavailable,
+    StorageReady,
+}
+
+impl Reason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Reason::Provisioning => "Provisioning",
+            Reason::ProvisioningSucceeded => "ProvisioningSucceeded",
+            Reason::ProvisioningFailed => "ProvisioningFailed",
+            Reason::Resizing => "Resizing",
+            Reason::VolumeResizeSuccessful => "VolumeResizeSuccessful",
+            Reason::VolumeResizeFailed => "VolumeResizeFailed",
+            Reason::FileSystemResizeRequired => "FileSystemResizeRequired",
+            Reason::VolumeFailedDelete => "VolumeFailedDelete",
+            Reason::StorageUnavailable => "StorageUnavailable",
+            Reason::StorageReady => "StorageReady",
+        }
+    }
+
+    fn type_(self) -> &'static str {
+        match self {
+            Reason::ProvisioningFailed
+            | Reason::VolumeResizeFailed
+            | Reason::VolumeFailedDelete
+            | Reason::StorageUnavailable => "Warning",
+            Reason::Provisioning
+            | Reason::ProvisioningSucceeded
+            | Reason::Resizing
+            | Reason::VolumeResizeSuccessful
+            | Reason::FileSystemResizeRequired
+            | Reason::StorageReady => "Normal",
+        }
+    }
+
+    /// What was being done, the events API's `action`.
+    fn action(self) -> &'static str {
+        match self {
+            Reason::Provisioning | Reason::ProvisioningSucceeded | Reason::ProvisioningFailed => "Provision",
+            Reason::Resizing
+            | Reason::VolumeResizeSuccessful
+            | Reason::VolumeResizeFailed
+            | Reason::FileSystemResizeRequired => "Resize",
+            Reason::VolumeFailedDelete => "Delete",
+            Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
+        }
+    }
+}
+
+/// Something worth an event.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Notice {
+    regarding: ObjectReference,
+    reason: Reason,
+    note: String,
+}
+
+impl Notice {
+    #[cfg(test)]
+    pub(crate) fn reason(&self) -> Reason {
+        self.reason
+    }
+}
+
+/// The sending end; cheap to clone, never waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    queue: mpsc::Sender<Notice>,
+}
+
+/// More than one reconcile per claim of a full node brings forth at once.
+const QUEUE_LENGTH: usize = 4096;
+
+impl Events {
+    /// The sending end and what [`publish`] needs.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Notice>) {
+        let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
+        (Events { queue }, notices)
+    }
+
+    /// Queues an event about an object.
+    pub(crate) fn publish<K: Resource<DynamicType = ()>>(
+        &self,
+        regarding: &K,
+        reason: Reason,
+        note: impl Into<String>,
+    ) {
+        self.publish_about(regarding.object_ref(&()), reason, note.into());
+    }
+
+    /// Queues an event about this node.
+    pub(crate) fn publish_on_node(&self, identity: &Identity, reason: Reason, note: impl Into<String>) {
+        let regarding = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(identity.node().to_owned()),
+            // The kubelet puts the name here too, and `kubectl describe node` looks for it: no need to read the node.
+            uid: Some(identity.node().to_owned()),
+            ..Default::default()
+        };
+        self.publish_about(regarding, reason, note.into());
+    }
+
+    fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
+        let name = regarding.name.as_deref().unwrap_or_default();
+        match reason.type_() {
+            "Warning" => tracing::warn!(object = name, reason = reason.as_str(), "{note}"),
+            _ => tracing::info!(object = name, reason = reason.as_str(), "{note}"),
+        }
+        if let Err(error) = self.queue.try_send(Notice { regarding, reason, note }) {
+            tracing::warn!(%error, "an event is dropped");
+        }
+    }
+}
+
+/// Writes queued notices to the API server until the last sender is gone.
+pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mpsc::Receiver<Notice>) {
+    let mut aggregator = Aggregator::default();
+    let mut serial: u64 = 0;
+    while let Some(notice) = notices.recv().await {
+        let key = Key::of(&notice);
+        let written = match aggregator.observe(&key, Instant::now()) {
+            Verdict::Suppress => continue,
+            Verdict::Repeat { name, count } => repeat(&client, &notice, &name, count).await,
+            Verdict::First => {
+                serial += 1;
+                let event = new_event(&notice, &identity, serial, Timestamp::now());
+                let name = event.metadata.name.clone().unwrap_or_default();
+                let created = namespaced(&client, &notice).create(&PostParams::default(), &event).await;
+                created.map(|_event| aggregator.created(&key, name))
+            }
+        };
+        if let Err(error) = written {
+            // The next occurrence starts over; an event is not worth retrying for its own sake.
+            aggregator.forget(&key);
+            tracing::warn!(%error, reason = notice.reason.as_str(), "an event could not be written");
+        }
+    }
+}
+
+async fn repeat(client: &Client, notice: &Notice, name: &str, count: i32) -> kube::Result<()> {
+    let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
+    let patch = Patch::Merge(json!({ "series": series }));
+    namespaced(client, notice).patch(name, &PatchParams::default(), &patch).await.map(|_event| ())
+}
+
+/// Events about objects without a namespace go to "default".
+fn namespaced(client: &Client, notice: &Notice) -> Api<Event> {
+    Api::namespaced(client.clone(), notice.regarding.namespace.as_deref().unwrap_or("default"))
+}
+
+/// Limits of the events API, in bytes.
+const NOTE_MAX: usize = 1024;
+const NAME_MAX: usize = 253;
+const REPORTER_MAX: usize = 128;
+
+fn new_event(notice: &Notice, identity: &Identity, serial: u64, now: Timestamp) -> Event {
+    let suffix = format!(".{:x}.{serial:x}", now.as_nanosecond());
+    let object = notice.regarding.name.as_deref().unwrap_or("unnamed");
+    let kept = truncated(object, NAME_MAX - suffix.len()).trim_end_matches(['.', '-']);
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{kept}{suffix}")),
+            namespace: Some(notice.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned())),
+            ..Default::default()
+        },
+        event_time: Some(MicroTime(now)),
+        type_: Some(notice.reason.type_().to_owned()),
+        reason: Some(notice.reason.as_str().to_owned()),
+        action: Some(notice.reason.action().to_owned()),
+        note: Some(truncated(&notice.note, NOTE_MAX).to_owned()),
+        regarding: Some(notice.regarding.clone()),
+        reporting_controller: Some(identity.driver().to_owned()),
+        reporting_instance: Some(truncated(identity.node(), REPORTER_MAX).to_owned()),
+        ..Default::default()
+    }
+}
+
+fn truncated(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// What makes two notices the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    subject: Subject,
+    note: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Subject {
+    uid: Option<String>,
+    name: Option<String>,
+    namespace: Option<String>,
+    reason: Reason,
+}
+
+impl Key {
+    fn of(notice: &Notice) -> Self {
+        let ObjectReference { uid, name, namespace, .. } = notice.regarding.clone();
+        Key { subject: Subject { uid, name, namespace, reason: notice.reason }, note: notice.note.clone() }
+    }
+}
+
+/// A repetition after this long is a new event; well under the hour for which API servers keep events.
+const SERIES_END: Duration = Duration::from_secs(30 * 60);
+
+/// The count of one event is brought up to date at most this often.
+const REPEAT_EVERY: Duration = Duration::from_secs(10);
+
+/// Different texts about one object for one reason, within [`SERIES_END`], before it goes silent (the log has them all).
+const TEXTS_PER_SUBJECT: usize = 10;
+
+/// Decides what becomes of a notice.
+#[derive(Debug, Default)]
+struct Aggregator {
+    series: HashMap<Key, Series>,
+}
+
+#[derive(Debug)]
+struct Series {
+    name: String,
+    count: i32,
+    seen: Instant,
+    written: Instant,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    First,
+    Repeat { name: String, count: i32 },
+    Suppress,
+}
+
+impl Aggregator {
+    fn observe(&mut self, key: &Key, now: Instant) -> Verdict {
+        self.series.retain(|_, series| now.duration_since(series.seen) < SERIES_END);
+        if let Some(series) = self.series.get_mut(key) {
+            series.seen = now;
+            series.count = series.count.saturating_add(1);
+            if series.name.is_empty() || now.duration_since(series.written) < REPEAT_EVERY {
+                return Verdict::Suppress;
+            }
+            series.written = now;
+            return Verdict::Repeat { name: series.name.clone(), count: series.count };
+        }
+        if self.series.keys().filter(|other| other.subject == key.subject).count() >= TEXTS_PER_SUBJECT {
+            return Verdict::Suppress;
+        }
+        self.series.insert(key.clone(), Series { name: String::new(), count: 1, seen: now, written: now });
+        Verdict::First
+    }
+
+    fn created(&mut self, key: &Key, name: String) {
+        if let Some(series) = self.series.get_mut(key) {
+            series.name = name;
+        }
+    }
+
+    fn forget(&mut self, key: &Key) {
+        self.series.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn notice(note: &str) -> Notice {
+        let claim: PersistentVolumeClaim = fixtures::claim(json!({}));
+        Notice { regarding: claim.object_ref(&()), reason: Reason::ProvisioningFailed, note: note.to_owned() }
+    }
+
+    #[test]
+    fn repetitions_become_a_count_and_are_spaced() {
+        let mut aggregator = Aggregator::default();
+        let key = Key::of(&notice("no space"));
+        let start = Instant::now();
+        assert_eq!(aggregator.observe(&key, start), Verdict::First);
+        aggregator.created(&key, "event-1".to_owned());
+        assert_eq!(aggregator.observe(&key, start + Duration::from_secs(1)), Verdict::Suppress);
+        let repeat = |count| Verdict::Repeat { name: "event-1".to_owned(), count };
+        assert_eq!(aggregator.observe(&key, start + Duration::from_secs(10)), repeat(3));
+        assert_eq!(aggregator.observe(&key, start + Duration::from_secs(15)), Verdict::Suppress);
+        assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
+    }
+
+    #[test]
+    fn an_old_series_ends() {
+        let mut aggregator = Aggregator::default();
+        let key = Key::of(&notice("no space"));
+        let start = Instant::now();
+        aggregator.observe(&key, start);
+        assert_eq!(aggregator.observe(&key, start + SERIES_END), Verdict::First);
+    }
+
+    #[test]
+    fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
+        let mut aggregator = Aggregator::default();
+        let start = Instant::now();
+        for text in 0..TEXTS_PER_SUBJECT {
+            assert_eq!(aggregator.observe(&Key::of(&notice(&text.to_string())), start), Verdict::First);
+        }
+        assert_eq!(aggregator.observe(&Key::of(&notice("one more")), start), Verdict::Suppress);
+        let mut elsewhere = notice("one more");
+        elsewhere.regarding.name = Some("other".to_owned());
+        assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Verdict::First);
+    }
+
+    #[test]
+    fn a_failed_write_starts_over() {
+        let mut aggregator = Aggregator::default();
+        let key = Key::of(&notice("no space"));
+        aggregator.observe(&key, Instant::now());
+        aggregator.forget(&key);
+        assert_eq!(aggregator.observe(&key, Instant::now()), Verdict::First);
+    }
+
+    #[test]
+    fn an_event_keeps_within_the_limits_of_the_api() {
+        let mut notice = notice(&"ä".repeat(1000));
+        notice.regarding.name = Some("n".repeat(253));
+        let event = new_event(&notice, &fixtures::identity(), u64::MAX, Timestamp::MAX);
+        assert_eq!(event.note.unwrap().len(), NOTE_MAX);
+        let name = event.metadata.name.unwrap();
+        assert!(name.len() <= NAME_MAX, "{name}");
+        assert_eq!(event.metadata.namespace.as_deref(), Some("shop"));
+    }
+}

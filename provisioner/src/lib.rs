@@ -1,0 +1,200 @@
+//! The Kubernetes side of loopfs: one process per node that turns claims into volumes, grows and deletes them.
+//!
+//! A reconcile is three steps. The caches say how things are; a pure `plan` decides; `apply` does the I/O. Each step may be
+//! the last before a crash, and the next process goes on from there.
+
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod api_server;
+mod args;
+mod backoff;
+mod claim_status;
+mod claims;
+mod context;
+mod controller;
+mod delete;
+mod error;
+mod events;
+#[cfg(test)]
+mod fixtures;
+mod identity;
+mod intents;
+mod janitor;
+mod logging;
+mod own_writes;
+mod ownership;
+mod parameters;
+mod persistent_volumes;
+mod provision;
+mod pv;
+mod quantity;
+mod resize;
+mod storage;
+#[cfg(test)]
+mod volume_model;
+mod volumes;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, anyhow};
+use futures::StreamExt;
+use k8s_openapi::{api::storage::v1::StorageClass, jiff::Timestamp};
+use kube::{
+    Api, Client,
+    config::{KubeConfigOptions, Kubeconfig},
+    runtime::{
+        reflector::{self, store::Writer},
+        watcher,
+    },
+};
+use loopfs::{StoreOptions, VolumeStore};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+pub use crate::args::{Args, LogFormat};
+use crate::{
+    context::Context, events::Events, identity::Identity, intents::Intents, storage::Storage,
+    volumes::Volumes,
+};
+
+/// What is under way at a SIGTERM gets this long, of the 30 s a pod has by default.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// Serves until a signal ends it.
+///
+/// # Errors
+/// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on its own.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let Args { driver_name, node_name, data_dir, kubeconfig, log_level, log_format } = args;
+    logging::init(&log_level, log_format)?;
+    let identity = Identity::new(&driver_name, &node_name)?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    let served = runtime.block_on(serve(identity, data_dir, kubeconfig));
+    // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
+    runtime.shutdown_background();
+    served
+}
+
+async fn serve(identity: Identity, data_dir: PathBuf, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
+    let client = client(kubeconfig).await?;
+    tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
+    let (mut tasks, stop) = spawn(client, identity, data_dir);
+    let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
+    tokio::select! {
+        ended = tasks.join_next() => return Err(ended_early(ended)),
+        _ = terminate.recv() => tracing::info!("SIGTERM: finishing what is under way"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: finishing what is under way"),
+    }
+    stop.cancel();
+    let finish = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(GRACE, finish).await.is_err() {
+        tracing::warn!("not everything was finished in time; the next process goes on from there");
+    }
+    Ok(())
+}
+
+/// Starts every part of the process. The first to end, for whatever reason, ends it.
+fn spawn(
+    client: Client,
+    identity: Identity,
+    data_dir: PathBuf,
+) -> (JoinSet<&'static str>, CancellationToken) {
+    let (events, notices) = Events::new();
+    let (claims, claim_cache) = reflector::store();
+    let (volumes, volume_cache) = reflector::store();
+    let (classes, class_cache) = reflector::store();
+    let ctx = Arc::new(Context {
+        client: client.clone(),
+        identity: identity.clone(),
+        events,
+        storage: Arc::new(Storage::default()),
+        intents: Intents::beside(&data_dir),
+        claims,
+        volumes,
+        classes,
+        claim_writes: Default::default(),
+        volume_writes: Default::default(),
+        claim_backoff: Default::default(),
+        volume_backoff: Default::default(),
+        trash: Default::default(),
+        claims_vanished: Default::default(),
+        chances: Default::default(),
+        now: Timestamp::now,
+    });
+    let (related, claims_of_volumes) = mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(named(
+        "claims",
+        claims::run(Arc::clone(&ctx), claim_cache, claims_of_volumes, stop.clone().cancelled_owned()),
+    ));
+    tasks.spawn(named(
+        "volumes",
+        persistent_volumes::run(Arc::clone(&ctx), volume_cache, related, stop.clone().cancelled_owned()),
+    ));
+    tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
+    tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), data_dir))));
+    tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
+    // Ends after the others, when no sender is left, so that the last words are written too.
+    tasks.spawn(named("events", events::publish(client, identity, notices)));
+    (tasks, stop)
+}
+
+async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let read = || async {
+                let kubeconfig = Kubeconfig::read_from(&path)?;
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+            };
+            read().await.with_context(|| format!("use kubeconfig {}", path.display()))?
+        }
+        None => kube::Config::incluster().context("use the pod's service account (or give --kubeconfig)")?,
+    };
+    Client::try_from(config).context("set up the connection to the API server")
+}
+
+async fn watch_classes(ctx: Arc<Context>, cache: Writer<StorageClass>) {
+    let classes = Api::all(ctx.client.clone());
+    let events = controller::watch(classes, watcher::Config::default(), cache, |_class| true);
+    // A claim may have failed for the class that has just been made or mended.
+    events.for_each(async |_event| ctx.chances.improve()).await;
+}
+
+async fn keep_storage_open(ctx: Arc<Context>, data_dir: PathBuf) {
+    let open = move || -> Result<Arc<dyn Volumes>, _> {
+        Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?))
+    };
+    let opened = || {
+        ctx.chances.improve();
+        ctx.trash.notify_one();
+        ctx.claims_vanished.notify_one();
+    };
+    storage::keep_open(&ctx.storage, open, &ctx.events, &ctx.identity, opened).await;
+}
+
+async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
+    // Cancelled is as good as done: such a task is at any await between two steps of which each stands alone.
+    stop.run_until_cancelled_owned(task).await;
+}
+
+async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
+    task.await;
+    name
+}
+
+fn ended_early(ended: Option<Result<&'static str, tokio::task::JoinError>>) -> anyhow::Error {
+    match ended {
+        Some(Ok(name)) => anyhow!("the task {name:?} ended on its own"),
+        Some(Err(error)) => anyhow!(error).context("a task failed"),
+        None => anyhow!("there was no task"),
+    }
+}

@@ -1,0 +1,357 @@
+//! From a claim to a volume and its `PersistentVolume`.
+//!
+//! The volume's id follows from the claim's UID, and every step can be repeated: whatever a crash interrupts, the next
+//! attempt ends with one volume and one object.
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
+    storage::v1::StorageClass,
+};
+use kube::{ResourceExt, api::PostParams};
+use loopfs::{Bytes, VolumeId, VolumeKind, VolumeSpec};
+
+use crate::{
+    claim_status,
+    context::Context,
+    error::Error,
+    events::Reason,
+    identity::Identity,
+    intents::Intent,
+    ownership,
+    parameters::{Parameters, ParametersError},
+    pv::{self, Description, ReclaimPolicy},
+    quantity::QuantityError,
+    storage::StorageError,
+    volumes::VolumeError,
+};
+
+/// What to do about a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Plan {
+    /// Not this node's or driver's.
+    Ignore,
+    /// The claim has its volume; kube-controller-manager binds the two.
+    Settled,
+    /// Make a volume.
+    Create(Creation),
+}
+
+/// The volume to make.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Creation {
+    pub(crate) id: VolumeId,
+    pub(crate) spec: VolumeSpec,
+    pub(crate) reclaim_policy: ReclaimPolicy,
+    pub(crate) mount_options: Option<Vec<String>>,
+}
+
+/// Why a claim gets no volume until it or its class is changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("storage class {0:?} does not exist")]
+    ClassMissing(String),
+    #[error("the claim names no storage class")]
+    ClassUnnamed,
+    #[error("storage class {class:?}: {source}")]
+    Parameters { class: String, source: ParametersError },
+    #[error("storage class {class:?}: reclaimPolicy is {policy:?}; allowed: Delete, Retain")]
+    ReclaimPolicy { class: String, policy: String },
+    #[error(
+        "access mode {0:?} is not supported: the volume is local to one node, and starts empty; allowed: ReadWriteOnce, \
+         ReadWriteOncePod (to read only, mount the claim readOnly in the pod)"
+    )]
+    AccessMode(String),
+    #[error("the claim has no access mode; allowed: ReadWriteOnce, ReadWriteOncePod")]
+    NoAccessMode,
+    #[error("volumeMode is {0:?}; allowed: Filesystem, Block")]
+    VolumeMode(String),
+    #[error("the claim asks for no size: set spec.resources.requests.storage")]
+    NoSize,
+    #[error("the claim asks for 0 bytes: set spec.resources.requests.storage to at least 1")]
+    ZeroSize,
+    #[error("spec.resources.requests.storage: {0}")]
+    Size(#[from] QuantityError),
+    #[error(
+        "the claim wants to be filled from a data source; that is not supported, and an empty volume would not do"
+    )]
+    DataSource,
+    #[error(
+        "spec.selector picks among volumes that exist; it cannot be combined with a class that makes new ones"
+    )]
+    Selector,
+    #[error("spec.volumeAttributesClassName is {0:?}; volume attributes classes are not supported")]
+    AttributesClass(String),
+    #[error("the claim's UID {0:?} cannot name a volume")]
+    Uid(String),
+}
+
+/// Decides.
+///
+/// # Errors
+/// [`Refusal`] when the claim is ours and cannot be served as it is; [`Error::NameTaken`].
+pub(crate) fn plan(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    existing: Option<&PersistentVolume>,
+    identity: &Identity,
+) -> Result<Plan, Error> {
+    if !ownership::is_claim_to_provision(claim, identity) {
+        return Ok(Plan::Ignore);
+    }
+    let id = volume_id(claim)?;
+    match existing {
+        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(Plan::Settled),
+        Some(_) => return Err(Error::NameTaken(id.to_string())),
+        None => {}
+    }
+    let spec = claim.spec.clone().unwrap_or_default();
+    let class_name =
+        spec.storage_class_name.clone().filter(|name| !name.is_empty()).ok_or(Refusal::ClassUnnamed)?;
+    let class = class.ok_or_else(|| Refusal::ClassMissing(class_name.clone()))?;
+    if class.provisioner != identity.driver() {
+        return Ok(Plan::Ignore);
+    }
+    let parameters = Parameters::parse(class.parameters.as_ref())
+        .map_err(|source| Refusal::Parameters { class: class_name.clone(), source })?;
+    let reclaim_policy = reclaim_policy(class, &class_name)?;
+    let kind = check_spec(&spec)?;
+    let requested = match claim_status::requested(claim).map_err(Refusal::Size)? {
+        None => return Err(Refusal::NoSize.into()),
+        Some(Bytes(0)) => return Err(Refusal::ZeroSize.into()),
+        Some(requested) => requested,
+    };
+    let mut volume = VolumeSpec::new(kind, requested);
+    if let Some(ratio) = parameters.bytes_per_inode {
+        volume.bytes_per_inode = ratio;
+    }
+    Ok(Plan::Create(Creation {
+        id,
+        spec: volume,
+        reclaim_policy,
+        mount_options: class.mount_options.clone(),
+    }))
+}
+
+/// The id of a claim's volume, and the name of its `PersistentVolume`, in the form everybody knows.
+///
+/// # Errors
+/// When there is no UID, or one that an API server would not have given.
+pub(crate) fn volume_id(claim: &PersistentVolumeClaim) -> Result<VolumeId, Refusal> {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let refused = || Refusal::Uid(uid.to_owned());
+    if uid.is_empty() {
+        return Err(refused());
+    }
+    VolumeId::parse(&format!("pvc-{uid}")).map_err(|_invalid| refused())
+}
+
+fn reclaim_policy(class: &StorageClass, name: &str) -> Result<ReclaimPolicy, Refusal> {
+    match class.reclaim_policy.as_deref() {
+        None | Some("Delete") => Ok(ReclaimPolicy::Delete),
+        Some("Retain") => Ok(ReclaimPolicy::Retain),
+        Some(policy) => Err(Refusal::ReclaimPolicy { class: name.to_owned(), policy: policy.to_owned() }),
+    }
+}
+
+/// Checks what does not depend on the class.
+fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
+    if spec.data_source.is_some() || spec.data_source_ref.is_some() {
+        return Err(Refusal::DataSource);
+    }
+    if spec.selector.is_some() {
+        return Err(Refusal::Selector);
+    }
+    if let Some(name) = spec.volume_attributes_class_name.as_ref().filter(|name| !name.is_empty()) {
+        return Err(Refusal::AttributesClass(name.clone()));
+    }
+    let modes = spec.access_modes.as_deref().unwrap_or_default();
+    if modes.is_empty() {
+        return Err(Refusal::NoAccessMode);
+    }
+    if let Some(mode) =
+        modes.iter().find(|mode| !["ReadWriteOnce", "ReadWriteOncePod"].contains(&mode.as_str()))
+    {
+        return Err(Refusal::AccessMode(mode.clone()));
+    }
+    match spec.volume_mode.as_deref() {
+        None | Some("Filesystem") => Ok(VolumeKind::Filesystem),
+        Some("Block") => Ok(VolumeKind::Block),
+        Some(mode) => Err(Refusal::VolumeMode(mode.to_owned())),
+    }
+}
+
+/// Makes the volume and its object.
+///
+/// # Errors
+/// When either fails; the next attempt goes on from there.
+pub(crate) async fn apply(
+    claim: &PersistentVolumeClaim,
+    creation: Creation,
+    ctx: &Context,
+) -> Result<(), Error> {
+    let shown = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+    let note = format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.identity.node());
+    ctx.events.publish(claim, Reason::Provisioning, note);
+
+    let Creation { id, spec, reclaim_policy, mount_options } = creation;
+    let (intents, intent, wanted) = (ctx.intents.clone(), Intent::of(claim), id.clone());
+    let made = ctx.storage.run(move |volumes| {
+        // The record comes first: from here on a crash leaves something that is found again. It stays when this fails,
+        // until an attempt succeeds or the claim is gone.
+        intents.record(&wanted, &intent).map_err(unrecorded)?;
+        Ok((volumes.create(&wanted, &spec)?, volumes.filesystem_uuid()))
+    });
+    let (capacity, filesystem_uuid) = made.await?;
+    let kind = spec.kind;
+    let description =
+        Description { claim, id: &id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options };
+    let volume = create_object(claim, pv::build(description, &ctx.identity), ctx).await?;
+    ctx.volume_writes.remember(volume);
+
+    let (intents, made) = (ctx.intents.clone(), id.clone());
+    let cleared = tokio::task::spawn_blocking(move || intents.clear(&made))
+        .await
+        .map_err(|_panicked| StorageError::Panicked)?;
+    if let Err(error) = cleared {
+        tracing::warn!(error = %with_source(&error), "a record of provisioning stays behind, to be looked at later");
+    }
+    let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
+    ctx.events.publish(claim, Reason::ProvisioningSucceeded, note);
+    Ok(())
+}
+
+async fn create_object(
+    claim: &PersistentVolumeClaim,
+    object: PersistentVolume,
+    ctx: &Context,
+) -> Result<PersistentVolume, Error> {
+    let name = object.name_any();
+    match ctx.volume_api().create(&PostParams::default(), &object).await {
+        Ok(created) => Ok(created),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            // From an attempt whose answer got lost, or a cache that lags behind.
+            let existing = ctx.volume_api().get(&name).await;
+            let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
+            match ownership::is_volume_of(&existing, claim) {
+                true => Ok(existing),
+                false => Err(Error::NameTaken(name)),
+            }
+        }
+        Err(error) => Err(Error::api("create PersistentVolume", name, error)),
+    }
+}
+
+fn unrecorded(error: crate::intents::IntentError) -> VolumeError {
+    VolumeError { kind: loopfs::ErrorKind::Other, message: with_source(&error) }
+}
+
+fn with_source(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fixtures;
+
+    fn planned(claim: Value, class: Value) -> Result<Plan, String> {
+        let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
+        plan(&claim, Some(&class), None, &fixtures::identity()).map_err(|error| error.to_string())
+    }
+
+    fn creation(claim: Value, class: Value) -> Creation {
+        match planned(claim, class) {
+            Ok(Plan::Create(creation)) => creation,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_ordinary_claim() {
+        let expected = Creation {
+            id: VolumeId::parse(fixtures::VOLUME).unwrap(),
+            spec: VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20)),
+            reclaim_policy: ReclaimPolicy::Delete,
+            mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
+        };
+        assert_eq!(creation(json!({}), json!({})), expected);
+    }
+
+    #[rstest]
+    #[case::block(json!({"spec": {"volumeMode": "Block"}}), VolumeKind::Block)]
+    #[case::filesystem_by_default(json!({"spec": {"volumeMode": null}}), VolumeKind::Filesystem)]
+    #[case::once_per_pod(json!({"spec": {"accessModes": ["ReadWriteOncePod"]}}), VolumeKind::Filesystem)]
+    fn kinds(#[case] claim: Value, #[case] expected: VolumeKind) {
+        assert_eq!(creation(claim, json!({})).spec.kind, expected);
+    }
+
+    #[test]
+    fn the_class_decides_about_inodes_and_reclaiming() {
+        let made =
+            creation(json!({}), json!({"parameters": {"bytesPerInode": "8192"}, "reclaimPolicy": "Retain"}));
+        assert_eq!(made.spec.bytes_per_inode.get(), 8192);
+        assert_eq!(made.reclaim_policy, ReclaimPolicy::Retain);
+        let default = creation(json!({}), json!({"reclaimPolicy": null, "mountOptions": null}));
+        assert_eq!(default.reclaim_policy, ReclaimPolicy::Delete);
+        assert_eq!(default.mount_options, None);
+    }
+
+    #[rstest]
+    #[case::unknown_parameter(json!({}), json!({"parameters": {"fstype": "ext4"}}), "unknown parameter \"fstype\"; allowed parameters: bytesPerInode")]
+    #[case::recycle(json!({}), json!({"reclaimPolicy": "Recycle"}), "allowed: Delete, Retain")]
+    #[case::many_readers(json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}), json!({}), "access mode \"ReadOnlyMany\" is not supported")]
+    #[case::many_writers(json!({"spec": {"accessModes": ["ReadWriteMany"]}}), json!({}), "allowed: ReadWriteOnce, ReadWriteOncePod")]
+    #[case::no_access_mode(json!({"spec": {"accessModes": []}}), json!({}), "no access mode")]
+    #[case::zero(json!({"spec": {"resources": {"requests": {"storage": "0"}}}}), json!({}), "0 bytes")]
+    #[case::no_size(json!({"spec": {"resources": null}}), json!({}), "asks for no size")]
+    #[case::negative(json!({"spec": {"resources": {"requests": {"storage": "-1Gi"}}}}), json!({}), "below zero")]
+    #[case::absurd(json!({"spec": {"resources": {"requests": {"storage": "9E"}}}}), json!({}), "created")]
+    #[case::too_large(json!({"spec": {"resources": {"requests": {"storage": "99E"}}}}), json!({}), "more than 8Ei")]
+    #[case::malformed(json!({"spec": {"resources": {"requests": {"storage": "1MB"}}}}), json!({}), "not a quantity")]
+    #[case::mode(json!({"spec": {"volumeMode": "Tape"}}), json!({}), "allowed: Filesystem, Block")]
+    #[case::clone(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}}), json!({}), "data source")]
+    #[case::populate(json!({"spec": {"dataSourceRef": {"kind": "Anything", "name": "other"}}}), json!({}), "data source")]
+    #[case::selector(json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), json!({}), "spec.selector")]
+    #[case::attributes_class(json!({"spec": {"volumeAttributesClassName": "gold"}}), json!({}), "\"gold\"")]
+    #[case::no_class(json!({"spec": {"storageClassName": null}}), json!({}), "names no storage class")]
+    #[case::uid(json!({"metadata": {"uid": "../../etc"}}), json!({}), "cannot name a volume")]
+    #[case::no_uid(json!({"metadata": {"uid": null}}), json!({}), "cannot name a volume")]
+    fn refusals_say_what_is_allowed(#[case] claim: Value, #[case] class: Value, #[case] expected: &str) {
+        match planned(claim, class) {
+            Err(error) => assert!(error.contains(expected), "{error}"),
+            // 9E is less than 8Ei: large, and for the store to refuse, which knows how much there is.
+            Ok(Plan::Create(_)) => assert_eq!(expected, "created"),
+            Ok(plan) => panic!("{plan:?}"),
+        }
+    }
+
+    #[test]
+    fn a_missing_class_is_named() {
+        let error = plan(&fixtures::claim(json!({})), None, None, &fixtures::identity()).unwrap_err();
+        assert_eq!(error.to_string(), "storage class \"loopfs\" does not exist");
+        assert_eq!(error.reason(), "Refused");
+    }
+
+    #[test]
+    fn the_class_of_another_driver_is_none_of_our_business() {
+        assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(Plan::Ignore));
+    }
+
+    #[rstest]
+    #[case::ours(json!({}), Some(Plan::Settled))]
+    #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
+    #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
+    fn an_object_of_the_name_exists(#[case] volume: Value, #[case] expected: Option<Plan>) {
+        let (claim, class, volume) =
+            (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
+        let planned = plan(&claim, Some(&class), Some(&volume), &fixtures::identity());
+        assert_eq!(planned.as_ref().ok(), expected.as_ref());
+        assert_eq!(planned.is_err_and(|error| matches!(error, Error::NameTaken(_))), expected.is_none());
+    }
+}

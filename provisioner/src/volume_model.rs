@@ -1,0 +1,117 @@
+//! A volume store in memory, as far as this crate's tests need to break one.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard},
+};
+
+use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind, VolumeSpec};
+
+use crate::{
+    fixtures,
+    volumes::{VolumeError, Volumes},
+};
+
+/// A store of a given size. What is deleted takes its room until the trash is emptied, as in the real one.
+#[derive(Debug)]
+pub(crate) struct VolumeModel {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct State {
+    pub(crate) size: Bytes,
+    pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
+    pub(crate) trash: Vec<Bytes>,
+    /// What is wrong with the store as a whole.
+    pub(crate) broken: Option<VolumeError>,
+    /// What is wrong with its volumes.
+    pub(crate) busy: bool,
+}
+
+impl VolumeModel {
+    pub(crate) fn of_size(size: Bytes) -> Self {
+        VolumeModel { state: Mutex::new(State { size, ..State::default() }) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn capacity(&self, id: &str) -> Option<Bytes> {
+        self.state().volumes.get(&VolumeId::parse(id).unwrap()).map(|(_, capacity)| *capacity)
+    }
+}
+
+impl State {
+    fn require(&self, id: &VolumeId, more: Bytes) -> Result<(), VolumeError> {
+        let taken: u64 = self
+            .volumes
+            .values()
+            .map(|(_, capacity)| capacity.0)
+            .chain(self.trash.iter().map(|size| size.0))
+            .sum();
+        let available = self.size.0 - taken;
+        if more.0 <= available {
+            return Ok(());
+        }
+        Err(error(ErrorKind::NoSpace, format!("volume {id}: {} bytes asked, {available} available", more.0)))
+    }
+}
+
+pub(crate) fn error(kind: ErrorKind, message: impl Into<String>) -> VolumeError {
+    VolumeError { kind, message: message.into() }
+}
+
+impl Volumes for VolumeModel {
+    fn filesystem_uuid(&self) -> String {
+        fixtures::FILESYSTEM.to_owned()
+    }
+
+    fn verify(&self) -> Result<(), VolumeError> {
+        self.state().broken.clone().map_or(Ok(()), Err)
+    }
+
+    fn recover(&self) -> Result<String, VolumeError> {
+        Ok("nothing".to_owned())
+    }
+
+    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
+        let capacity = spec.capacity.round_up().unwrap();
+        let mut state = self.state();
+        match state.volumes.get(id) {
+            Some((kind, existing)) if *kind == spec.kind && *existing >= capacity => return Ok(*existing),
+            Some(_) => return Err(error(ErrorKind::AlreadyExists, format!("volume {id} is another"))),
+            None => state.require(id, capacity)?,
+        }
+        state.volumes.insert(id.clone(), (spec.kind, capacity));
+        Ok(capacity)
+    }
+
+    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+        let to = to.round_up().unwrap();
+        let mut state = self.state();
+        let Some((kind, existing)) = state.volumes.get(id).copied() else {
+            return Err(error(ErrorKind::NotFound, format!("volume {id}: there is none")));
+        };
+        if to > existing {
+            state.require(id, to.saturating_sub(existing))?;
+            state.volumes.insert(id.clone(), (kind, to));
+        }
+        Ok(to.max(existing))
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        let mut state = self.state();
+        if state.busy {
+            return Err(error(ErrorKind::Busy, format!("delete volume {id}: a pod uses it")));
+        }
+        let deleted = state.volumes.remove(id);
+        state.trash.extend(deleted.map(|(_, capacity)| capacity));
+        Ok(deleted.is_some())
+    }
+
+    fn empty_trash(&self) -> Result<usize, VolumeError> {
+        Ok(std::mem::take(&mut self.state().trash).len())
+    }
+}

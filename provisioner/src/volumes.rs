@@ -1,0 +1,91 @@
+//! What the provisioner asks of a volume store: the few calls of [`loopfs::VolumeStore`] it makes.
+//!
+//! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and decides
+//! nothing; the store itself is tested where it lives, on real kernels.
+
+use std::fmt;
+
+use loopfs::{Bytes, ErrorKind, VolumeId, VolumeSpec, VolumeStore};
+
+/// A store of volumes. Calls block.
+pub(crate) trait Volumes: Send + Sync + 'static {
+    /// UUID of the file system that holds the volumes, in its usual text form.
+    fn filesystem_uuid(&self) -> String;
+    /// See [`VolumeStore::verify`].
+    fn verify(&self) -> Result<(), VolumeError>;
+    /// See [`VolumeStore::recover`].
+    fn recover(&self) -> Result<String, VolumeError>;
+    /// See [`VolumeStore::create`]; answers the capacity as stored.
+    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::grow`]; answers the capacity as stored.
+    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::delete`].
+    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
+    /// See [`VolumeStore::empty_trash`].
+    fn empty_trash(&self) -> Result<usize, VolumeError>;
+}
+
+/// A store's refusal: what kind, and the sentence that names operation, object and remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct VolumeError {
+    pub(crate) kind: ErrorKind,
+    pub(crate) message: String,
+}
+
+impl VolumeError {
+    /// Whether this is about the store as a whole: nothing will work until an operator has mended it.
+    pub(crate) fn concerns_the_store(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::NotMounted | ErrorKind::NotEnforced | ErrorKind::WrongFilesystem | ErrorKind::ReadOnly
+        )
+    }
+
+    /// Whether a retry can only succeed after somebody asks for less or makes room.
+    pub(crate) fn is_infeasible(&self) -> bool {
+        matches!(self.kind, ErrorKind::NoSpace | ErrorKind::InvalidInput | ErrorKind::NotFound)
+    }
+}
+
+impl From<loopfs::Error> for VolumeError {
+    fn from(error: loopfs::Error) -> Self {
+        VolumeError { kind: error.kind(), message: error.to_string() }
+    }
+}
+
+impl Volumes for VolumeStore {
+    fn filesystem_uuid(&self) -> String {
+        VolumeStore::filesystem_uuid(self).to_string()
+    }
+
+    fn verify(&self) -> Result<(), VolumeError> {
+        Ok(VolumeStore::verify(self)?)
+    }
+
+    fn recover(&self) -> Result<String, VolumeError> {
+        Ok(format!("{:?}", VolumeStore::recover(self)?))
+    }
+
+    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::create(self, id, spec)?.capacity())
+    }
+
+    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::grow(self, id, to)?.capacity())
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        Ok(VolumeStore::delete(self, id)?)
+    }
+
+    fn empty_trash(&self) -> Result<usize, VolumeError> {
+        Ok(VolumeStore::empty_trash(self)?)
+    }
+}
+
+impl fmt::Debug for dyn Volumes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volumes on {}", self.filesystem_uuid())
+    }
+}
