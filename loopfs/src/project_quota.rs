@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::fsxattr;
 use crate::sys::quotactl::{self, DiskQuota};
+use crate::sys::xfs;
 use crate::units::{Bytes, Inodes};
 
 /// A project id that may carry limits: neither 0 (whose limits are everybody's defaults) nor
@@ -193,9 +194,10 @@ impl<'fs> ProjectQuota<'fs> {
         std::iter::from_fn(move || {
             let from = next.take()?;
             match quotactl::get_next(fs, from) {
-                // The kernel wraps to 0 after the last id; `id >= from` stops there.
+                // Past the largest id the kernel starts again at 0, and of 4294967295 itself it
+                // answers EINVAL: neither is asked for.
                 Ok(quota) if quota.id >= from && quota.id <= last => {
-                    next = quota.id.checked_add(1);
+                    next = (quota.id < last).then_some(quota.id + 1);
                     ProjectId::new(quota.id).map(|id| Ok(usage_of(id, &quota)))
                 }
                 // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
@@ -205,16 +207,17 @@ impl<'fs> ProjectQuota<'fs> {
         })
     }
 
-    /// Finishes the frees that XFS defers, so that usage counts no deleted file but those still
-    /// open (`Q_XGETQUOTA` of id 0 flushes inode inactivation).
+    /// Finishes the frees that XFS defers, so that the usage of `id` counts no deleted file but
+    /// those still open, and no block past the end of a file (`XFS_IOC_FREE_EOFBLOCKS`).
+    ///
+    /// Reading the quota of id 0 only hastens those frees since Linux 5.19, it does not wait.
     ///
     /// # Errors
-    /// EPERM without `CAP_SYS_ADMIN`; ENOSYS where quotas are off.
-    pub fn flush_deferred_frees(&self) -> Result<()> {
-        match quotactl::get(self.fs, 0) {
-            Ok(_) | Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(Error::sys("flush deferred frees of", "the file system", errno)),
-        }
+    /// EBADF where the descriptor is `O_PATH`; EPERM without `CAP_SYS_ADMIN`; EROFS on a read-only
+    /// mount; ENOTTY where the file system is not XFS.
+    #[doc(alias = "XFS_IOC_FREE_EOFBLOCKS")]
+    pub fn finish_frees(&self, id: ProjectId) -> Result<()> {
+        xfs::free_eof_blocks(self.fs, id.get()).context("finish the deferred frees of project", id)
     }
 }
 

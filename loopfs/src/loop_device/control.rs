@@ -58,6 +58,8 @@ impl LoopControl {
                 let name = node_name(device.index());
                 return Err(Error::new(ErrorKind::AlreadyExists, "attach", name, problem));
             }
+            // It may be on its way out, kept only by somebody who has it open.
+            device.keep()?;
             return Ok(device);
         }
         attach::attach(self.control.as_fd(), &self.pool, image, options)
@@ -87,7 +89,10 @@ impl LoopControl {
         for device in self.find(image)? {
             let binding = device.binding().clone();
             match device.detach() {
-                Ok(Detach::Deferred) => outcome = Detach::Deferred,
+                Ok(Detach::Deferred) => {
+                    outcome = Detach::Deferred;
+                    self.pool.give_back_later(binding.index);
+                }
                 Ok(Detach::Gone) => {
                     self.pool.give_back(binding.index);
                     // Best effort: a hint without a device is only slower.

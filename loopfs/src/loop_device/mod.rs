@@ -238,6 +238,24 @@ impl LoopDevice {
         block::size(&self.fd).map(Bytes).context("read the size of", &name)
     }
 
+    /// Takes back a detach that was [`Deferred`](Detach::Deferred): the device stays bound when
+    /// its last user closes it. No effect on one that is not being detached.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: it is mounted, and the kernel (from Linux 6.19) changes nothing on a
+    /// device that is held exclusively. [`ErrorKind::NotFound`]: gone by now.
+    #[doc(alias = "LOOP_SET_STATUS64")]
+    pub fn keep(&self) -> Result<()> {
+        self.check_binding()?;
+        let name = node_name(self.binding.index);
+        let mut info = loop_dev::status(&self.fd).context("read the status of", &name)?;
+        if info.lo_flags & loop_dev::AUTOCLEAR == 0 {
+            return Ok(());
+        }
+        info.lo_flags &= !loop_dev::AUTOCLEAR;
+        loop_dev::set_status(&self.fd, &info).context("take back the detach of", name)
+    }
+
     /// Unbinds the device, if it still is the attachment this was opened as. From Linux 6.11 on
     /// the kernel always waits for the last close, so the descriptor goes with it.
     ///

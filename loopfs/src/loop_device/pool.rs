@@ -32,6 +32,8 @@ pub(super) struct Pool {
 #[derive(Debug)]
 struct State {
     idle: VecDeque<u32>,
+    /// Detached while somebody had them open; idle as soon as that one closes them.
+    closing: Vec<u32>,
     next: u32,
 }
 
@@ -42,11 +44,11 @@ impl Pool {
         let mut next = RANGE.start;
         for index in indices()?.into_iter().filter(|index| RANGE.contains(index)) {
             next = next.max(index + 1);
-            if open_node(index, OFlag::O_RDONLY).and_then(loop_dev::status).err() == Some(Errno::ENXIO) {
+            if is_unbound(index) {
                 idle.push_back(index);
             }
         }
-        Ok(Self { state: Mutex::new(State { idle, next }) })
+        Ok(Self { state: Mutex::new(State { idle, closing: Vec::new(), next }) })
     }
 
     /// An index that was idle when last seen. The kernel decides: binding may still find it taken.
@@ -54,6 +56,8 @@ impl Pool {
         loop {
             let candidate = {
                 let mut state = self.lock();
+                let closed: Vec<u32> = state.closing.extract_if(.., |index| is_unbound(*index)).collect();
+                state.idle.extend(closed);
                 if let Some(index) = state.idle.pop_front() {
                     return Ok(index);
                 }
@@ -78,6 +82,13 @@ impl Pool {
     pub(super) fn give_back(&self, index: u32) {
         if RANGE.contains(&index) {
             self.lock().idle.push_back(index);
+        }
+    }
+
+    /// An index that will not be bound any more once its last user has closed it.
+    pub(super) fn give_back_later(&self, index: u32) {
+        if RANGE.contains(&index) {
+            self.lock().closing.push(index);
         }
     }
 
@@ -111,6 +122,10 @@ impl Pool {
         // Nothing is left half done in the state by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_unbound(index: u32) -> bool {
+    open_node(index, OFlag::O_RDONLY).and_then(loop_dev::status).err() == Some(Errno::ENXIO)
 }
 
 /// Every index the kernel has, bound or not.

@@ -18,9 +18,10 @@ ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
 ioctl!(none loop_clr_fd with b'L', 0x01);
 ioctl!(none loop_set_capacity with b'L', 0x07);
-// These two carry a pointer, yet their request numbers encode neither size nor direction
+// These carry a pointer, yet their request numbers encode neither size nor direction
 // (linux/loop.h predates that habit), which is the "bad" form.
 ioctl!(bad read loop_get_status64 with uapi::LOOP_GET_STATUS64; loop_info64);
+ioctl!(bad write loop_set_status64 with uapi::LOOP_SET_STATUS64; loop_info64);
 ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
 
 /// `LOOP_CTL_ADD`: makes device `index`; answers the index. EEXIST if it is there already.
@@ -54,6 +55,14 @@ pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
     // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`, which `info` is.
     let result = unsafe { loop_get_status64(fd, &mut info) };
     Errno::result(result).map(|_| info)
+}
+
+/// `LOOP_SET_STATUS64`: changes what may change while bound, such as the AUTOCLEAR flag.
+pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
+    let fd = device.as_fd().as_raw_fd();
+    // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`, which `info` is.
+    let result = unsafe { loop_set_status64(fd, info) };
+    Errno::result(result).map(drop)
 }
 
 /// `LOOP_CLR_FD`: unbinds now or at the last close, as the kernel version has it.

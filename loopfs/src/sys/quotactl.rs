@@ -101,7 +101,7 @@ pub(crate) fn syscall_exists() -> bool {
     quotactl_fd(-1, Q_XGETQUOTA, 0, &mut DiskQuota::default()) != Err(Errno::ENOSYS)
 }
 
-/// `Q_XGETQUOTA`: ENOENT when the id is unused. For id 0, XFS first finishes deferred frees.
+/// `Q_XGETQUOTA`: ENOENT when the id is unused.
 pub(crate) fn get(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota> {
     let mut quota = DiskQuota::default();
     quotactl_fd(fs.as_fd().as_raw_fd(), Q_XGETQUOTA, id, &mut quota).map(|()| quota)

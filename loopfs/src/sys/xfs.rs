@@ -33,6 +33,23 @@ pub(crate) struct Geometry {
     pub(crate) dirblocksize: u32,
 }
 
+/// `struct xfs_fs_eofblocks`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EofBlocks {
+    pub(crate) version: u32,
+    pub(crate) flags: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) prid: u32,
+    pub(crate) pad32: u32,
+    pub(crate) min_file_size: u64,
+    pub(crate) pad64: [u64; 12],
+}
+
+const XFS_EOFBLOCKS_VERSION: u32 = 1;
+const XFS_EOF_FLAGS_PRID: u32 = 1 << 3;
+
 ioctl!(read xfs_ioc_fsgeometry_v1 with b'X', 100; Geometry);
 
 /// `XFS_IOC_FSGEOMETRY_V1`. ENOTTY or another errno where the file system is not XFS.
@@ -42,6 +59,24 @@ pub(crate) fn geometry(file: impl AsFd) -> Result<Geometry> {
     // SAFETY: XFS_IOC_FSGEOMETRY_V1 writes one `struct xfs_fsop_geom_v1`.
     let result = unsafe { xfs_ioc_fsgeometry_v1(fd, &mut geometry) };
     Errno::result(result).map(|_| geometry)
+}
+
+// Declared "read" by the header although the kernel is who reads.
+ioctl!(read xfs_ioc_free_eofblocks with b'X', 58; EofBlocks);
+
+/// `XFS_IOC_FREE_EOFBLOCKS` for the files of one project: gives back blocks allocated past their
+/// end, and then waits until every deleted inode of the file system has been freed.
+pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut scan = EofBlocks {
+        version: XFS_EOFBLOCKS_VERSION,
+        flags: XFS_EOF_FLAGS_PRID,
+        prid: project,
+        ..EofBlocks::default()
+    };
+    // SAFETY: XFS_IOC_FREE_EOFBLOCKS reads one `struct xfs_fs_eofblocks`.
+    let result = unsafe { xfs_ioc_free_eofblocks(fd, &mut scan) };
+    Errno::result(result).map(drop)
 }
 
 #[cfg(test)]
@@ -54,5 +89,7 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Geometry, uuid), 64);
         // _IOR('X', 100, struct xfs_fsop_geom_v1) as strace shows it.
         assert_eq!(ioctl_sys::ior!(b'X', 100, size_of::<Geometry>()), 0x8070_5864);
+        assert_eq!(size_of::<EofBlocks>(), 128);
+        assert_eq!(std::mem::offset_of!(EofBlocks, min_file_size), 24);
     }
 }

@@ -80,9 +80,10 @@ impl VolumeStore {
         });
         made.inspect_err(|_| {
             // What cannot be undone now is undone by recovery: the directory is in staging.
-            match unlinkat(&self.layout.staging, staged.as_str(), UnlinkatFlags::RemoveDir) {
-                Ok(()) | Err(Errno::ENOENT) => drop(project_ids::release(quota, project)),
-                Err(_) => {}
+            if let Ok(()) | Err(Errno::ENOENT) =
+                unlinkat(&self.layout.staging, staged.as_str(), UnlinkatFlags::RemoveDir)
+            {
+                self.release_later(project, Bytes(0));
             }
         })
     }

@@ -120,6 +120,8 @@ pub struct VolumeStore {
     options: StoreOptions,
     /// Bytes promised to volumes; counted at first use, then kept by this process's changes.
     promised: Mutex<Option<space::Promised>>,
+    /// Project ids of removed volumes that were still charged, with the limits they have.
+    unreleased: Mutex<Vec<(ProjectId, Bytes)>>,
 }
 
 impl VolumeStore {
@@ -152,7 +154,13 @@ impl VolumeStore {
             filesystem.write_record()?;
         }
         let layout = Layout::open(filesystem.root.as_fd())?;
-        Ok(Self { filesystem, layout, options, promised: Mutex::new(None) })
+        Ok(Self {
+            filesystem,
+            layout,
+            options,
+            promised: Mutex::new(None),
+            unreleased: Mutex::new(Vec::new()),
+        })
     }
 
     /// Checks that the store still is what it was opened as: mounted, the same file system,

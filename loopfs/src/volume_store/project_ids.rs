@@ -45,7 +45,7 @@ pub(super) fn reserve(
 /// Frees an id that nothing carries any more. False while something still does: a deleted file
 /// that is open, or a file that was moved out of its volume.
 pub(super) fn release(quota: ProjectQuota<'_>, id: ProjectId) -> Result<bool> {
-    quota.flush_deferred_frees()?;
+    quota.finish_frees(id)?;
     match quota.usage(id)? {
         None => Ok(true),
         Some(usage) if usage.bytes == Bytes(0) && usage.inodes == Inodes(0) => {

@@ -44,7 +44,6 @@ impl VolumeStore {
             carry(directory, &mut carried)?;
         }
         let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-        quota.flush_deferred_frees()?;
         let mut orphans = Vec::new();
         for usage in quota.ids(self.options.project_ids.clone()) {
             orphans.extend(Some(usage?.id).filter(|id| !carried.contains(id)));

@@ -4,9 +4,10 @@
 //! also the durable list of what is still to be done.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{MutexGuard, PoisonError};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::fstatat;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
@@ -14,7 +15,7 @@ use super::attributes::Attributes;
 use super::id::VolumeId;
 use super::{VolumeStore, layout, project_ids};
 use crate::error::{Context, Error, Result};
-use crate::project_quota::ProjectQuota;
+use crate::project_quota::{ProjectId, ProjectQuota};
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -43,7 +44,7 @@ impl VolumeStore {
     /// The first one met; the other volumes are removed all the same.
     pub fn empty_trash(&self) -> Result<usize> {
         let mut removed = 0;
-        let mut first_error = None;
+        let mut first_error = self.release_projects().err();
         loop {
             let mut progress = false;
             for name in layout::names(&self.layout.trash, "trash")? {
@@ -52,11 +53,11 @@ impl VolumeStore {
                         progress = true;
                         removed += usize::from(volume);
                     }
+                    Ok(Removal::Lifted) => progress = true,
                     Ok(Removal::InUse) => {}
                     Err(error) => drop(first_error.get_or_insert(error)),
                 }
             }
-            // Directories lifted out of deep trees are new entries; anything else is stuck for now.
             if !progress || first_error.is_some() {
                 return first_error.map_or(Ok(removed), Err);
             }
@@ -77,13 +78,15 @@ impl VolumeStore {
         }
         let directory = layout::open_directory(trash, name)?;
         let attributes = Attributes::read(&directory)?;
-        self.empty_directory(&directory, name)?;
+        if self.empty_directory(&directory, name)? {
+            return Ok(Removal::Lifted);
+        }
         let Some(Attributes { project, .. }) = attributes else {
             unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
             return Ok(Removal::Done { volume: false });
         };
         let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-        quota.flush_deferred_frees()?;
+        quota.finish_frees(project)?;
         let usage = quota.usage(project)?;
         // The directory itself is the one inode left. Until then it marks the id as taken.
         if usage.is_some_and(|usage| usage.inodes.0 > 1) {
@@ -91,17 +94,46 @@ impl VolumeStore {
         }
         drop(directory);
         unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
-        if project_ids::release(quota, project)? {
-            self.withdraw(usage.and_then(|usage| usage.limits.bytes).unwrap_or_default());
-        }
+        let limit = usage.and_then(|usage| usage.limits.bytes).unwrap_or_default();
+        self.release_later(project, limit);
+        self.release_projects()?;
         Ok(Removal::Done { volume: true })
+    }
+
+    /// Notes an id whose directory is gone, and what to withdraw with it.
+    pub(super) fn release_later(&self, project: ProjectId, promised: Bytes) {
+        self.unreleased().push((project, promised));
+    }
+
+    /// Frees the ids whose directory is gone. One that is still mounted or open somewhere keeps
+    /// its inode charged; it is tried again with the next emptying, or found by recovery.
+    fn release_projects(&self) -> Result<()> {
+        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
+        let waiting = std::mem::take(&mut *self.unreleased());
+        let mut outcome = Ok(());
+        for (project, limit) in waiting {
+            match project_ids::release(quota, project) {
+                Ok(true) => self.withdraw(limit),
+                Ok(false) => self.unreleased().push((project, limit)),
+                Err(error) => {
+                    self.unreleased().push((project, limit));
+                    outcome = Err(error);
+                }
+            }
+        }
+        outcome
+    }
+
+    fn unreleased(&self) -> MutexGuard<'_, Vec<(ProjectId, Bytes)>> {
+        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes everything in a directory of the trash. A directory that is not empty is lifted
     /// into the trash rather than walked into, so that no depth of a tree costs more than one
     /// descriptor. Out of its volume, for only there can a directory go whose owner has given it
-    /// another project id (EXDEV elsewhere).
-    fn empty_directory(&self, directory: &OwnedFd, name: &str) -> Result<()> {
+    /// another project id (EXDEV elsewhere). True if one was lifted.
+    fn empty_directory(&self, directory: &OwnedFd, name: &str) -> Result<bool> {
+        let mut any_lifted = false;
         let own = layout::open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .context("open in the trash", name)?;
         let mut entries = nix::dir::Dir::from_fd(own).context("list in the trash", name)?;
@@ -120,25 +152,28 @@ impl VolumeStore {
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
                     let lifted = layout::unique("lifted")?;
-                    nix::fcntl::renameat2(
+                    renameat2(
                         directory,
                         child,
                         &self.layout.trash,
                         lifted.as_str(),
-                        nix::fcntl::RenameFlags::RENAME_NOREPLACE,
+                        RenameFlags::RENAME_NOREPLACE,
                     )
-                    .context("lift out of the trash", shown())?;
+                    .context("lift in the trash", shown())?;
+                    any_lifted = true;
                 }
                 Err(errno) => return Err(Error::sys("remove from the trash", shown(), errno)),
             }
         }
-        Ok(())
+        Ok(any_lifted)
     }
 }
 
 enum Removal {
     /// The entry is gone; it was a volume, or a directory lifted out of one.
     Done { volume: bool },
+    /// Directories out of it are entries of their own now.
+    Lifted,
     /// Something of it is still open.
     InUse,
 }

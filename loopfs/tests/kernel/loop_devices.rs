@@ -200,6 +200,24 @@ fn a_device_that_is_open_elsewhere_goes_at_its_last_close() {
 }
 
 #[test]
+fn attaching_takes_back_a_deferred_detach() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(Access::ReadWrite);
+    let device = control.ensure_attached(image.as_fd(), &options).unwrap();
+    let binding = device.binding().clone();
+    let holder = File::open(device.path()).unwrap();
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred);
+    let again = control.ensure_attached(image.as_fd(), &options).unwrap();
+    assert_eq!(again.binding(), &binding);
+    drop((holder, again));
+    assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding, "it went at the last close");
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+}
+
+#[test]
 fn devices_open_by_path_number_and_index_alike() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -234,7 +252,7 @@ fn direct_io_that_cannot_be_had_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn threads_and_a_foreign_user_of_get_free_do_not_meet() {
+fn threads_that_attach_and_detach_do_not_meet() {
     const THREADS: usize = 8;
     const ROUNDS: usize = 25;
     let leaks = Leaks::watch();
@@ -254,7 +272,8 @@ fn threads_and_a_foreign_user_of_get_free_do_not_meet() {
                         .unwrap();
                     write_at(&device.path(), 0, &pattern).unwrap();
                     drop(device);
-                    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+                    // Deferred where another thread is just looking at the device.
+                    control.detach_all(image.as_fd()).unwrap();
                 }
                 assert_eq!(read_at(&directory.join(format!("image-{thread}")), 0, 512), pattern);
             });

@@ -59,7 +59,7 @@ fn the_byte_limit_holds_at_the_byte_and_statfs_shows_it() {
     quota.set_limits(id, limits(4 * MIB, 2048)).unwrap();
     assert_eq!(fill(&directory.path().join("file")), (4 * MIB, Errno::ENOSPC));
     directory.close().unwrap();
-    quota.flush_deferred_frees().unwrap();
+    quota.finish_frees(id).unwrap();
     quota.clear_limits(id).unwrap();
     assert_eq!(quota.usage(id).unwrap(), None);
     leaks.check();
@@ -76,7 +76,7 @@ fn the_inode_limit_holds() {
     assert_eq!(made, 19, "the directory is one of the twenty");
     assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(20));
     directory.close().unwrap();
-    quota.flush_deferred_frees().unwrap();
+    quota.finish_frees(id).unwrap();
     quota.clear_limits(id).unwrap();
 }
 
@@ -137,7 +137,7 @@ fn files_inherit_the_project_and_their_owner_can_leave_it() {
     .unwrap();
     assert_eq!(project_of(File::open(&nested).unwrap()).unwrap(), 9999);
     directory.close().unwrap();
-    quota.flush_deferred_frees().unwrap();
+    quota.finish_frees(id).unwrap();
     quota.clear_limits(id).unwrap();
 }
 

@@ -60,7 +60,7 @@ fn a_filesystem_volume_is_exactly_as_large_as_asked_and_grows_in_use() {
     assert_eq!(stats.inodes.unwrap().used, Inodes(2));
     assert_eq!(stats.condition, Condition::Healthy);
 
-    drop(file);
+    drop((file, volume));
     assert!(unmount(target.path()).unwrap());
     remove(&store, &id);
     leaks.check();
@@ -300,6 +300,25 @@ fn a_deleted_volume_that_is_in_use_keeps_its_project_until_it_is_not() {
     drop(held);
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(count("trash"), 0);
+    leaks.check();
+}
+
+#[test]
+fn a_deleted_volume_that_is_mounted_frees_its_project_after_it_is_unmounted() {
+    let leaks = Leaks::watch();
+    let (store, id, target) = (store(), id("mounted"), scratch());
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
+    drop(volume);
+    assert!(store.delete(&id).unwrap());
+    store.empty_trash().unwrap();
+    assert!(store.space().unwrap().available.0 > 0);
+    let root = File::open(xfs()).unwrap();
+    let ours = StoreOptions::default().project_ids;
+    assert_eq!(quota(&root).ids(ours.clone()).count(), 1, "an id that is still charged was freed");
+    assert!(unmount(target.path()).unwrap());
+    store.empty_trash().unwrap();
+    assert_eq!(quota(&root).ids(ours).count(), 0);
     leaks.check();
 }
 
