@@ -10,13 +10,20 @@ use super::node_spec::NodeImages;
 use super::programs::Programs;
 use crate::cache::Recipe;
 use crate::images::kernel::{Kernel, Module};
-use crate::images::{disk, node};
+use crate::images::{disk, node, oci};
 use crate::session::Session;
 use crate::vm::{Accelerator, choose};
 use crate::{packages, rust_build};
 
 /// Module sets of the kernel catalogue that a node needs.
 const MODULE_SETS: [&str; 2] = ["boot", "node"];
+
+/// The image of the container that holds a pod's namespaces.
+const PAUSE: &str = "docker.io/library/pause:dev";
+/// The image of the pods of tests.
+pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
+/// The image of the driver; the manifests say the same.
+const DRIVER: &str = "docker.io/library/loopfs:dev";
 
 /// Everything nodes share: read by each, changed by none.
 #[derive(Debug)]
@@ -36,21 +43,70 @@ impl NodeParts {
     pub(crate) async fn prepare(session: &Session, programs: &Programs) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let guest = rust_build::guest_programs(session).await?;
+        let driver = rust_build::driver_programs(session).await?;
         let kernel = Kernel::prepare(session, None).await?;
         let root = node::prepare(session, &kernel).await?;
         let accelerator = choose(session, &kernel, &guest.init).await?;
-        let tools_disk = tools_disk(session, programs).await?;
+        let images = [
+            Image { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", guest.pause)] },
+            Image {
+                archive: "volume-check.tar",
+                reference: VOLUME_CHECK,
+                files: vec![("/volume-check", guest.volume_check)],
+            },
+            Image {
+                archive: "loopfs.tar",
+                reference: DRIVER,
+                files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
+            },
+        ];
         Ok(NodeParts {
             accelerator,
             kernel: kernel.vmlinuz(),
             modules: kernel.modules(&MODULE_SETS).await?,
             init: guest.init,
             root,
-            images_disk: tools_disk.clone(),
-            tools_disk,
-            images: NodeImages { archives: Vec::new(), pause: "docker.io/library/pause:dev".into() },
+            tools_disk: tools_disk(session, programs).await?,
+            images_disk: images_disk(session, &images).await?,
+            images: NodeImages {
+                archives: images.iter().map(|image| image.archive.to_owned()).collect(),
+                pause: PAUSE.to_owned(),
+            },
         })
     }
+}
+
+/// A container image of programs of this workspace.
+struct Image {
+    archive: &'static str,
+    reference: &'static str,
+    files: Vec<(&'static str, PathBuf)>,
+}
+
+/// The disk with the archives of the images that pods on the node are made of.
+async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
+    let mut recipe = Recipe::new("node-images", 1);
+    for image in images {
+        recipe = recipe.with("image", image.reference);
+        for (path, host) in &image.files {
+            recipe = recipe.with_file(path, host)?;
+        }
+    }
+    let artifact = session
+        .cache
+        .artifact(&recipe, async |dir: &Path| {
+            let mut files = Vec::new();
+            for image in images {
+                let archive = dir.join(image.archive);
+                let programs: Vec<_> =
+                    image.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
+                oci::archive(&archive, image.reference, &programs)?;
+                files.push((image.archive.to_owned(), archive));
+            }
+            disk::payload(&dir.join("images.ext4"), &files).await
+        })
+        .await?;
+    Ok(artifact.join("images.ext4"))
 }
 
 /// The disk with the programs of Kubernetes that run on the node.

@@ -31,6 +31,7 @@ use self::programs::Programs;
 use crate::session::Session;
 
 pub use self::components::Durability;
+pub(crate) use self::images::VOLUME_CHECK;
 pub use self::node::Node;
 pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS};
 pub use self::up::{DownArgs, UpArgs, down, up, walkthrough};

@@ -96,7 +96,7 @@ pub(crate) fn node_spec(
     let kube_proxy = format!("{TOOLS_DIR}/kube-proxy");
     steps.push(service(
         "kube-proxy",
-        &[&kube_proxy, "--config=/etc/kubernetes/kube-proxy.json", "--v=1"],
+        &[&kube_proxy, "--config=/etc/kubernetes/kube-proxy.json"],
         Condition::Tcp("127.0.0.1:10256".into()),
     ));
     Ok(NodeSpec {
@@ -146,6 +146,8 @@ fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> 
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
         public("/etc/containerd/config.toml", containerd_config(&images.pause)),
         public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
+        // The kubelet reports it; nodes made of one image must not share it.
+        public("/etc/machine-id", format!("{:032x}\n", u32::from(node.index) + 1)),
         // There is no name server; an empty file keeps pods from waiting for one.
         public("/etc/resolv.conf", String::new()),
         public(

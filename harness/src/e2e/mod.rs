@@ -90,6 +90,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let kubernetes_bin = args.kubernetes_bin.clone();
     // The cluster of a test does not outlive the machine's power.
     let spec = ClusterSpec { dir, logs, kubernetes_bin, durability: Durability::Unsafe };
+    let manifests = read_manifests(session)?;
     let mut report = Report::new();
     let mut story = Story::begin(session, &mut report, "cluster");
     let Ok(cluster) = story.step("start a control plane and a node", Cluster::start(session, spec)).await
@@ -98,7 +99,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     };
     let client = cluster.client().clone();
     let node = cluster.nodes().first().context("the cluster has no node")?;
-    let world = world(session, client, Some(node), Patience::FULL)?;
+    let world = world(manifests, client, Some(node))?;
     if args.self_check {
         self_check::run(session, &mut report, world).await;
     } else {
@@ -120,7 +121,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
 
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
-    let world = world(session, cluster.client().clone(), cluster.nodes().first(), Patience::FULL)?;
+    let world = world(read_manifests(session)?, cluster.client().clone(), cluster.nodes().first())?;
     world.manifests.apply(&world.client).await?;
     stories::install::ready(&world).await
 }
@@ -130,7 +131,7 @@ async fn against_any_cluster(session: &Session, kubeconfig: &std::path::Path) ->
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config).context("make a client of the API server")?;
-    let world = world(session, client, None, Patience::FULL)?;
+    let world = world(read_manifests(session)?, client, None)?;
     let mut report = Report::new();
     tell_all(session, &mut report, &world, None).await;
     state_dump::write(&world, &session.workspace.reports(RUN)).await;
@@ -146,15 +147,14 @@ async fn against_any_cluster(session: &Session, kubeconfig: &std::path::Path) ->
     Ok(report)
 }
 
-fn world<'a>(
-    session: &Session,
-    client: Client,
-    node: Option<&'a cluster::Node>,
-    patience: Patience,
-) -> Result<World<'a>> {
-    let manifests = Manifests::read(&session.workspace.root().join("csi").join("deploy"))?;
+/// The files a user applies.
+fn read_manifests(session: &Session) -> Result<Manifests> {
+    Manifests::read(&session.workspace.root().join("csi").join("deploy"))
+}
+
+fn world(manifests: Manifests, client: Client, node: Option<&cluster::Node>) -> Result<World<'_>> {
     let driver = Driver::of(&manifests)?;
-    Ok(World { client, node, manifests, driver, namespace: "loopfs-e2e".into(), patience })
+    Ok(World { client, node, manifests, driver, namespace: "loopfs-e2e".into(), patience: Patience::FULL })
 }
 
 /// The stories in their order; those after one that failed are reported as not run.

@@ -7,9 +7,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 
 use super::sizes::Size;
+use crate::cluster::VOLUME_CHECK;
 
-/// The image of the test pods; it holds `/volume-check` and nothing else is needed of it.
-pub(super) const TEST_IMAGE: &str = "docker.io/library/volume-check:dev";
 /// Where the test program answers with its latest verdict.
 pub(super) const VERDICT_PORT: u16 = 8080;
 
@@ -52,7 +51,7 @@ pub(super) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
                     "terminationGracePeriodSeconds": 5,
                     "containers": [{
                         "name": "volume-check",
-                        "image": TEST_IMAGE,
+                        "image": VOLUME_CHECK,
                         "imagePullPolicy": "Never",
                         "command": ["/volume-check"],
                         "args": [
@@ -111,7 +110,7 @@ pub(super) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Re
             "terminationGracePeriodSeconds": 5,
             "containers": [{
                 "name": "volume-check",
-                "image": TEST_IMAGE,
+                "image": VOLUME_CHECK,
                 "imagePullPolicy": "Never",
                 "command": ["/volume-check", "hold"],
                 "volumeMounts": mounts,

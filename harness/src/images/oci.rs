@@ -1,1 +1,180 @@
-//! OCI
+//! Container images of static programs, as OCI archives: one layer, no base, nothing fetched.
+//!
+//! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files give the same
+//! bytes, so an image is told from another by its digest.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tar::{Builder, EntryType, Header};
+
+use crate::cache::hex;
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// The annotation by which containerd names what it imports.
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+
+/// Writes an archive of an image that holds `files`, each an absolute path in the image and the program of
+/// the host that goes there. The first is what the image runs.
+///
+/// # Errors
+/// A program cannot be read, or the archive not be written.
+pub fn archive(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> {
+    write(target, reference, files).with_context(|| format!("make the image {reference}"))
+}
+
+fn write(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> {
+    let (entrypoint, _) = files.first().context("an image of no files")?;
+    let layer = Blob::new(LAYER, layer(files)?);
+    let config = Blob::json(
+        CONFIG,
+        &json!({
+            "architecture": architecture()?,
+            "os": "linux",
+            "config": {"Entrypoint": [entrypoint]},
+            // Uncompressed: the layer's digest is that of its content.
+            "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
+        }),
+    )?;
+    let manifest = Blob::json(
+        MANIFEST,
+        &json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": config.descriptor(),
+            "layers": [layer.descriptor()],
+        }),
+    )?;
+    let mut named = manifest.descriptor();
+    named["annotations"] = json!({CONTAINERD_NAME: reference});
+    let index = json!({"schemaVersion": 2, "manifests": [named]});
+
+    let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
+    let mut archive = Builder::new(file);
+    append(&mut archive, "oci-layout", 0o644, &serde_json::to_vec(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
+    append(&mut archive, "index.json", 0o644, &serde_json::to_vec(&index)?)?;
+    for blob in [&layer, &config, &manifest] {
+        append(&mut archive, &format!("blobs/sha256/{}", blob.hash), 0o644, &blob.content)?;
+    }
+    archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
+}
+
+/// The file system of the image.
+fn layer(files: &[(&str, &Path)]) -> Result<Vec<u8>> {
+    let mut layer = Builder::new(Vec::new());
+    for (path, host) in files {
+        let path = path.strip_prefix('/').with_context(|| format!("{path} is not an absolute path"))?;
+        let content = fs::read(host).with_context(|| format!("read {}", host.display()))?;
+        append(&mut layer, path, 0o755, &content)?;
+    }
+    Ok(layer.into_inner()?)
+}
+
+/// Appends a file of root's without a date.
+fn append(archive: &mut Builder<impl Write>, path: &str, mode: u32, content: &[u8]) -> Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(EntryType::Regular);
+    header.set_mode(mode);
+    header.set_size(content.len() as u64);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    archive.append_data(&mut header, path, content).with_context(|| format!("append {path}"))
+}
+
+struct Blob {
+    media_type: &'static str,
+    hash: String,
+    content: Vec<u8>,
+}
+
+impl Blob {
+    fn new(media_type: &'static str, content: Vec<u8>) -> Blob {
+        Blob { media_type, hash: hex(&Sha256::digest(&content)), content }
+    }
+
+    fn json(media_type: &'static str, value: &Value) -> Result<Blob> {
+        Ok(Blob::new(media_type, serde_json::to_vec(value)?))
+    }
+
+    fn digest(&self) -> String {
+        format!("sha256:{}", self.hash)
+    }
+
+    fn descriptor(&self) -> Value {
+        json!({"mediaType": self.media_type, "digest": self.digest(), "size": self.content.len()})
+    }
+}
+
+/// As Go names it, for that is what the specification asks.
+fn architecture() -> Result<&'static str> {
+    match std::env::consts::ARCH {
+        "x86_64" => Ok("amd64"),
+        "aarch64" => Ok("arm64"),
+        other => anyhow::bail!("no name is known for images of {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Read;
+
+    use super::*;
+
+    fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
+        let mut archive = tar::Archive::new(bytes);
+        let mut entries = BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let path = entry.path().unwrap().to_string_lossy().into_owned();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            entries.insert(path, content);
+        }
+        entries
+    }
+
+    #[test]
+    fn every_descriptor_leads_to_a_blob_of_its_digest_and_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
+        fs::write(&program, "content").unwrap();
+        archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
+        let entries = entries(&fs::read(&target).unwrap());
+        let blob = |descriptor: &Value| {
+            let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+            let content = &entries[&format!("blobs/sha256/{digest}")];
+            assert_eq!(hex(&Sha256::digest(content)), digest);
+            assert_eq!(content.len() as u64, descriptor["size"].as_u64().unwrap());
+            content.clone()
+        };
+        let index: Value = serde_json::from_slice(&entries["index.json"]).unwrap();
+        assert_eq!(index["manifests"][0]["annotations"][CONTAINERD_NAME], "example/image:dev");
+        let manifest: Value = serde_json::from_slice(&blob(&index["manifests"][0])).unwrap();
+        let config: Value = serde_json::from_slice(&blob(&manifest["config"])).unwrap();
+        assert_eq!(config["config"]["Entrypoint"][0], "/program");
+        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+        let layer = blob(&manifest["layers"][0]);
+        assert_eq!(self::entries(&layer)["program"], b"content");
+    }
+
+    #[test]
+    fn the_same_files_give_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        fs::write(&program, "content").unwrap();
+        let make = |name: &str| {
+            let target = dir.path().join(name);
+            archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
+            fs::read(target).unwrap()
+        };
+        assert!(make("one") == make("two"));
+    }
+}
