@@ -50,7 +50,7 @@ impl<'a> BlockVolume<'a> {
             label.truncate(LONGEST_LABEL);
             let options = AttachOptions { block_size, label, ..AttachOptions::new(access) };
             match self.loops.ensure_attached(image.as_fd(), &options) {
-                Ok(device) => return self.require_lasting(device),
+                Ok(device) => return Ok(device),
                 Err(error) if matches!(error.kind(), ErrorKind::NotHonoured | ErrorKind::AlreadyExists) => {
                     first_error.get_or_insert(error);
                 }
@@ -58,18 +58,6 @@ impl<'a> BlockVolume<'a> {
             }
         }
         Err(first_error.map_or_else(|| Error::Defect("no block size was tried".to_owned()), Error::from))
-    }
-
-    /// A device that was detached while open goes at its last close, under whoever uses it then.
-    fn require_lasting(&self, device: LoopDevice) -> Result<LoopDevice> {
-        if device.status()?.auto_clear {
-            return Err(Error::NotYet(format!(
-                "{} of volume {} is being detached and somebody still has it open",
-                device.path().display(),
-                self.volume.id()
-            )));
-        }
-        Ok(device)
     }
 
     /// Shows the volume at the target.

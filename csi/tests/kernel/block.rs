@@ -1,0 +1,312 @@
+//! Block volumes.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::symlink;
+
+use csi::proto::csi as wire;
+use csi::proto::csi::volume_capability::access_mode::Mode;
+use csi::proto::csi::volume_capability::{AccessType, BlockVolume};
+use csi::proto::csi::volume_usage::Unit;
+use loopfs::{Access, Bytes, LoopControl, MountFlags, VolumeKind};
+use tonic::Code;
+
+use crate::scene::{MIB, Scene, device_number, device_size, id, is_block_device, read_from, write_to};
+use crate::support::*;
+
+#[test]
+fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (staging, target) = (scene.target("staging"), scene.target("target"));
+    for _ in 0..2 {
+        scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+        assert_eq!(scene.devices("v").len(), 1);
+    }
+    for _ in 0..2 {
+        scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+        assert_eq!((scene.mounts_at(&target), scene.devices("v").len()), (1, 1));
+    }
+    assert!(is_block_device(&target));
+    assert_eq!(device_size(&File::open(&target).unwrap()), MIB);
+    let status = &scene.devices("v")[0];
+    assert!(status.direct_io && status.block_size == 512, "{status:?}");
+    write_to(&target, b"kept").unwrap();
+    for _ in 0..2 {
+        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        assert!(!target.exists());
+    }
+    for _ in 0..2 {
+        scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+        assert_eq!(scene.devices("v"), []);
+    }
+
+    // As after a reboot: nobody stages again.
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_eq!(read_from(&target, 4), b"kept");
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn staging_is_undone_without_a_publication_and_needs_no_staging() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let staging = scene.target("staging");
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn a_read_only_publication_is_read_only_at_the_block_layer() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (writer, reader) = (scene.target("writer"), scene.target("reader"));
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
+    for _ in 0..2 {
+        scene.node().node_publish_volume(read_only.clone()).unwrap();
+        assert_eq!((scene.mounts_at(&reader), scene.devices("v").len()), (1, 1));
+    }
+    assert!(write_to(&reader, b"lost").is_err());
+    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    assert_eq!(scene.devices("v").len(), 2);
+    write_to(&writer, b"seen").unwrap();
+    assert!(write_to(&reader, b"lost").is_err());
+    assert_eq!(read_from(&reader, 4), b"seen");
+
+    let other_way = publish("v", &reader, block());
+    assert_refused(
+        scene.node().node_publish_volume(other_way),
+        Code::AlreadyExists,
+        &["reader", "unpublish"],
+    );
+    scene.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
+    assert_eq!(read_from(&reader, 4), b"seen");
+    scene.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn several_workloads_share_one_device() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let targets = ["a", "b", "c"].map(|name| scene.target(name));
+    for target in &targets {
+        scene.node().node_publish_volume(publish("v", target, block())).unwrap();
+    }
+    assert_eq!(scene.devices("v").len(), 1);
+    write_to(&targets[0], b"seen").unwrap();
+    assert_eq!(read_from(&targets[2], 4), b"seen");
+    let staging = scene.target("staging");
+    for target in &targets {
+        let refused = scene.node().node_unstage_volume(unstage("v", &staging));
+        assert_refused(refused, Code::FailedPrecondition, &["still published"]);
+        assert_eq!(scene.devices("v").len(), 1);
+        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn a_volume_grows_while_it_is_in_use() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (writer, reader) = (scene.target("writer"), scene.target("reader"));
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
+    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    scene.node().node_publish_volume(read_only).unwrap();
+    let open = [&writer, &reader].map(|target| File::open(target).unwrap());
+
+    let four = i64::try_from(4 * MIB).unwrap();
+    let early = scene.node().node_expand_volume(expand("v", &writer, four, 0));
+    assert_refused(early, Code::Aborted, &["1 MiB", "4 MiB"]);
+    scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
+    for (required, limit) in [(four, 0), (0, 0), (0, four), (1, four)] {
+        let size = scene.node().node_expand_volume(expand("v", &writer, required, limit)).unwrap();
+        assert_eq!(size.capacity_bytes, four);
+    }
+    assert_refused(
+        scene.node().node_expand_volume(expand("v", &writer, 0, four - 1)),
+        Code::OutOfRange,
+        &["limit"],
+    );
+    assert_eq!(open.map(|device| device_size(&device)), [4 * MIB; 2]);
+
+    for target in [&writer, &reader] {
+        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+    let unpublished = scene.node().node_expand_volume(expand("v", &writer, four, 0)).unwrap();
+    assert_eq!(unpublished.capacity_bytes, four);
+    scene.finish();
+}
+
+#[test]
+fn stats_are_those_of_the_volume() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    assert_refused(
+        scene.node().node_get_volume_stats(stats("v", &target)),
+        Code::NotFound,
+        &["not published"],
+    );
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+
+    // The kubelet asks about a bind mount of its own.
+    let elsewhere = scene.target("elsewhere");
+    fs::write(&elsewhere, "").unwrap();
+    let node = nix::fcntl::open(&target, nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty()).unwrap();
+    loopfs::bind_mount(node.as_fd(), &elsewhere, MountFlags::default()).unwrap();
+    drop(node);
+    for path in [&target, &elsewhere] {
+        let answer = scene.node().node_get_volume_stats(stats("v", path)).unwrap();
+        let [usage] = answer.usage.try_into().unwrap();
+        assert_eq!((usage.unit(), usage.total), (Unit::Bytes, i64::try_from(MIB).unwrap()));
+        assert!(!answer.volume_condition.unwrap().abnormal);
+    }
+
+    // The device stays for as long as anything shows it.
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(scene.devices("v").len(), 1);
+    assert!(loopfs::unmount(&elsewhere).unwrap());
+    scene.node().node_unstage_volume(unstage("v", &scene.target("staging"))).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn a_device_that_was_taken_away_is_not_shown_for_the_volume() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    scene.volume("other", VolumeKind::Block);
+    let (target, others) = (scene.target("target"), scene.target("others"));
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+
+    // As `losetup -d` would; the number is then the other volume's.
+    let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
+    LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
+    scene.node().node_publish_volume(publish("other", &others, block())).unwrap();
+    write_to(&others, b"other").unwrap();
+
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_ne!(device_number(&target), device_number(&others));
+    assert_eq!((scene.mounts_at(&target), scene.devices("v").len()), (1, 1));
+    assert_eq!(read_from(&target, 5), [0; 5]);
+    for (volume, target) in [("v", &target), ("other", &others)] {
+        scene.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
+    }
+    scene.finish();
+}
+
+#[test]
+fn unpublishing_a_stale_target_leaves_the_device_of_another_volume_alone() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    scene.volume("other", VolumeKind::Block);
+    let (target, others) = (scene.target("target"), scene.target("others"));
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
+    LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
+    scene.node().node_publish_volume(publish("other", &others, block())).unwrap();
+
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.node().node_unstage_volume(unstage("v", &scene.target("staging"))).unwrap();
+    assert!(!target.exists());
+    assert_eq!(scene.devices("other").len(), 1);
+    write_to(&others, b"works").unwrap();
+    scene.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_device_that_is_open_is_detached_when_it_is_closed() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let open = File::open(&target).unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert!(!target.exists());
+
+    // The next workload comes while the last one still has it open, and outlives it.
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    drop(open);
+    write_to(&target, b"works").unwrap();
+    assert_eq!(scene.devices("v").len(), 1);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn what_is_at_the_target_already() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let ask = |name: &str| scene.node().node_publish_volume(publish("v", &scene.target(name), block()));
+
+    fs::write(scene.target("file"), "").unwrap();
+    ask("file").unwrap();
+    fs::create_dir(scene.target("directory")).unwrap();
+    assert_refused(ask("directory"), Code::FailedPrecondition, &["not a file"]);
+    symlink(scene.target("file"), scene.target("link")).unwrap();
+    assert_refused(ask("link"), Code::FailedPrecondition, &["not a file"]);
+    assert_refused(ask("absent/target"), Code::FailedPrecondition, &["does not exist"]);
+    assert_eq!(scene.mounts_at(&scene.target("file")), 1);
+
+    for name in ["directory", "link", "file"] {
+        scene.node().node_unpublish_volume(unpublish("v", &scene.target(name))).unwrap();
+        assert!(!scene.target(name).exists());
+    }
+    scene.finish();
+}
+
+#[test]
+fn one_workload_at_a_time_where_the_access_mode_says_so() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let single = capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeSingleWriter);
+    let (first, second) = (scene.target("first"), scene.target("second"));
+    for _ in 0..2 {
+        scene.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
+    }
+    let refused = scene.node().node_publish_volume(publish("v", &second, single.clone()));
+    assert_refused(refused, Code::FailedPrecondition, &[first.to_str().unwrap()]);
+    assert!(!second.exists());
+    scene.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
+    scene.node().node_publish_volume(publish("v", &second, single)).unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn calls_at_once_leave_one_mount_and_one_device() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    let answers = scene.node().publish_at_once(&publish("v", &target, block()), 16);
+    assert!(answers.iter().any(Result::is_ok));
+    for refused in answers.into_iter().filter(Result::is_err) {
+        assert_refused(refused, Code::Aborted, &["in progress"]);
+    }
+    assert_eq!((scene.mounts_at(&target), scene.devices("v").len()), (1, 1));
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_volume_that_is_asked_as_a_directory_is_refused() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    let as_mount = publish("v", &target, mount(&[]));
+    assert_refused(scene.node().node_publish_volume(as_mount), Code::InvalidArgument, &["mount", "Block"]);
+    assert!(!target.exists());
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}

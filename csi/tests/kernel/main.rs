@@ -1,0 +1,13 @@
+//! The driver on a real kernel: mounts, loop devices and a real XFS with project quotas. They need root and a machine to
+//! themselves; `cargo harness test --lane kernel` gives them one.
+//!
+//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_SCRATCH` a tmpfs. Without them the tests fail: a
+//! skipped test must not look like a passed one.
+
+mod block;
+mod mount;
+mod restart;
+mod scene;
+mod storage;
+#[path = "../support/mod.rs"]
+mod support;

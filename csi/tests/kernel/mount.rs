@@ -1,0 +1,289 @@
+//! Filesystem volumes.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::symlink;
+
+use csi::proto::csi as wire;
+use csi::proto::csi::volume_capability::access_mode::Mode;
+use csi::proto::csi::volume_capability::{AccessType, MountVolume};
+use csi::proto::csi::volume_usage::Unit;
+use loopfs::{Bytes, MountFlags, VolumeKind};
+use nix::sys::statvfs::FsFlags;
+use rstest::rstest;
+use tonic::Code;
+
+use crate::scene::{MIB, Scene, flags_of_mount, id, size_of_mount};
+use crate::support::*;
+
+#[test]
+fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    for _ in 0..2 {
+        scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+        assert_eq!(scene.mounts_at(&target), 1);
+    }
+    assert_eq!(size_of_mount(&target), (MIB, MIB / 2048));
+    fs::write(target.join("file"), "kept").unwrap();
+    for _ in 0..2 {
+        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        assert!(!target.exists());
+    }
+
+    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "kept");
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+/// The file system under them is mounted nosuid,nodev,noexec throughout.
+#[rstest]
+#[case::none(&[], FsFlags::empty())]
+#[case::opposites(&["rw", "suid", "dev", "exec"], FsFlags::empty())]
+#[case::hardened(&["nosuid", "nodev", "noexec"], FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC)]
+#[case::read_only(&["ro"], FsFlags::ST_RDONLY)]
+#[case::noatime(&["noatime"], FsFlags::ST_NOATIME)]
+fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[case] expected: FsFlags) {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, mount(flags))).unwrap();
+    assert_eq!(flags_of_mount(&target), expected);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_read_only_publication_refuses_writes_beside_one_that_takes_them() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let (writer, reader) = (scene.target("writer"), scene.target("reader"));
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, mount(&[])) };
+    scene.node().node_publish_volume(publish("v", &writer, mount(&[]))).unwrap();
+    for _ in 0..2 {
+        scene.node().node_publish_volume(read_only.clone()).unwrap();
+    }
+    fs::write(writer.join("file"), "seen").unwrap();
+    assert_eq!(fs::read_to_string(reader.join("file")).unwrap(), "seen");
+    let error = fs::write(reader.join("file"), "lost").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+
+    for target in [&writer, &reader] {
+        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+    scene.finish();
+}
+
+#[test]
+fn the_same_target_cannot_show_a_volume_otherwise() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    scene.volume("other", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    let first = publish("v", &target, mount(&[]));
+    scene.node().node_publish_volume(first.clone()).unwrap();
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..first };
+    assert_refused(
+        scene.node().node_publish_volume(read_only),
+        Code::AlreadyExists,
+        &["target", "unpublish"],
+    );
+    let flags = publish("v", &target, mount(&["nosuid"]));
+    assert_refused(scene.node().node_publish_volume(flags), Code::AlreadyExists, &["target"]);
+    let other = publish("other", &target, mount(&[]));
+    assert_refused(scene.node().node_publish_volume(other), Code::FailedPrecondition, &["something else"]);
+    assert_eq!((scene.mounts_at(&target), flags_of_mount(&target)), (1, FsFlags::empty()));
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_volume_grows_while_it_is_in_use() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    let open = File::create(target.join("file")).unwrap();
+
+    let four = i64::try_from(4 * MIB).unwrap();
+    let early = scene.node().node_expand_volume(expand("v", &target, four, 0));
+    assert_refused(early, Code::Aborted, &["1 MiB", "4 MiB"]);
+    scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
+    for (required, limit) in [(four, 0), (0, 0), (0, four), (1, four)] {
+        let size = scene.node().node_expand_volume(expand("v", &target, required, limit)).unwrap();
+        assert_eq!(size.capacity_bytes, four);
+    }
+    let limited = scene.node().node_expand_volume(expand("v", &target, 0, four - 1));
+    assert_refused(limited, Code::OutOfRange, &["limit"]);
+    assert_eq!(size_of_mount(&target), (4 * MIB, 4 * MIB / 2048));
+
+    drop(open);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn stats_are_those_of_the_volume_and_not_of_the_node() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    let file = File::create(target.join("file")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 8192], 0).unwrap();
+    file.sync_all().unwrap();
+    let answer = scene.node().node_get_volume_stats(stats("v", &target)).unwrap();
+    let usage: Vec<_> =
+        answer.usage.iter().map(|usage| (usage.unit(), usage.total, usage.used, usage.available)).collect();
+    let total = i64::try_from(MIB).unwrap();
+    assert_eq!(usage, [(Unit::Bytes, total, 8192, total - 8192), (Unit::Inodes, 512, 2, 510)]);
+    assert!(!answer.volume_condition.unwrap().abnormal);
+
+    // The owner of a directory can take it out of its project, and so out of its limit.
+    loopfs::assign_project(File::open(&target).unwrap().as_fd(), loopfs::ProjectId::new(77).unwrap())
+        .unwrap();
+    let condition =
+        scene.node().node_get_volume_stats(stats("v", &target)).unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("77"), "{condition:?}");
+
+    for elsewhere in [scene.target("elsewhere"), scene.directories.kubelet.clone(), "relative".into()] {
+        assert_refused(
+            scene.node().node_get_volume_stats(stats("v", &elsewhere)),
+            Code::NotFound,
+            &["not published"],
+        );
+    }
+    drop(file);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn what_is_at_the_target_already() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let ask = |name: &str| scene.node().node_publish_volume(publish("v", &scene.target(name), mount(&[])));
+
+    fs::create_dir(scene.target("directory")).unwrap();
+    ask("directory").unwrap();
+    fs::write(scene.target("file"), "").unwrap();
+    assert_refused(ask("file"), Code::FailedPrecondition, &["not a directory"]);
+    symlink(scene.target("directory"), scene.target("link")).unwrap();
+    assert_refused(ask("link"), Code::FailedPrecondition, &["not a directory"]);
+    assert_refused(ask("absent/target"), Code::FailedPrecondition, &["does not exist"]);
+    assert_eq!(scene.mounts_at(&scene.target("directory")), 1);
+
+    for name in ["directory", "file", "link"] {
+        scene.node().node_unpublish_volume(unpublish("v", &scene.target(name))).unwrap();
+        assert!(!scene.target(name).exists());
+    }
+    scene.finish();
+}
+
+#[test]
+fn a_target_that_is_in_use_or_covered_is_taken_away_in_the_end() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    // As a driver that did not look would have done.
+    let directory = scene.store.volume(&id("v")).unwrap().open_dir().unwrap();
+    loopfs::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
+    let open = File::create(target.join("file")).unwrap();
+    assert_refused(scene.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);
+    assert!(target.exists());
+    drop(open);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert!(!target.exists());
+    scene.finish();
+}
+
+#[test]
+fn a_volume_that_is_gone_is_not_published_but_taken_away() {
+    let scene = Scene::new();
+    let target = scene.target("target");
+    let node = scene.node();
+    assert_refused(
+        node.node_publish_volume(publish("absent", &target, mount(&[]))),
+        Code::NotFound,
+        &["absent"],
+    );
+    assert_refused(node.node_stage_volume(stage("absent", &target, mount(&[]))), Code::NotFound, &["absent"]);
+    assert_refused(node.node_get_volume_stats(stats("absent", &target)), Code::NotFound, &["absent"]);
+    assert_refused(node.node_expand_volume(expand("absent", &target, 0, 0)), Code::NotFound, &["absent"]);
+    assert!(!target.exists());
+
+    scene.volume("v", VolumeKind::Filesystem);
+    node.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    assert!(scene.store.delete(&id("v")).unwrap());
+    for _ in 0..2 {
+        node.node_unpublish_volume(unpublish("v", &target)).unwrap();
+        node.node_unstage_volume(unstage("v", &scene.target("staging"))).unwrap();
+    }
+    assert!(!target.exists());
+    scene.finish();
+}
+
+#[test]
+fn one_workload_at_a_time_where_the_access_mode_says_so() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let single = capability(AccessType::Mount(MountVolume::default()), Mode::SingleNodeSingleWriter);
+    let (first, second) = (scene.target("first"), scene.target("second"));
+    for _ in 0..2 {
+        scene.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
+    }
+    let refused = scene.node().node_publish_volume(publish("v", &second, single.clone()));
+    assert_refused(refused, Code::FailedPrecondition, &[first.to_str().unwrap()]);
+    assert!(!second.exists());
+    scene.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
+    scene.node().node_publish_volume(publish("v", &second, single)).unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_volume_of_another_file_system_or_kind_is_refused() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    let on = |uuid: &str| {
+        let volume_context = [(format!("{DRIVER}/filesystem-uuid"), uuid.to_owned())].into();
+        wire::NodePublishVolumeRequest { volume_context, ..publish("v", &target, mount(&[])) }
+    };
+    let foreign = "00000000-1111-4222-8333-444444444444";
+    let here = scene.store.filesystem_uuid().to_string();
+    assert_refused(
+        scene.node().node_publish_volume(on(foreign)),
+        Code::FailedPrecondition,
+        &[foreign, &here],
+    );
+    let as_block = publish("v", &target, block());
+    assert_refused(
+        scene.node().node_publish_volume(as_block),
+        Code::InvalidArgument,
+        &["block", "Filesystem"],
+    );
+    let as_block = stage("v", &scene.target("staging"), block());
+    assert_refused(scene.node().node_stage_volume(as_block), Code::InvalidArgument, &["block", "Filesystem"]);
+    assert!(!target.exists());
+    scene.node().node_publish_volume(on(&here)).unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn calls_at_once_leave_one_mount() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    let answers = scene.node().publish_at_once(&publish("v", &target, mount(&[])), 16);
+    assert!(answers.iter().any(Result::is_ok));
+    for refused in answers.into_iter().filter(Result::is_err) {
+        assert_refused(refused, Code::Aborted, &["in progress"]);
+    }
+    assert_eq!(scene.mounts_at(&target), 1);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}

@@ -1,0 +1,129 @@
+//! A driver that was restarted knows all that the one before it knew.
+
+use std::process::{Child, Command, Stdio};
+
+use clap::Parser;
+use loopfs::{Bytes, VolumeKind};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::scene::{MIB, Scene, id, read_from, size_of_mount, write_to};
+use crate::support::*;
+
+/// Set where this program is to be a driver: its command line, one argument to a line.
+const COMMAND_LINE: &str = "LOOPFS_TEST_DRIVER";
+
+/// A driver in a process of its own.
+struct Process(Child);
+
+impl Process {
+    fn start(directories: &Directories) -> Self {
+        // The test below, which is a driver when asked to be.
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "restart::a_driver_that_is_killed_is_taken_over_from", "--nocapture"])
+            .env(COMMAND_LINE, directories.command_line().join("\n"))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    fn signal(mut self, signal: Signal) -> std::process::ExitStatus {
+        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Process {
+    /// For a test that fails half-way.
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+fn a_driver_that_is_killed_is_taken_over_from() {
+    if let Some(command_line) = std::env::var_os(COMMAND_LINE) {
+        let args = csi::Args::parse_from(command_line.to_str().unwrap().lines());
+        tokio::runtime::Runtime::new().unwrap().block_on(csi::run(args)).unwrap();
+        return;
+    }
+    let scene = Scene::without_driver();
+    scene.volume("f", VolumeKind::Filesystem);
+    scene.volume("b", VolumeKind::Block);
+    let (mounted, device, staging) =
+        (scene.target("mounted"), scene.target("device"), scene.target("staging"));
+    let directories = &scene.directories;
+    let take_over = || {
+        let process = Process::start(directories);
+        let client = Client::connect(&directories.endpoint);
+        client.wait_until_ready();
+        (process, client)
+    };
+
+    let (process, node) = take_over();
+    node.node_stage_volume(stage("b", &staging, block())).unwrap();
+    node.node_publish_volume(publish("f", &mounted, mount(&[]))).unwrap();
+    node.node_publish_volume(publish("b", &device, block())).unwrap();
+    write_to(&device, b"kept").unwrap();
+    process.signal(Signal::SIGKILL);
+    assert!(directories.endpoint.exists() && directories.registration_socket().exists(), "nobody cleared up");
+    assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device)), (1, 1));
+
+    let (process, node) = take_over();
+    node.node_publish_volume(publish("f", &mounted, mount(&[]))).unwrap();
+    node.node_publish_volume(publish("b", &device, block())).unwrap();
+    assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device), scene.devices("b").len()), (1, 1, 1));
+    for volume in ["f", "b"] {
+        scene.store.grow(&id(volume), Bytes(4 * MIB)).unwrap();
+    }
+    process.signal(Signal::SIGKILL);
+
+    let (process, node) = take_over();
+    let four = i64::try_from(4 * MIB).unwrap();
+    assert_eq!(node.node_expand_volume(expand("f", &mounted, four, 0)).unwrap().capacity_bytes, four);
+    assert_eq!(node.node_expand_volume(expand("b", &device, four, 0)).unwrap().capacity_bytes, four);
+    assert_eq!(size_of_mount(&mounted).0, 4 * MIB);
+    assert_eq!(read_from(&device, 4), b"kept");
+    node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();
+    process.signal(Signal::SIGKILL);
+
+    let (process, node) = take_over();
+    node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();
+    node.node_unpublish_volume(unpublish("b", &device)).unwrap();
+    node.node_unstage_volume(unstage("b", &staging)).unwrap();
+    assert_eq!(scene.devices("b"), []);
+    drop(node);
+    assert!(process.signal(Signal::SIGTERM).success());
+    assert!(!directories.endpoint.exists() && !directories.registration_socket().exists());
+    scene.finish();
+}
+
+#[test]
+fn half_finished_work_is_finished_by_a_repetition() {
+    let mut scene = Scene::new();
+    scene.volume("b", VolumeKind::Block);
+    let (target, staging) = (scene.target("target"), scene.target("staging"));
+
+    // Attached, the file made, not yet mounted.
+    scene.node().node_stage_volume(stage("b", &staging, block())).unwrap();
+    std::fs::write(&target, "").unwrap();
+    scene.restart_driver();
+    scene.node().node_publish_volume(publish("b", &target, block())).unwrap();
+    assert_eq!((scene.mounts_at(&target), scene.devices("b").len()), (1, 1));
+
+    // Unmounted, the file not yet removed.
+    assert!(loopfs::unmount(&target).unwrap());
+    scene.restart_driver();
+    scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
+    assert!(!target.exists());
+    assert_eq!(scene.devices("b"), []);
+
+    // The file removed, the device not yet detached.
+    scene.node().node_stage_volume(stage("b", &staging, block())).unwrap();
+    scene.restart_driver();
+    scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
+    assert_eq!(scene.devices("b"), []);
+    scene.finish();
+}

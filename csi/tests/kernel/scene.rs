@@ -1,0 +1,169 @@
+//! A node with a driver, and what a test must leave behind: nothing.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use loopfs::{
+    Bytes, LoopControl, ProjectId, ProjectQuota, Status, StoreOptions, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStore, mountinfo,
+};
+use nix::mount::{MsFlags, mount};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use tempfile::TempDir;
+
+use crate::support::{Client, Directories, Driver};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn path_from(variable: &str) -> PathBuf {
+    let path = std::env::var_os(variable);
+    PathBuf::from(
+        path.unwrap_or_else(|| panic!("{variable} is not set: run `cargo harness test --lane kernel`")),
+    )
+}
+
+/// A node: the store that a provisioner makes volumes in, the orchestrator's directory, and a driver.
+pub(crate) struct Scene {
+    pub(crate) store: VolumeStore,
+    pub(crate) directories: Directories,
+    driver: Option<Driver>,
+    before: Vec<String>,
+    scratch: TempDir,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        let mut scene = Self::without_driver();
+        scene.start_driver();
+        scene
+    }
+
+    /// The orchestrator's directory is on a file system of its own, mounted as strictly as nodes may be.
+    pub(crate) fn without_driver() -> Self {
+        let data = path_from("LOOPFS_TEST_XFS");
+        let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
+        assert_eq!(store.list().unwrap(), [], "volumes of an earlier test are left");
+        let before = holdings(&data);
+        let scratch = tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).unwrap();
+        let directories = Directories::make(scratch.path(), &data);
+        let strict = MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        mount(Some("kubelet"), &directories.kubelet, Some("tmpfs"), strict, None::<&str>).unwrap();
+        Self { store, directories, driver: None, before, scratch }
+    }
+
+    pub(crate) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    pub(crate) fn start_driver(&mut self) {
+        let driver = Driver::start(&self.directories);
+        driver.wait_until_ready();
+        self.driver = Some(driver);
+    }
+
+    pub(crate) fn restart_driver(&mut self) {
+        self.driver.take().unwrap().stop();
+        self.start_driver();
+    }
+
+    pub(crate) fn node(&self) -> &Client {
+        self.driver.as_ref().unwrap()
+    }
+
+    /// A volume of 1 MiB.
+    pub(crate) fn volume(&self, name: &str, kind: VolumeKind) {
+        self.store.create(&id(name), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
+    }
+
+    pub(crate) fn target(&self, name: &str) -> PathBuf {
+        self.directories.kubelet.join(name)
+    }
+
+    /// Loop devices that are bound to a volume.
+    pub(crate) fn devices(&self, volume: &str) -> Vec<Status> {
+        let image = self.store.volume(&id(volume)).unwrap().open_image(loopfs::Access::ReadOnly).unwrap();
+        let devices = LoopControl::open().unwrap().find(image.as_fd()).unwrap();
+        devices.iter().map(|device| device.status().unwrap()).collect()
+    }
+
+    /// How many mounts there are at a target.
+    pub(crate) fn mounts_at(&self, target: &Path) -> usize {
+        mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == target).count()
+    }
+
+    /// Deletes all volumes, ends the driver, and fails if the test has left anything published or attached.
+    pub(crate) fn finish(mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.stop();
+        }
+        nix::mount::umount(&self.directories.kubelet).expect("something is still published");
+        for volume in self.store.list().unwrap() {
+            assert!(self.store.delete(&volume).unwrap());
+        }
+        self.store.empty_trash().unwrap();
+        assert_eq!(holdings(&self.directories.data), self.before, "the test has left something behind");
+    }
+}
+
+/// Loop devices, mounts and project ids with limits.
+fn holdings(data: &Path) -> Vec<String> {
+    let devices = LoopControl::open().unwrap().snapshot().unwrap();
+    let mut all: Vec<String> = devices.iter().map(|status| format!("{:?}", status.binding)).collect();
+    all.extend(
+        mountinfo::read().unwrap().iter().map(|mount| format!("mount {}", mount.mount_point.display())),
+    );
+    let root = File::open(data).unwrap();
+    let quota = ProjectQuota::of(root.as_fd());
+    quota.finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
+    all.extend(quota.ids(range).map(|usage| format!("project {}", usage.unwrap().id)));
+    all
+}
+
+pub(crate) fn id(name: &str) -> VolumeId {
+    VolumeId::parse(name).unwrap()
+}
+
+/// Size of a device, as whoever has it open sees it.
+pub(crate) fn device_size(mut device: &File) -> u64 {
+    device.seek(SeekFrom::End(0)).unwrap()
+}
+
+pub(crate) fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device())
+}
+
+pub(crate) fn device_number(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().rdev()
+}
+
+/// Writes through to the image.
+pub(crate) fn write_to(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let mut device = File::options().write(true).open(path)?;
+    device.write_all(content)?;
+    device.sync_all()
+}
+
+pub(crate) fn read_from(path: &Path, length: usize) -> Vec<u8> {
+    let mut content = vec![0; length];
+    File::open(path).unwrap().read_exact(&mut content).unwrap();
+    content
+}
+
+/// Total bytes and inodes, as a program in the volume sees them.
+pub(crate) fn size_of_mount(path: &Path) -> (u64, u64) {
+    let status = statvfs(path).unwrap();
+    (status.blocks() * status.fragment_size(), status.files())
+}
+
+pub(crate) fn flags_of_mount(path: &Path) -> FsFlags {
+    let seen = FsFlags::ST_RDONLY
+        | FsFlags::ST_NOSUID
+        | FsFlags::ST_NODEV
+        | FsFlags::ST_NOEXEC
+        | FsFlags::ST_NOATIME;
+    statvfs(path).unwrap().flags() & seen
+}

@@ -1,0 +1,96 @@
+//! The file system comes and goes.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use loopfs::{MountFlags, VolumeKind, bind_mount};
+use nix::fcntl::{OFlag, open};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::stat::Mode;
+use tonic::Code;
+
+use crate::scene::{Scene, path_from};
+use crate::support::*;
+
+fn show(source: &Path, target: &Path) {
+    let source = open(source, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty()).unwrap();
+    bind_mount(source.as_fd(), target, MountFlags::default()).unwrap();
+}
+
+#[test]
+fn the_driver_waits_for_its_file_system_and_notices_its_loss() {
+    let mut scene = Scene::without_driver();
+    scene.volume("v", VolumeKind::Filesystem);
+    let (here, data) = (path_from("LOOPFS_TEST_XFS"), scene.scratch().join("data"));
+    fs::create_dir(&data).unwrap();
+    scene.directories.data = data.clone();
+    let target = scene.target("target");
+    let driver = Driver::start(&scene.directories);
+    assert_refused(driver.settled(), Code::FailedPrecondition, &["nothing is mounted there"]);
+    assert!(!scene.directories.registration_socket().exists());
+
+    show(&here, &data);
+    driver.wait_until_ready();
+    driver.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    wait_for(&scene.directories.registration_socket());
+
+    umount2(&data, MntFlags::MNT_DETACH).unwrap();
+    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &["nothing is mounted there"]);
+    let other = scene.target("other");
+    let refused = driver.node_publish_volume(publish("v", &other, mount(&[])));
+    assert_refused(refused, Code::FailedPrecondition, &["nothing is mounted there"]);
+    assert!(!other.exists());
+    // What runs may end, and what is not mounted holds nothing.
+    driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
+
+    show(&here, &data);
+    driver.wait_until_ready();
+    driver.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    driver.stop();
+    umount2(&data, MntFlags::empty()).unwrap();
+    scene.directories.data = here;
+    scene.finish();
+}
+
+#[test]
+fn a_file_system_without_quotas_is_refused_and_the_option_named() {
+    let mut scene = Scene::without_driver();
+    let here = std::mem::replace(&mut scene.directories.data, path_from("LOOPFS_TEST_XFS_NOQUOTA"));
+    let driver = Driver::start(&scene.directories);
+    assert_refused(driver.settled(), Code::FailedPrecondition, &["project quotas are off", "prjquota"]);
+    assert!(!scene.directories.registration_socket().exists());
+    driver.stop();
+    scene.directories.data = here;
+    scene.finish();
+}
+
+#[test]
+fn another_file_system_than_the_one_that_was_initialised_is_refused() {
+    let mut scene = Scene::without_driver();
+    let (here, data) = (path_from("LOOPFS_TEST_XFS"), scene.scratch().join("data"));
+    fs::create_dir(&data).unwrap();
+    show(&here, &data);
+    let other = "00000000-1111-4222-8333-444444444444";
+    fs::write(scene.scratch().join("data.filesystem-uuid"), other).unwrap();
+    scene.directories.data = data.clone();
+    let driver = Driver::start(&scene.directories);
+    let uuid = scene.store.filesystem_uuid().to_string();
+    assert_refused(driver.settled(), Code::FailedPrecondition, &[other, &uuid]);
+    assert!(!scene.directories.registration_socket().exists());
+    driver.stop();
+    umount2(&data, MntFlags::empty()).unwrap();
+    scene.directories.data = here;
+    scene.finish();
+}
+
+#[track_caller]
+fn wait_for(path: &Path) {
+    let start = std::time::Instant::now();
+    while !path.exists() {
+        assert!(start.elapsed() < PATIENCE, "{} does not appear", path.display());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

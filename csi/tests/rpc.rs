@@ -1,0 +1,293 @@
+//! The driver on a socket, as any machine can run it: without its file system. What needs one is in `kernel`.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use csi::proto::csi as wire;
+use csi::proto::csi::controller_client::ControllerClient;
+use rstest::rstest;
+use tempfile::TempDir;
+use tonic::Code;
+
+use support::*;
+
+struct Scene {
+    driver: Driver,
+    directories: Directories,
+    scratch: TempDir,
+}
+
+/// A driver whose data directory is a plain directory, as on a node whose disk is not mounted.
+fn scene() -> Scene {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = scratch.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let directories = Directories::make(scratch.path(), &data);
+    let driver = Driver::start(&directories);
+    Scene { driver, directories, scratch }
+}
+
+impl Scene {
+    fn target(&self, name: &str) -> PathBuf {
+        self.directories.kubelet.join(name)
+    }
+
+    fn stop(self) {
+        self.driver.stop();
+        assert!(!self.directories.endpoint.exists() && !self.directories.registration_socket().exists());
+        assert_eq!(
+            fs::read_dir(&self.directories.data).unwrap().count(),
+            0,
+            "something was written below the mount point"
+        );
+        assert!(!self.scratch.path().join("data.filesystem-uuid").exists());
+    }
+}
+
+#[test]
+fn the_driver_says_who_it_is_and_what_it_can_do() {
+    use wire::node_service_capability::{Type, rpc};
+    use wire::plugin_capability::{Type as Plugin, service, volume_expansion};
+
+    let scene = scene();
+    let info = scene.driver.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
+    assert_eq!((info.name.as_str(), info.vendor_version.as_str()), (DRIVER, env!("CARGO_PKG_VERSION")));
+
+    let capabilities =
+        scene.driver.get_plugin_capabilities(wire::GetPluginCapabilitiesRequest {}).unwrap().capabilities;
+    let kinds: Vec<_> = capabilities
+        .into_iter()
+        .map(|capability| match capability.r#type.unwrap() {
+            Plugin::Service(found) => found.r#type().as_str_name(),
+            Plugin::VolumeExpansion(found) => found.r#type().as_str_name(),
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            service::Type::VolumeAccessibilityConstraints.as_str_name(),
+            volume_expansion::Type::Online.as_str_name(),
+        ]
+    );
+
+    let capabilities =
+        scene.driver.node_get_capabilities(wire::NodeGetCapabilitiesRequest {}).unwrap().capabilities;
+    let kinds: Vec<_> = capabilities
+        .into_iter()
+        .map(|capability| match capability.r#type.unwrap() {
+            Type::Rpc(found) => found.r#type(),
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            rpc::Type::StageUnstageVolume,
+            rpc::Type::GetVolumeStats,
+            rpc::Type::ExpandVolume,
+            rpc::Type::VolumeCondition,
+            rpc::Type::SingleNodeMultiWriter,
+        ]
+    );
+
+    let info = scene.driver.node_get_info(wire::NodeGetInfoRequest {}).unwrap();
+    assert_eq!(info.node_id, NODE);
+    let topology = info.accessible_topology.unwrap().segments;
+    assert_eq!(
+        topology.into_iter().collect::<Vec<_>>(),
+        [(format!("topology.{DRIVER}/node"), NODE.to_owned())]
+    );
+    scene.stop();
+}
+
+#[test]
+fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
+    let scene = scene();
+    let data = scene.directories.data.to_str().unwrap().to_owned();
+    let why = [data.as_str(), "nothing is mounted there", "prjquota"];
+    assert_refused(scene.driver.settled(), Code::FailedPrecondition, &why);
+
+    let target = scene.target("target");
+    let node = &scene.driver;
+    assert_refused(node.node_stage_volume(stage("v", &target, block())), Code::FailedPrecondition, &why);
+    assert_refused(node.node_unstage_volume(unstage("v", &target)), Code::FailedPrecondition, &why);
+    assert_refused(
+        node.node_publish_volume(publish("v", &target, mount(&[]))),
+        Code::FailedPrecondition,
+        &why,
+    );
+    assert_refused(node.node_get_volume_stats(stats("v", &target)), Code::FailedPrecondition, &why);
+    assert_refused(node.node_expand_volume(expand("v", &target, 1, 0)), Code::FailedPrecondition, &why);
+    assert!(!target.exists());
+    assert!(!scene.directories.registration_socket().exists());
+    scene.stop();
+}
+
+#[test]
+fn a_workload_can_end_although_the_file_system_is_gone() {
+    let scene = scene();
+    let target = scene.target("target");
+    fs::create_dir(&target).unwrap();
+    for _ in 0..2 {
+        scene.driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+        assert!(!target.exists());
+    }
+    scene.driver.node_unpublish_volume(unpublish("v", &scene.target("absent/target"))).unwrap();
+    scene.stop();
+}
+
+#[test]
+fn every_field_missing() {
+    let scene = scene();
+    let node = &scene.driver;
+    let volume = ["volume_id"];
+    assert_refused(node.node_stage_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.node_unstage_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.node_publish_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.node_unpublish_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.node_get_volume_stats(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.node_expand_volume(Default::default()), Code::InvalidArgument, &volume);
+    scene.stop();
+}
+
+#[test]
+fn each_field_missing() {
+    let scene = scene();
+    let (node, target, none) = (&scene.driver, scene.target("target"), Path::new(""));
+    let invalid = Code::InvalidArgument;
+    assert_refused(node.node_stage_volume(stage("v", none, block())), invalid, &["staging_target_path"]);
+    assert_refused(node.node_stage_volume(stage("v", &target, None)), invalid, &["volume_capability"]);
+    assert_refused(node.node_unstage_volume(unstage("v", none)), invalid, &["staging_target_path"]);
+    assert_refused(node.node_publish_volume(publish("v", none, block())), invalid, &["target_path"]);
+    assert_refused(node.node_publish_volume(publish("v", &target, None)), invalid, &["volume_capability"]);
+    assert_refused(node.node_unpublish_volume(unpublish("v", none)), invalid, &["target_path"]);
+    assert_refused(node.node_get_volume_stats(stats("v", none)), invalid, &["volume_path"]);
+    assert_refused(node.node_expand_volume(expand("v", none, 0, 0)), invalid, &["volume_path"]);
+    scene.stop();
+}
+
+#[rstest]
+#[case::outside("/etc/target")]
+#[case::relative("target")]
+#[case::leads_out("{kubelet}/../target")]
+#[case::the_directory_itself("{kubelet}")]
+#[case::newline("{kubelet}/a\nb")]
+#[case::nul("{kubelet}/a\0b")]
+#[case::long("{kubelet}/{long}")]
+fn paths_where_nothing_may_be_published(#[case] path: &str) {
+    let scene = scene();
+    let kubelet = scene.directories.kubelet.to_str().unwrap();
+    let path = PathBuf::from(path.replace("{kubelet}", kubelet).replace("{long}", &"n/".repeat(4096)));
+    let node = &scene.driver;
+    assert_refused(
+        node.node_publish_volume(publish("v", &path, block())),
+        Code::InvalidArgument,
+        &["target_path"],
+    );
+    assert_refused(
+        node.node_unpublish_volume(unpublish("v", &path)),
+        Code::InvalidArgument,
+        &["target_path"],
+    );
+    scene.stop();
+}
+
+#[rstest]
+#[case::leads_out("../v")]
+#[case::path("a/b")]
+#[case::hidden(".v")]
+#[case::nul("a\0b")]
+#[case::newline("a\nb")]
+#[case::long(&"v".repeat(4096))]
+fn names_that_no_volume_has(#[case] volume: &str) {
+    let scene = scene();
+    let target = scene.target("target");
+    let node = &scene.driver;
+    assert_refused(
+        node.node_publish_volume(publish(volume, &target, block())),
+        Code::InvalidArgument,
+        &["volume_id"],
+    );
+    assert_refused(
+        node.node_unpublish_volume(unpublish(volume, &target)),
+        Code::InvalidArgument,
+        &["volume_id"],
+    );
+    assert_refused(node.node_unstage_volume(unstage(volume, &target)), Code::InvalidArgument, &["volume_id"]);
+    scene.stop();
+}
+
+#[test]
+fn what_others_put_at_a_target_is_left_alone() {
+    let scene = scene();
+    let outside = scene.scratch.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "precious").unwrap();
+
+    let link_on_the_way = scene.target("way");
+    symlink(&outside, &link_on_the_way).unwrap();
+    let answer = scene.driver.node_unpublish_volume(unpublish("v", &link_on_the_way.join("file")));
+    assert_refused(answer, Code::FailedPrecondition, &["symbolic link"]);
+
+    let full = scene.target("full");
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join("file"), "precious").unwrap();
+    assert_refused(
+        scene.driver.node_unpublish_volume(unpublish("v", &full)),
+        Code::FailedPrecondition,
+        &["full"],
+    );
+
+    // The link itself goes, what it leads to stays.
+    let link = scene.target("link");
+    symlink(&outside, &link).unwrap();
+    scene.driver.node_unpublish_volume(unpublish("v", &link)).unwrap();
+    assert!(!link.is_symlink());
+    assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(full.join("file")).unwrap(), "precious");
+    scene.stop();
+}
+
+#[test]
+fn services_that_are_not_offered_are_not_there() {
+    let scene = scene();
+    let address = format!("unix://{}", scene.directories.endpoint.display());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let answer = runtime.block_on(async {
+        let mut controller = ControllerClient::connect(address).await.unwrap();
+        controller.controller_get_capabilities(wire::ControllerGetCapabilitiesRequest {}).await
+    });
+    assert_refused(answer, Code::Unimplemented, &[]);
+    drop(runtime);
+    scene.stop();
+}
+
+#[test]
+fn sockets_of_an_earlier_process_are_cleared_away_and_the_new_one_is_private() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directories = Directories::make(scratch.path(), &scratch.path().join("data"));
+    for stale in [&directories.endpoint, &directories.registration_socket()] {
+        drop(std::os::unix::net::UnixListener::bind(stale).unwrap());
+    }
+    let driver = Driver::start(&directories);
+    assert!(!directories.registration_socket().exists());
+    let socket = fs::symlink_metadata(&directories.endpoint).unwrap();
+    assert!(socket.file_type().is_socket());
+    assert_eq!(socket.permissions().mode() & 0o777, 0o600);
+    driver.stop();
+    assert!(!directories.endpoint.exists());
+}
+
+#[test]
+fn a_directory_that_is_not_there_keeps_the_driver_from_starting() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directories = Directories::make(scratch.path(), scratch.path());
+    fs::remove_dir(&directories.kubelet).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let error = runtime
+        .block_on(csi::serve(directories.args(), tokio_util::sync::CancellationToken::new()))
+        .unwrap_err();
+    assert!(format!("{error:#}").contains("--kubelet-dir"), "{error:#}");
+}

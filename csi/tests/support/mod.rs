@@ -1,0 +1,279 @@
+//! A driver in this process, and a client that calls it as an orchestrator would.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use csi::proto::csi as wire;
+use csi::proto::csi::identity_client::IdentityClient;
+use csi::proto::csi::node_client::NodeClient;
+use csi::proto::csi::volume_capability::access_mode::Mode;
+use csi::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+pub(crate) const DRIVER: &str = "csi.loopfs.dev";
+pub(crate) const NODE: &str = "node-1";
+
+/// Longer than anything here takes, even under emulation.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Directories of a driver, as the DaemonSet gives them.
+pub(crate) struct Directories {
+    pub(crate) kubelet: PathBuf,
+    pub(crate) data: PathBuf,
+    pub(crate) endpoint: PathBuf,
+    pub(crate) registration: PathBuf,
+}
+
+impl Directories {
+    /// Directories in `scratch`, but for the data directory.
+    pub(crate) fn make(scratch: &Path, data: &Path) -> Self {
+        let [kubelet, registration] = ["kubelet", "registration"].map(|name| scratch.join(name));
+        for directory in [&kubelet, &registration] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+        Self { kubelet, data: data.to_owned(), endpoint: scratch.join("csi.sock"), registration }
+    }
+
+    pub(crate) fn args(&self) -> csi::Args {
+        csi::Args::parse_from(self.command_line())
+    }
+
+    pub(crate) fn command_line(&self) -> Vec<String> {
+        vec![
+            "loopfs-csi".to_owned(),
+            format!("--driver-name={DRIVER}"),
+            format!("--node-name={NODE}"),
+            format!("--data-dir={}", self.data.display()),
+            format!("--kubelet-dir={}", self.kubelet.display()),
+            format!("--endpoint=unix://{}", self.endpoint.display()),
+            format!("--registration-dir={}", self.registration.display()),
+            format!("--kubelet-csi-socket={}", self.endpoint.display()),
+        ]
+    }
+
+    pub(crate) fn registration_socket(&self) -> PathBuf {
+        self.registration.join(format!("{DRIVER}-reg.sock"))
+    }
+}
+
+/// Calls a driver; each call blocks.
+pub(crate) struct Client {
+    runtime: Runtime,
+    node: NodeClient<Channel>,
+    identity: IdentityClient<Channel>,
+}
+
+macro_rules! calls {
+    ($($service:ident . $call:ident ($request:ident) -> $response:ident;)*) => {
+        $(pub(crate) fn $call(&self, request: wire::$request) -> Result<wire::$response, Status> {
+            let call = async { self.$service.clone().$call(request).await };
+            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, call).await.expect("no answer") })
+                .map(tonic::Response::into_inner)
+        })*
+    };
+}
+
+#[allow(dead_code, reason = "each test binary makes other calls")]
+impl Client {
+    /// Connects to a socket, once it is there.
+    pub(crate) fn connect(endpoint: &Path) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let address = format!("unix://{}", endpoint.display());
+        let channel = runtime.block_on(async {
+            let start = Instant::now();
+            loop {
+                match Endpoint::try_from(address.clone()).unwrap().connect().await {
+                    Ok(channel) => break channel,
+                    Err(error) => assert!(start.elapsed() < PATIENCE, "connect to {address}: {error}"),
+                }
+                // The socket of a process that is starting: nothing announces it.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Self { runtime, node: NodeClient::new(channel.clone()), identity: IdentityClient::new(channel) }
+    }
+
+    calls! {
+        identity.get_plugin_info(GetPluginInfoRequest) -> GetPluginInfoResponse;
+        identity.get_plugin_capabilities(GetPluginCapabilitiesRequest) -> GetPluginCapabilitiesResponse;
+        identity.probe(ProbeRequest) -> ProbeResponse;
+        node.node_get_info(NodeGetInfoRequest) -> NodeGetInfoResponse;
+        node.node_get_capabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
+        node.node_stage_volume(NodeStageVolumeRequest) -> NodeStageVolumeResponse;
+        node.node_unstage_volume(NodeUnstageVolumeRequest) -> NodeUnstageVolumeResponse;
+        node.node_publish_volume(NodePublishVolumeRequest) -> NodePublishVolumeResponse;
+        node.node_unpublish_volume(NodeUnpublishVolumeRequest) -> NodeUnpublishVolumeResponse;
+        node.node_get_volume_stats(NodeGetVolumeStatsRequest) -> NodeGetVolumeStatsResponse;
+        node.node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse;
+    }
+
+    /// Many publish calls at once; their answers.
+    pub(crate) fn publish_at_once(
+        &self,
+        request: &wire::NodePublishVolumeRequest,
+        calls: usize,
+    ) -> Vec<Result<(), Status>> {
+        self.runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..calls {
+                let (mut node, request) = (self.node.clone(), request.clone());
+                tasks.spawn(async move { node.node_publish_volume(request).await.map(drop) });
+            }
+            tasks.join_all().await
+        })
+    }
+
+    /// Probes until the driver has made up its mind about its storage, and answers what it then says.
+    pub(crate) fn settled(&self) -> Result<(), Status> {
+        self.probe_until(|answer| !matches!(answer, Ok(wire::ProbeResponse { ready: Some(false) })))
+    }
+
+    pub(crate) fn wait_until_ready(&self) {
+        self.probe_until(|answer| matches!(answer, Ok(wire::ProbeResponse { ready: Some(true) }))).unwrap();
+    }
+
+    fn probe_until(
+        &self,
+        settled: impl Fn(&Result<wire::ProbeResponse, Status>) -> bool,
+    ) -> Result<(), Status> {
+        let start = Instant::now();
+        loop {
+            let answer = self.probe(wire::ProbeRequest {});
+            if settled(&answer) {
+                return answer.map(drop);
+            }
+            assert!(start.elapsed() < PATIENCE, "the driver still says {answer:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A driver that runs in this process, with nothing but its directories to remember anything in.
+pub(crate) struct Driver {
+    pub(crate) client: Client,
+    stop: CancellationToken,
+    runtime: Runtime,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Driver {
+    pub(crate) fn start(directories: &Directories) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let stop = CancellationToken::new();
+        let task = runtime.spawn(csi::serve(directories.args(), stop.clone()));
+        Self { client: Client::connect(&directories.endpoint), stop, runtime, task }
+    }
+
+    /// As SIGTERM does.
+    pub(crate) fn stop(self) {
+        // The connection goes first: an idle one would be waited for.
+        drop(self.client);
+        self.stop.cancel();
+        self.runtime.block_on(self.task).unwrap().unwrap();
+    }
+}
+
+impl std::ops::Deref for Driver {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+pub(crate) fn capability(access_type: AccessType, mode: Mode) -> Option<wire::VolumeCapability> {
+    Some(wire::VolumeCapability {
+        access_type: Some(access_type),
+        access_mode: Some(AccessMode { mode: mode as i32 }),
+    })
+}
+
+pub(crate) fn block() -> Option<wire::VolumeCapability> {
+    capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeMultiWriter)
+}
+
+pub(crate) fn mount(flags: &[&str]) -> Option<wire::VolumeCapability> {
+    let mount_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    capability(
+        AccessType::Mount(MountVolume { mount_flags, ..MountVolume::default() }),
+        Mode::SingleNodeMultiWriter,
+    )
+}
+
+/// A request to show a volume at a path.
+pub(crate) fn publish(
+    volume: &str,
+    target: &Path,
+    volume_capability: Option<wire::VolumeCapability>,
+) -> wire::NodePublishVolumeRequest {
+    wire::NodePublishVolumeRequest {
+        volume_id: volume.to_owned(),
+        target_path: target.to_str().unwrap().to_owned(),
+        volume_capability,
+        ..wire::NodePublishVolumeRequest::default()
+    }
+}
+
+pub(crate) fn unpublish(volume: &str, target: &Path) -> wire::NodeUnpublishVolumeRequest {
+    wire::NodeUnpublishVolumeRequest {
+        volume_id: volume.to_owned(),
+        target_path: target.to_str().unwrap().to_owned(),
+    }
+}
+
+pub(crate) fn stage(
+    volume: &str,
+    staging: &Path,
+    volume_capability: Option<wire::VolumeCapability>,
+) -> wire::NodeStageVolumeRequest {
+    wire::NodeStageVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: staging.to_str().unwrap().to_owned(),
+        volume_capability,
+        ..wire::NodeStageVolumeRequest::default()
+    }
+}
+
+pub(crate) fn unstage(volume: &str, staging: &Path) -> wire::NodeUnstageVolumeRequest {
+    wire::NodeUnstageVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: staging.to_str().unwrap().to_owned(),
+    }
+}
+
+pub(crate) fn stats(volume: &str, path: &Path) -> wire::NodeGetVolumeStatsRequest {
+    wire::NodeGetVolumeStatsRequest {
+        volume_id: volume.to_owned(),
+        volume_path: path.to_str().unwrap().to_owned(),
+        ..wire::NodeGetVolumeStatsRequest::default()
+    }
+}
+
+pub(crate) fn expand(
+    volume: &str,
+    path: &Path,
+    required_bytes: i64,
+    limit_bytes: i64,
+) -> wire::NodeExpandVolumeRequest {
+    wire::NodeExpandVolumeRequest {
+        volume_id: volume.to_owned(),
+        volume_path: path.to_str().unwrap().to_owned(),
+        capacity_range: Some(wire::CapacityRange { required_bytes, limit_bytes }),
+        ..wire::NodeExpandVolumeRequest::default()
+    }
+}
+
+/// Fails unless the answer is a refusal with this code that says each of these things.
+#[track_caller]
+pub(crate) fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, says: &[&str]) {
+    let status = answer.expect_err("refused");
+    assert_eq!(status.code(), code, "{}", status.message());
+    for text in says {
+        assert!(status.message().contains(text), "{:?} does not say {text:?}", status.message());
+    }
+}
