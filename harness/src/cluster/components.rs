@@ -130,3 +130,33 @@ fn flag(name: &str, path: &Path) -> OsString {
     flag.push(path);
     flag
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(args: &[OsString]) -> Vec<String> {
+        args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn nothing_listens_beyond_loopback_and_nobody_is_anonymous() {
+        let layout = Layout::new("/c".as_ref(), "/l".as_ref());
+        let args = flags(&api_server(&layout, "127.0.0.1:21000".parse().unwrap()));
+        for flag in [
+            "--bind-address=127.0.0.1",
+            "--secure-port=21000",
+            "--anonymous-auth=false",
+            "--authorization-mode=Node,RBAC",
+        ] {
+            assert!(args.iter().any(|arg| arg == flag), "{flag} is not in {args:?}");
+        }
+        assert!(flags(&etcd(Durability::Sync)).iter().all(|arg| !arg.contains("http")));
+    }
+
+    #[test]
+    fn etcd_leaves_the_disk_alone_only_when_told() {
+        let unsafe_flag = |durability| flags(&etcd(durability)).iter().any(|arg| arg == "--unsafe-no-fsync");
+        assert!(unsafe_flag(Durability::Unsafe) && !unsafe_flag(Durability::Sync));
+    }
+}

@@ -34,18 +34,22 @@ pub(crate) struct NodeParts {
     /// PID 1.
     pub(crate) init: PathBuf,
     pub(crate) root: PathBuf,
-    pub(crate) tools_disk: PathBuf,
     pub(crate) images_disk: PathBuf,
     pub(crate) images: NodeImages,
 }
 
 impl NodeParts {
-    pub(crate) async fn prepare(session: &Session, programs: &Programs) -> Result<NodeParts> {
+    /// Builds or finds all of it; what the processor does and what the network does go on at once.
+    pub(crate) async fn prepare(session: &Session) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
-        let guest = rust_build::guest_programs(session).await?;
-        let driver = rust_build::driver_programs(session).await?;
-        let kernel = Kernel::prepare(session, None).await?;
-        let root = node::prepare(session, &kernel).await?;
+        let programs =
+            async { anyhow::Ok((rust_build::guest_programs(session).await?, driver(session).await?)) };
+        let system = async {
+            let kernel = Kernel::prepare(session, None).await?;
+            let root = node::prepare(session, &kernel).await?;
+            anyhow::Ok((kernel, root))
+        };
+        let ((guest, driver), (kernel, root)) = tokio::try_join!(programs, system)?;
         let accelerator = choose(session, &kernel, &guest.init).await?;
         let images = [
             Image { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", guest.pause)] },
@@ -54,11 +58,7 @@ impl NodeParts {
                 reference: VOLUME_CHECK,
                 files: vec![("/volume-check", guest.volume_check)],
             },
-            Image {
-                archive: "loopfs.tar",
-                reference: DRIVER,
-                files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
-            },
+            driver,
         ];
         Ok(NodeParts {
             accelerator,
@@ -66,7 +66,6 @@ impl NodeParts {
             modules: kernel.modules(&MODULE_SETS).await?,
             init: guest.init,
             root,
-            tools_disk: tools_disk(session, programs).await?,
             images_disk: images_disk(session, &images).await?,
             images: NodeImages {
                 archives: images.iter().map(|image| image.archive.to_owned()).collect(),
@@ -74,6 +73,12 @@ impl NodeParts {
             },
         })
     }
+}
+
+async fn driver(session: &Session) -> Result<Image> {
+    let driver = rust_build::driver_programs(session).await?;
+    let files = vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)];
+    Ok(Image { archive: "loopfs.tar", reference: DRIVER, files })
 }
 
 /// A container image of programs of this workspace.
@@ -110,7 +115,7 @@ async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
 }
 
 /// The disk with the programs of Kubernetes that run on the node.
-async fn tools_disk(session: &Session, programs: &Programs) -> Result<PathBuf> {
+pub(crate) async fn tools_disk(session: &Session, programs: &Programs) -> Result<PathBuf> {
     let files = [
         ("kubelet".to_owned(), programs.kubelet.clone()),
         ("kube-proxy".to_owned(), programs.kube_proxy.clone()),

@@ -30,3 +30,30 @@ fn base64(bytes: &[u8]) -> Value {
     // k8s-openapi's ByteString serialises as the base64 the API uses.
     json!(k8s_openapi::ByteString(bytes.to_vec()))
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::config::Kubeconfig;
+
+    use super::super::pki::{Authority, Subject};
+    use super::*;
+
+    #[test]
+    fn a_reader_of_kubeconfigs_finds_server_authority_and_caller() {
+        let authority = Authority::generate("test").unwrap();
+        let caller = authority.client(Subject { user: "somebody", group: Some("some") }).unwrap();
+        let text = render("name", "127.0.0.1:6443".parse().unwrap(), &authority.certificate(), &caller);
+        let config = Kubeconfig::from_yaml(&text).unwrap();
+        let cluster = config.clusters[0].cluster.as_ref().unwrap();
+        assert_eq!(cluster.server.as_deref(), Some("https://127.0.0.1:6443"));
+        assert!(
+            cluster
+                .certificate_authority_data
+                .as_ref()
+                .unwrap()
+                .starts_with("LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0")
+        );
+        assert_eq!(config.current_context.as_deref(), Some(config.contexts[0].name.as_str()));
+        assert!(config.auth_infos[0].auth_info.as_ref().unwrap().client_key_data.is_some());
+    }
+}

@@ -46,32 +46,52 @@ pub struct ClusterSpec {
     pub dir: PathBuf,
     /// Holds the log of every component.
     pub logs: PathBuf,
-    /// Kubernetes programs to use where they are there, instead of building them.
-    pub kubernetes_bin: Option<PathBuf>,
     /// How the control plane's store treats its disk.
     pub durability: Durability,
+}
+
+/// The programs and disks that clusters are made of.
+#[derive(Debug)]
+pub struct Parts {
+    programs: Programs,
+    node: NodeParts,
+    /// The disk with the programs of Kubernetes that run on a node.
+    tools_disk: PathBuf,
+}
+
+impl Parts {
+    /// Builds what is not there yet; Kubernetes' programs are taken from `kubernetes_bin` where they are
+    /// there.
+    ///
+    /// # Errors
+    /// Something cannot be fetched or built.
+    pub async fn build(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Parts> {
+        let programs = Programs::ensure(session, kubernetes_bin);
+        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session))?;
+        let tools_disk = images::tools_disk(session, &programs).await?;
+        Ok(Parts { programs, node, tools_disk })
+    }
 }
 
 /// A running cluster. Dropping it kills everything in it; [`Cluster::stop`] is the orderly end.
 pub struct Cluster {
     control_plane: ControlPlane,
-    parts: NodeParts,
+    parts: Parts,
     nodes: Vec<Node>,
 }
 
 impl Cluster {
-    /// Builds what is missing, starts a control plane and one node, and waits until the node is ready.
+    /// Starts a control plane and one node, and waits until the node is ready.
     ///
     /// # Errors
-    /// Something cannot be built or does not start; the message has the end of its log.
-    pub async fn start(session: &Session, spec: ClusterSpec) -> Result<Cluster> {
-        let programs = Programs::ensure(session, spec.kubernetes_bin.as_deref()).await?;
-        let parts = NodeParts::prepare(session, &programs).await?;
+    /// Something does not start; the message has the end of its log.
+    pub async fn start(session: &Session, spec: ClusterSpec, parts: Parts) -> Result<Cluster> {
         for dir in [&spec.dir, &spec.logs] {
             empty(dir)?;
         }
         let layout = Layout::new(&absolute(&spec.dir)?, &absolute(&spec.logs)?);
-        let control_plane = ControlPlane::start(session, programs, layout, spec.durability).await?;
+        let control_plane =
+            ControlPlane::start(session, parts.programs.clone(), layout, spec.durability).await?;
         let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
         cluster.add_node(session).await?;
         Ok(cluster)

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
+use super::Parts;
 use super::control_plane::ControlPlane;
-use super::images::NodeParts;
 use super::node_spec::{
     DATA_DISK, DATA_OPTIONS, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
 };
@@ -43,12 +43,12 @@ impl Node {
     pub(super) async fn start(
         session: &Session,
         control_plane: &ControlPlane,
-        parts: &NodeParts,
+        parts: &Parts,
         index: u8,
     ) -> Result<Node> {
         let node = NodeName { index };
         let name = node.name();
-        let step = session.progress.step(format!("start {name} ({})", parts.accelerator));
+        let step = session.progress.step(format!("start {name} ({})", parts.node.accelerator));
         let kubelet = control_plane.kubelet_address(index)?;
         register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
         let spec = vm_spec(control_plane, parts, &node, kubelet).await?;
@@ -116,7 +116,7 @@ async fn joined(client: &Client, name: &str) -> Result<()> {
 
 async fn vm_spec(
     control_plane: &ControlPlane,
-    parts: &NodeParts,
+    parts: &Parts,
     node: &NodeName,
     kubelet: SocketAddr,
 ) -> Result<VmSpec> {
@@ -124,19 +124,19 @@ async fn vm_spec(
     let dir = control_plane.layout().node_dir(&name);
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let root = dir.join("root.ext4");
-    disk::copy(&parts.root, &root)?;
+    disk::copy(&parts.node.root, &root)?;
     let data = dir.join("data.xfs");
     disk::xfs(&data, DATA_MIB).await?;
-    let mode = Mode::Node(node_spec(control_plane, node, &parts.images, DATA_OPTIONS)?);
+    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, DATA_OPTIONS)?);
     let boot = dir.join("initramfs");
-    initramfs(&boot, &parts.init, &parts.modules, &[], mode)?;
+    initramfs(&boot, &parts.node.init, &parts.node.modules, &[], mode)?;
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
     Ok(VmSpec {
         name: name.clone(),
-        accelerator: parts.accelerator,
-        kernel: parts.kernel.clone(),
+        accelerator: parts.node.accelerator,
+        kernel: parts.node.kernel.clone(),
         initramfs: boot,
         kernel_args: Vec::new(),
         memory_mib: MEMORY_MIB,
@@ -144,8 +144,8 @@ async fn vm_spec(
         disks: vec![
             disk(ROOT_DISK, &root, DiskMode::Persistent),
             disk(DATA_DISK, &data, DiskMode::Persistent),
-            disk(TOOLS_DISK, &parts.tools_disk, DiskMode::ReadOnly),
-            disk(IMAGES_DISK, &parts.images_disk, DiskMode::ReadOnly),
+            disk(TOOLS_DISK, parts.tools_disk.as_path(), DiskMode::ReadOnly),
+            disk(IMAGES_DISK, &parts.node.images_disk, DiskMode::ReadOnly),
         ],
         network: true,
         forwards: vec![Forward {

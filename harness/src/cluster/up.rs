@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::background::{self, Record};
-use super::{Cluster, ClusterSpec, Durability};
+use super::{Cluster, ClusterSpec, Durability, Parts};
 use crate::e2e;
 use crate::session::Session;
 
@@ -62,13 +62,9 @@ pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
 /// In the process that stays.
 async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
-    let spec = ClusterSpec {
-        logs: dir.join("logs"),
-        dir,
-        kubernetes_bin: args.kubernetes_bin,
-        durability: Durability::Sync,
-    };
-    let cluster = Cluster::start(session, spec).await?;
+    let spec = ClusterSpec { logs: dir.join("logs"), dir, durability: Durability::Sync };
+    let parts = session.until_cancelled(Parts::build(session, args.kubernetes_bin.as_deref())).await?;
+    let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     let step = session.progress.step("install the driver");
     session.until_cancelled(e2e::install_driver(session, &cluster)).await?;
     step.done("");

@@ -18,7 +18,7 @@ mod talking;
 mod workload;
 mod world;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -30,7 +30,7 @@ use self::inventory::Inventory;
 use self::manifests::Manifests;
 use self::story::{Story, Told};
 use self::world::{Driver, Patience, World};
-use crate::cluster::{self, Cluster, ClusterSpec, Durability, background};
+use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, background};
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
@@ -87,14 +87,12 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
         session.workspace.target().join("e2e-cluster")
     };
     let logs = session.workspace.reports(RUN).join("logs");
-    let kubernetes_bin = args.kubernetes_bin.clone();
     // The cluster of a test does not outlive the machine's power.
-    let spec = ClusterSpec { dir, logs, kubernetes_bin, durability: Durability::Unsafe };
+    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe };
     let manifests = read_manifests(session)?;
     let mut report = Report::new();
     let mut story = Story::begin(session, &mut report, "cluster");
-    let Ok(cluster) = story.step("start a control plane and a node", Cluster::start(session, spec)).await
-    else {
+    let Ok(cluster) = start(&mut story, session, spec, args.kubernetes_bin.as_deref()).await else {
         return Ok(report);
     };
     let client = cluster.client().clone();
@@ -119,6 +117,16 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     Ok(report)
 }
 
+async fn start(
+    story: &mut Story<'_>,
+    session: &Session,
+    spec: ClusterSpec,
+    kubernetes_bin: Option<&Path>,
+) -> Told<Cluster> {
+    let parts = story.step("build programs, images and disks", Parts::build(session, kubernetes_bin)).await?;
+    story.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
+}
+
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
     let world = world(read_manifests(session)?, cluster.client().clone(), cluster.nodes().first())?;
@@ -126,7 +134,7 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     stories::install::ready(&world).await
 }
 
-async fn against_any_cluster(session: &Session, kubeconfig: &std::path::Path) -> Result<Report> {
+async fn against_any_cluster(session: &Session, kubeconfig: &Path) -> Result<Report> {
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
