@@ -46,7 +46,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     }
     let programs = rust_build::guest_programs(session).await?;
     let kernel = Kernel::prepare(session, kernel).await?;
-    let accelerator = vm::choose(session, &kernel, &programs.init).await?;
+    let hypervisor = vm::choose(session, &kernel, &programs.init).await?;
 
     let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
     clear(&logs)?;
@@ -59,10 +59,10 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     let modules = kernel.modules(&["boot", "tests"]).await?;
     vm::initramfs(&initramfs, &programs.init, &modules, &files, Mode::Tests(tests(&files)))?;
 
-    let step = session.progress.step(format!("run the tests on Linux {} ({accelerator})", kernel.release()));
+    let step = session.progress.step(format!("run the tests on Linux {} ({})", kernel.release(), hypervisor.accelerator));
     let mut vm = Vm::start(&VmSpec {
         name: format!("kernel-{}", kernel.name()),
-        accelerator,
+        hypervisor,
         kernel: kernel.vmlinuz(),
         initramfs,
         kernel_args: Vec::new(),

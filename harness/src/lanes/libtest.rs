@@ -108,8 +108,7 @@ impl Run {
 /// `test a::b ... ok`, or the start of such a line, when the test wrote something in between.
 fn started_test(line: &str) -> Option<(String, &str)> {
     let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    // "test name - should panic ... ok"
-    let name = name.split(" - ").next().unwrap_or(name);
+    let name = name.strip_suffix(" - should panic").unwrap_or(name);
     Some((name.to_owned(), word.trim()))
 }
 

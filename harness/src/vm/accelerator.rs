@@ -16,7 +16,7 @@ use super::spec::VmSpec;
 use crate::cache::Recipe;
 use crate::guest::spec::Mode;
 use crate::images::kernel::Kernel;
-use crate::process::Program;
+use crate::images::qemu::Qemu;
 use crate::session::Session;
 
 /// A kernel with hardware help says hello within two seconds.
@@ -59,11 +59,24 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// The accelerator of this host: remembered, or found by booting `kernel` with `init` as PID 1.
+/// What runs virtual machines on this host.
+#[derive(Clone, Debug)]
+pub struct Hypervisor {
+    pub qemu: Qemu,
+    pub accelerator: Accelerator,
+}
+
+/// QEMU, with the accelerator of this host: remembered, or found by booting `kernel` with `init` as PID 1.
 ///
 /// # Errors
-/// The host cannot be examined. A guest that does not come up is an answer, not an error.
-pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<Accelerator> {
+/// QEMU cannot be had, or the host cannot be examined. A guest that does not come up is an answer, not an error.
+pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<Hypervisor> {
+    let qemu = Qemu::prepare(session).await?;
+    let accelerator = accelerator(session, &qemu, kernel, init).await?;
+    Ok(Hypervisor { qemu, accelerator })
+}
+
+async fn accelerator(session: &Session, qemu: &Qemu, kernel: &Kernel, init: &Path) -> Result<Accelerator> {
     if let Some(value) = std::env::var_os(OVERRIDE) {
         let text = value.to_string_lossy();
         return Accelerator::parse(&text)
@@ -72,13 +85,13 @@ pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<A
     if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(Accelerator::Tcg);
     }
-    let recipe = Recipe::new("accelerator", 1).with("host", host().await?);
+    let recipe = Recipe::new("accelerator", 1).with("host", host(qemu).await?);
     let answer = session
         .cache
         .artifact(&recipe, async |directory: &Path| {
             let step = session.progress.step("probe hardware virtualisation by a boot");
             let scratch = tempfile::tempdir().context("make a directory")?;
-            let works = boots(kernel, init, scratch.path().to_owned()).await;
+            let works = boots(qemu, kernel, init, scratch.path().to_owned()).await;
             let accelerator = if works.is_ok() { Accelerator::Kvm } else { Accelerator::Tcg };
             let why = works.err().map_or_else(String::new, |error| format!("{error:#}\n"));
             std::fs::write(directory.join("accelerator"), accelerator.to_string())?;
@@ -97,12 +110,12 @@ pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<A
     Accelerator::parse(&text).with_context(|| format!("{} is damaged; remove it", path.display()))
 }
 
-async fn boots(kernel: &Kernel, init: &Path, scratch: PathBuf) -> Result<()> {
+async fn boots(qemu: &Qemu, kernel: &Kernel, init: &Path, scratch: PathBuf) -> Result<()> {
     let path = scratch.join("initramfs");
     initramfs(&path, init, &kernel.modules(&["boot"]).await?, &[], Mode::Hello)?;
     let vm = Vm::start(&VmSpec {
         name: "probe".to_owned(),
-        accelerator: Accelerator::Kvm,
+        hypervisor: Hypervisor { qemu: qemu.clone(), accelerator: Accelerator::Kvm },
         kernel: kernel.vmlinuz(),
         initramfs: path,
         kernel_args: Vec::new(),
@@ -121,8 +134,8 @@ async fn boots(kernel: &Kernel, init: &Path, scratch: PathBuf) -> Result<()> {
 }
 
 /// What the answer depends on: the emulator, the host's kernel, its processor.
-async fn host() -> Result<String> {
-    let qemu = Program::new("qemu-system-x86_64").arg("--version").run().await?.stdout;
+async fn host(qemu: &Qemu) -> Result<String> {
+    let qemu = qemu.version().await?;
     let kernel = std::fs::read_to_string("/proc/version").context("read /proc/version")?;
     let processor = std::fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
     let processor: Vec<&str> = processor

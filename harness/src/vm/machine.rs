@@ -17,6 +17,7 @@ use super::reports::Logs;
 use super::spec::VmSpec;
 use crate::guest::report::{Message, Verdict};
 use crate::process::{Process, Program, tail};
+use crate::progress::seconds;
 
 /// QEMU connects to its sockets before it starts the guest.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
@@ -55,6 +56,7 @@ pub struct Vm {
     control: Control,
     phase: watch::Receiver<Phase>,
     messages: mpsc::UnboundedReceiver<Message>,
+    console: Arc<Mutex<Watcher>>,
     /// Ends, with the tasks in it, when the machine is dropped.
     _tasks: JoinSet<()>,
     _sockets: tempfile::TempDir,
@@ -74,7 +76,10 @@ impl Vm {
         let (console, report, control) =
             (listen(CONSOLE_SOCKET)?, listen(REPORT_SOCKET)?, listen(CONTROL_SOCKET)?);
         let qemu_log = spec.logs.join("qemu.log");
-        let mut process = Program::new("qemu-system-x86_64")
+        let mut process = spec
+            .hypervisor
+            .qemu
+            .program()
             .args(arguments(spec, sockets.path()))
             .log(&qemu_log)
             .spawn()
@@ -102,7 +107,7 @@ impl Vm {
             fatal_sender,
         ));
         let logs = Logs::new(spec.logs.clone())?;
-        tasks.spawn(follow(report, logs, fatal, console_state, phase_sender, message_sender));
+        tasks.spawn(follow(report, logs, fatal, Arc::clone(&console_state), phase_sender, message_sender));
         let (control, responses) = Control::new(control);
         tasks.spawn(responses);
         Ok(Vm {
@@ -111,6 +116,7 @@ impl Vm {
             control,
             phase,
             messages,
+            console: console_state,
             _tasks: tasks,
             _sockets: sockets,
         })
@@ -147,7 +153,7 @@ impl Vm {
         let reached = phase.wait_for(|phase| matches!(phase, Phase::Ready | Phase::Ended(_)));
         let reached = tokio::time::timeout(timeout, reached)
             .await
-            .with_context(|| format!("{} was not ready within {timeout:?}", self.name))?
+            .with_context(|| self.overdue("was not ready", timeout))?
             .context("lost track of the machine")?
             .clone();
         match reached {
@@ -166,13 +172,24 @@ impl Vm {
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
         let ended = tokio::time::timeout(timeout, ended)
             .await
-            .with_context(|| format!("{} did not end within {timeout:?}", self.name))?
+            .with_context(|| self.overdue("did not end", timeout))?
             .context("lost track of the machine")?
             .clone();
         match ended {
             Phase::Ended(ending) => Ok(ending),
             phase => anyhow::bail!("{} is {phase:?}", self.name),
         }
+    }
+
+    fn overdue(&self, what: &str, timeout: Duration) -> String {
+        let watcher = self.console.lock().unwrap_or_else(PoisonError::into_inner);
+        let phase = &*self.phase.borrow();
+        let console = tail(&watcher.tail(), 10);
+        format!(
+            "{} {what} within {}: it is {phase:?}, and its console ends with\n{console}\n",
+            self.name,
+            seconds(timeout)
+        )
     }
 
     /// Asks the node to stop its services, unmount and power off, and waits until it has.

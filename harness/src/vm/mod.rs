@@ -12,7 +12,7 @@ mod machine;
 mod reports;
 mod spec;
 
-pub use accelerator::{Accelerator, choose};
+pub use accelerator::{Accelerator, Hypervisor, choose};
 pub use boot::{GuestFile, initramfs};
 pub use control::Control;
 pub use machine::{Ending, Phase, Vm};

@@ -3,7 +3,7 @@
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
-use super::Accelerator;
+use super::Hypervisor;
 
 /// Everything QEMU is told. Starting the same specification again after a power cut is a reboot: disks that
 /// are [`DiskMode::Persistent`] are as the cut left them.
@@ -11,7 +11,7 @@ use super::Accelerator;
 pub struct VmSpec {
     /// Names the machine in messages and its files in `logs`.
     pub name: String,
-    pub accelerator: Accelerator,
+    pub hypervisor: Hypervisor,
     pub kernel: PathBuf,
     /// See [`super::initramfs`].
     pub initramfs: PathBuf,
