@@ -101,6 +101,7 @@ impl Bench {
             volume_writes: Default::default(),
             claim_backoff: Default::default(),
             volume_backoff: Default::default(),
+            in_flight: Default::default(),
             trash: Default::default(),
             claims_vanished: Default::default(),
             chances: Default::default(),

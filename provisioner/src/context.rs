@@ -17,8 +17,8 @@ use loopfs::Bytes;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    backoff::Backoff, events::Events, identity::Identity, intents::Intents, own_writes::OwnWrites,
-    storage::Storage,
+    backoff::Backoff, events::Events, identity::Identity, in_flight::InFlight, intents::Intents,
+    own_writes::OwnWrites, storage::Storage,
 };
 
 /// The process's view of the world and its hands.
@@ -42,6 +42,8 @@ pub(crate) struct Context {
     pub(crate) claim_backoff: Backoff<ObjectRef<PersistentVolumeClaim>, Circumstances>,
     pub(crate) volume_backoff: Backoff<ObjectRef<PersistentVolume>, Circumstances>,
 
+    /// Keeps provisioning and the removal of orphans out of each other's way.
+    pub(crate) in_flight: InFlight,
     /// There is something in the trash.
     pub(crate) trash: Notify,
     /// A claim is gone or a watch was renewed: intents may have been orphaned.

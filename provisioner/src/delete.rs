@@ -70,22 +70,20 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
 pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) -> Result<(), Error> {
     match plan {
         Plan::Settled => Ok(()),
-        Plan::Hold => set_finalizers(volume, with_ours, ctx).await,
-        Plan::LetGo => set_finalizers(volume, without_ours, ctx).await,
+        Plan::Hold => set_finalizer(volume, true, ctx).await,
+        Plan::LetGo => set_finalizer(volume, false, ctx).await,
         Plan::Delete(deletion) => {
-            let marked = match volume.metadata.deletion_timestamp {
-                Some(_) => None,
-                None => mark(volume, ctx).await?,
-            };
-            let volume = marked.as_ref().unwrap_or(volume);
+            if volume.metadata.deletion_timestamp.is_none() {
+                mark(volume, ctx).await?;
+            }
             discard(deletion, ctx).await?;
-            set_finalizers(volume, without_ours, ctx).await
+            set_finalizer(volume, false, ctx).await
         }
     }
 }
 
-/// Marks the object for deletion; answers it as it is then.
-async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<Option<PersistentVolume>, Error> {
+/// Marks the object for deletion.
+async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     let parameters = DeleteParams {
         preconditions: Some(Preconditions {
             uid: volume.metadata.uid.clone(),
@@ -94,11 +92,13 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<Option<Persist
         ..Default::default()
     };
     let name = volume.name_any();
-    let deleted = ctx.volume_api().delete(&name, &parameters).await.map_err(|error| {
-        ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
-        Error::api("delete PersistentVolume", &name, error)
-    })?;
-    Ok(deleted.left())
+    match ctx.volume_api().delete(&name, &parameters).await {
+        Ok(_marked_or_gone) => Ok(()),
+        Err(error) => {
+            ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
+            Err(Error::api("delete PersistentVolume", &name, error))
+        }
+    }
 }
 
 /// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the background.
@@ -120,53 +120,23 @@ async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-fn with_ours(volume: &PersistentVolume) -> Vec<String> {
-    let mut finalizers = without_ours(volume);
-    finalizers.push(pv::FINALIZER.to_owned());
-    finalizers
-}
-
-fn without_ours(volume: &PersistentVolume) -> Vec<String> {
-    volume.finalizers().iter().filter(|finalizer| *finalizer != pv::FINALIZER).cloned().collect()
-}
-
-/// kube-controller-manager takes its own finalizer off a volume the moment it is marked, so that a conflict is the rule
-/// here and not the exception.
-const FINALIZER_ATTEMPTS: u32 = 5;
-
-async fn set_finalizers(
-    volume: &PersistentVolume,
-    wanted: impl Fn(&PersistentVolume) -> Vec<String>,
-    ctx: &Context,
-) -> Result<(), Error> {
+/// Adds or removes our entry in the list of finalizers and leaves those of others alone.
+///
+/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own finalizer off
+/// a volume the moment it is marked, so that with a resource version a conflict would be the rule and not the exception.
+async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
+    let directive = if held { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+    let patch = json!({ "metadata": { "uid": volume.metadata.uid, directive: [pv::FINALIZER] } });
     let name = volume.name_any();
-    let failed = |error| Error::api("change the finalizers of PersistentVolume", &name, error);
-    let mut current = volume.clone();
-    for _ in 0..FINALIZER_ATTEMPTS {
-        // With the resource version: a merge patch replaces the whole list, and others keep finalizers in it too.
-        let patch = json!({ "metadata": {
-            "uid": current.metadata.uid,
-            "resourceVersion": current.metadata.resource_version,
-            "finalizers": wanted(&current),
-        } });
-        match ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-            Ok(patched) => {
-                ctx.volume_writes.remember(patched);
-                return Ok(());
-            }
-            Err(kube::Error::Api(status)) if status.is_conflict() => {
-                let found = ctx.volume_api().get_opt(&name).await.map_err(failed)?;
-                match found.filter(|found| found.metadata.uid == volume.metadata.uid) {
-                    Some(found) => current = found,
-                    None => return Ok(()),
-                }
-            }
-            Err(error) => return Err(failed(error)),
+    match ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
+        Ok(patched) => {
+            ctx.volume_writes.remember(patched);
+            Ok(())
         }
+        // Gone, then: nothing is left to hold or to let go.
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(Error::api("change the finalizers of PersistentVolume", &name, error)),
     }
-    // Somebody writes to the object all the time; the next reconcile begins with its newest form.
-    let conflict = kube::core::Status::failure("it keeps changing", "Conflict").with_code(409);
-    Err(failed(kube::Error::Api(conflict.boxed())))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Why a reconcile failed.
 
-use loopfs::ErrorKind;
+use loopfs::{ErrorKind, VolumeId};
 
 use crate::{provision::Refusal, storage::StorageError};
 
@@ -27,6 +27,9 @@ pub(crate) enum Error {
          delete the volume's data where it is and remove the finalizers of this object by hand"
     )]
     OtherFilesystem { of_volume: String, of_node: String },
+    /// Another task of this process has it in hand; a matter of milliseconds.
+    #[error("volume {0} is being made or removed at this moment")]
+    InFlight(VolumeId),
     /// The volume handle of a hand-made object.
     #[error("the volume handle is not a volume id: {0}")]
     Handle(String),
@@ -65,12 +68,19 @@ impl Error {
             Error::Api { .. } => "ApiServer",
             Error::NameTaken(_) => "NameTaken",
             Error::OtherFilesystem { .. } => "OtherFilesystem",
+            Error::InFlight(_) => "InFlight",
             Error::Handle(_) => "InvalidHandle",
         }
     }
 
-    /// Whether the object had moved on: nothing is wrong, the decision is to be made again on its new form.
+    /// Whether the object had moved on or is in other hands: nothing is wrong, the decision is to be made again shortly.
     pub(crate) fn is_conflict(&self) -> bool {
-        matches!(self, Error::Api { source: kube::Error::Api(status), .. } if status.is_conflict() || status.is_not_found())
+        match self {
+            Error::Api { source: kube::Error::Api(status), .. } => {
+                status.is_conflict() || status.is_not_found()
+            }
+            Error::InFlight(_) => true,
+            _ => false,
+        }
     }
 }

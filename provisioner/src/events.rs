@@ -305,6 +305,7 @@ impl Aggregator {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use kube::client::Body;
 
     use super::*;
     use crate::fixtures;
@@ -326,6 +327,49 @@ mod tests {
         assert_eq!(aggregator.observe(&key, start + Duration::from_secs(10)), repeat(3));
         assert_eq!(aggregator.observe(&key, start + Duration::from_secs(15)), Verdict::Suppress);
         assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
+    }
+
+    /// What the API server is sent: one event, and then its count.
+    #[tokio::test(start_paused = true)]
+    async fn the_same_notice_over_and_over_is_two_writes() {
+        let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
+        let publishing =
+            tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), notices));
+        let answering = tokio::spawn(async move {
+            let mut seen = Vec::new();
+            while let Some((request, respond)) = server.next_request().await {
+                let (parts, body) = request.into_parts();
+                let body: serde_json::Value =
+                    serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                seen.push((parts.method, parts.uri.path().to_owned(), body.clone()));
+                let event = Body::from(serde_json::to_vec(&json!({"metadata": body["metadata"]})).unwrap());
+                respond.send_response(http::Response::new(event));
+            }
+            seen
+        });
+        for _ in 0..4 {
+            queue.send(notice("no space")).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(4)).await;
+        }
+        drop(queue);
+        publishing.await.unwrap();
+        let seen = answering.await.unwrap();
+
+        let events = "/apis/events.k8s.io/v1/namespaces/shop/events";
+        let [(http::Method::POST, created_at, created), (http::Method::PATCH, repeated_at, repeated)] =
+            seen.as_slice()
+        else {
+            panic!("{seen:?}");
+        };
+        assert_eq!(created_at, events);
+        assert_eq!(created["regarding"]["uid"], fixtures::CLAIM_UID);
+        assert_eq!(
+            (&created["type"], &created["reason"], &created["note"], &created["reportingController"]),
+            (&json!("Warning"), &json!("ProvisioningFailed"), &json!("no space"), &json!("csi.loopfs.dev"))
+        );
+        assert_eq!(*repeated_at, format!("{events}/{}", created["metadata"]["name"].as_str().unwrap()));
+        assert_eq!(repeated["series"]["count"], 4, "the third came too soon after the first to be told");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use loopfs::VolumeId;
 use tokio::time::timeout;
 
-use crate::{context::Context, error::Error, intents::Intent, storage::StorageError};
+use crate::{context::Context, error::Error, intents::Intent, ownership, storage::StorageError};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
 const TRASH_EVERY: Duration = Duration::from_secs(60);
@@ -54,17 +54,22 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
 
 /// Brings one record to its end, if it is there.
 async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Error> {
+    let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(()) };
     let claim = ctx.claims.get(&intent.claim());
-    if claim.is_some_and(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str())) {
+    let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
+    let made = match claim.as_deref() {
+        Some(claim) if ownership::bound_volume(claim) == Some(id.as_str()) => true,
         // Provisioning goes on, or is going to.
-        return Ok(());
-    }
-    let object = ctx.volume_api().get_opt(id.as_str()).await;
-    let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
+        Some(_) => return Ok(()),
+        None => {
+            let object = ctx.volume_api().get_opt(id.as_str()).await;
+            object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?.is_some()
+        }
+    };
     let (intents, orphan) = (ctx.intents.clone(), id.clone());
-    // With an object, the volume is the business of its reclaim policy.
+    // Once it has an object, the volume is the business of its reclaim policy.
     let removed = ctx.storage.run(move |volumes| {
-        let removed = object.is_none() && volumes.delete(&orphan)?;
+        let removed = !made && volumes.delete(&orphan)?;
         if let Err(error) = intents.clear(&orphan) {
             tracing::warn!(volume = %orphan, %error, "a record of provisioning cannot be removed");
         }

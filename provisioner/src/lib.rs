@@ -18,9 +18,14 @@ mod error;
 mod events;
 #[cfg(test)]
 mod fixtures;
+#[cfg(test)]
+mod hostile_tests;
 mod identity;
+mod in_flight;
 mod intents;
 mod janitor;
+#[cfg(all(test, feature = "apiserver-tests"))]
+mod live_tests;
 mod logging;
 mod own_writes;
 mod ownership;
@@ -58,8 +63,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::args::{Args, LogFormat};
 use crate::{
-    context::Context, events::Events, identity::Identity, intents::Intents, storage::Storage,
-    volumes::Volumes,
+    context::Context,
+    events::Events,
+    identity::Identity,
+    intents::Intents,
+    storage::{Opener, Storage},
 };
 
 /// What is under way at a SIGTERM gets this long, of the 30 s a pod has by default.
@@ -84,7 +92,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 async fn serve(identity: Identity, data_dir: PathBuf, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
     let client = client(kubeconfig).await?;
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
-    let (mut tasks, stop) = spawn(client, identity, data_dir);
+    let intents = Intents::beside(&data_dir);
+    let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
+    let (mut tasks, stop) = spawn(client, identity, intents, open);
     let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
     tokio::select! {
@@ -104,7 +114,8 @@ async fn serve(identity: Identity, data_dir: PathBuf, kubeconfig: Option<PathBuf
 fn spawn(
     client: Client,
     identity: Identity,
-    data_dir: PathBuf,
+    intents: Intents,
+    open: Opener,
 ) -> (JoinSet<&'static str>, CancellationToken) {
     let (events, notices) = Events::new();
     let (claims, claim_cache) = reflector::store();
@@ -115,7 +126,7 @@ fn spawn(
         identity: identity.clone(),
         events,
         storage: Arc::new(Storage::default()),
-        intents: Intents::beside(&data_dir),
+        intents,
         claims,
         volumes,
         classes,
@@ -123,6 +134,7 @@ fn spawn(
         volume_writes: Default::default(),
         claim_backoff: Default::default(),
         volume_backoff: Default::default(),
+        in_flight: Default::default(),
         trash: Default::default(),
         claims_vanished: Default::default(),
         chances: Default::default(),
@@ -141,7 +153,7 @@ fn spawn(
         persistent_volumes::run(Arc::clone(&ctx), volume_cache, related, stop.clone().cancelled_owned()),
     ));
     tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
-    tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), data_dir))));
+    tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
     tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
     // Ends after the others, when no sender is left, so that the last words are written too.
     tasks.spawn(named("events", events::publish(client, identity, notices)));
@@ -169,10 +181,7 @@ async fn watch_classes(ctx: Arc<Context>, cache: Writer<StorageClass>) {
     events.for_each(async |_event| ctx.chances.improve()).await;
 }
 
-async fn keep_storage_open(ctx: Arc<Context>, data_dir: PathBuf) {
-    let open = move || -> Result<Arc<dyn Volumes>, _> {
-        Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?))
-    };
+async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
     let opened = || {
         ctx.chances.improve();
         ctx.trash.notify_one();

@@ -38,6 +38,11 @@ where
     /// Remembers an object as the API server returned it from a write.
     pub(crate) fn remember(&self, written: K) -> Arc<K> {
         let written = Arc::new(written);
+        if written.meta().deletion_timestamp.is_some() && written.finalizers().is_empty() {
+            // This write was its last: no watch event will come that could take it out again.
+            self.forget(&ObjectRef::from_obj(&*written));
+            return written;
+        }
         self.lock().insert(ObjectRef::from_obj(&*written), Arc::clone(&written));
         written
     }
@@ -90,7 +95,9 @@ fn is_newer<K: Resource>(own: &K, cached: &K) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use k8s_openapi::{
+        api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp,
+    };
     use rstest::rstest;
 
     use super::*;
@@ -123,6 +130,16 @@ mod tests {
         let writes = OwnWrites::default();
         writes.remember(claim("u", "10"));
         writes.newest(Arc::new(claim("u", "10")));
+        assert_eq!(writes.get(&ObjectRef::new("data").within("ns")), None);
+    }
+
+    #[test]
+    fn an_object_that_is_gone_with_the_write_is_not_remembered() {
+        let writes = OwnWrites::default();
+        let mut last = claim("u", "11");
+        last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        writes.remember(claim("u", "10"));
+        writes.remember(last);
         assert_eq!(writes.get(&ObjectRef::new("data").within("ns")), None);
     }
 

@@ -118,3 +118,128 @@ async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> 
     let plan = delete::plan(volume, &ctx.identity)?;
     delete::apply(volume, plan, ctx).await
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use loopfs::{Bytes, VolumeId, VolumeKind};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        api_server::{Bench, Caches, Exchange, expect},
+        fixtures,
+        volume_model::VolumeModel,
+    };
+
+    const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+
+    fn released(change: Value) -> PersistentVolume {
+        let mut released = json!({"status": {"phase": "Released"}});
+        fixtures::merge_keeping_nulls(&mut released, change);
+        fixtures::volume(released)
+    }
+
+    fn marks() -> Exchange {
+        let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
+        expect(Method::DELETE, VOLUME, preconditions)
+            .answer(released(json!({"metadata": {"resourceVersion": "201"}})))
+    }
+
+    fn lets_go() -> Exchange {
+        let patch = json!({"metadata": {
+            "uid": "volume-uid",
+            "$deleteFromPrimitiveList/finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        }});
+        expect(Method::PATCH, VOLUME, patch).answer(released(json!({"metadata": {"resourceVersion": "202"}})))
+    }
+
+    fn bench(exchanges: Vec<Exchange>) -> Bench {
+        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), Caches::default(), exchanges);
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        bench.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        bench
+    }
+
+    async fn reconciled(bench: &Bench, volume: PersistentVolume) -> Action {
+        reconcile(Arc::new(volume), Arc::clone(&bench.ctx)).await
+    }
+
+    #[tokio::test]
+    async fn a_released_volume_goes_in_two_writes_and_its_data_between_them() {
+        let bench = bench(vec![marks(), lets_go()]);
+        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::await_change());
+        assert!(bench.volumes.state().volumes.is_empty());
+        assert_eq!(bench.volumes.state().trash, [Bytes(1 << 20)]);
+        assert_eq!(bench.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
+        let bench = bench(vec![marks().refuse(409, "Conflict")]);
+        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(CONFLICT_RETRY));
+        assert_eq!(bench.volumes.state().volumes.len(), 1);
+        assert_eq!(bench.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_crash_after_the_mark_goes_on_from_there() {
+        let bench = bench(vec![lets_go()]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&bench, marked).await, Action::await_change());
+        assert!(bench.volumes.state().volumes.is_empty());
+        bench.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_crash_after_the_data_goes_on_from_there() {
+        let bench = bench(vec![lets_go().refuse(404, "NotFound")]);
+        bench.volumes.state().volumes.clear();
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&bench, marked).await, Action::await_change());
+        assert_eq!(bench.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_volume_in_use_stays_and_says_so() {
+        let bench = bench(vec![marks()]);
+        bench.volumes.state().busy = true;
+        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(Duration::from_secs(1)));
+        assert_eq!(bench.volumes.state().volumes.len(), 1);
+        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn data_on_a_disk_that_is_not_here_is_not_taken_for_deleted() {
+        let uuid = "00000000-0000-4000-8000-000000000000";
+        let elsewhere = released(json!({
+            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": uuid}}},
+        }));
+        let bench = bench(vec![]);
+        reconciled(&bench, elsewhere).await;
+        assert_eq!(bench.volumes.state().volumes.len(), 1, "one of the same name on this disk is another");
+        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn a_volume_made_retain_is_let_go_with_its_data_in_place() {
+        let bench = bench(vec![lets_go()]);
+        let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
+        assert_eq!(reconciled(&bench, retained).await, Action::await_change());
+        assert_eq!(bench.volumes.state().volumes.len(), 1);
+        bench.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_volume_made_delete_is_held() {
+        let hold = json!({"metadata": {
+            "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        }});
+        let bench = bench(vec![expect(Method::PATCH, VOLUME, hold).answer(fixtures::volume(json!({})))]);
+        let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
+        assert_eq!(reconciled(&bench, bare).await, Action::await_change());
+        bench.finish().await;
+    }
+}

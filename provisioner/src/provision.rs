@@ -189,6 +189,10 @@ pub(crate) async fn apply(
     creation: Creation,
     ctx: &Context,
 ) -> Result<(), Error> {
+    // The janitor may be removing what an earlier attempt left before the claim was sent elsewhere and back.
+    let Some(_exclusive) = ctx.in_flight.enter(&creation.id) else {
+        return Err(Error::InFlight(creation.id));
+    };
     let shown = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
     let note = format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.identity.node());
     ctx.events.publish(claim, Reason::Provisioning, note);

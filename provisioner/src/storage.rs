@@ -31,6 +31,9 @@ pub(crate) enum StorageError {
     Panicked,
 }
 
+/// Opens the store.
+pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> + Send + Sync>;
+
 /// The store, shared by everything in the process.
 #[derive(Debug)]
 pub(crate) struct Storage {
@@ -97,20 +100,18 @@ const RETRY_LONGEST: Duration = Duration::from_secs(60);
 const VERIFY_EVERY: Duration = Duration::from_secs(60);
 
 /// Opens the store, watches over it and opens it again, for ever. `opened` is called each time it becomes usable.
-pub(crate) async fn keep_open<O>(
+pub(crate) async fn keep_open(
     storage: &Storage,
-    open: O,
+    open: Opener,
     events: &Events,
     identity: &Identity,
     opened: impl Fn(),
-) where
-    O: Fn() -> Result<Arc<dyn Volumes>, VolumeError> + Clone + Send + 'static,
-{
+) {
     let mounts = MountTable::open();
     let mut retry = RETRY_FIRST;
     let mut ailing = false;
     loop {
-        let attempt = open.clone();
+        let attempt = Arc::clone(&open);
         let result = tokio::task::spawn_blocking(move || {
             let volumes = attempt()?;
             let recovered = volumes.recover()?;
@@ -179,10 +180,14 @@ impl MountTable {
     /// Returns at the next change, or when the time is up.
     async fn changed_within(&self, time: Duration) {
         let Some(mountinfo) = self.mountinfo.clone() else { return sleep(time).await };
-        // The whole wait on a thread of its own: a change is reported once, to whoever polls.
+        // The wait is a thread's; it ends with this future, whose end of the pipe closes when it is dropped.
+        let Ok((ended, _end)) = std::io::pipe() else { return sleep(time).await };
         let polled = tokio::task::spawn_blocking(move || {
-            let mut changes = [PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI)];
-            poll(&mut changes, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX))
+            let mut awaited = [
+                PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI),
+                PollFd::new(ended.as_fd(), PollFlags::POLLIN),
+            ];
+            poll(&mut awaited, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX))
         });
         match polled.await {
             Ok(Ok(_) | Err(Errno::EINTR)) => {}
@@ -191,5 +196,81 @@ impl MountTable {
                 sleep(time).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use loopfs::{Bytes, ErrorKind};
+    use tokio::{sync::mpsc, time::timeout};
+
+    use super::*;
+    use crate::{
+        fixtures,
+        volume_model::{self, VolumeModel},
+    };
+
+    async fn next(notices: &mut mpsc::Receiver<crate::events::Notice>) -> &'static str {
+        let notice = timeout(Duration::from_secs(10), notices.recv()).await;
+        notice.expect("in time").expect("the sender lives").reason().as_str()
+    }
+
+    #[tokio::test]
+    async fn a_store_is_opened_when_it_can_be_and_again_after_it_was_lost() {
+        let volumes = Arc::new(VolumeModel::of_size(Bytes(1 << 30)));
+        volumes.state().broken = Some(volume_model::error(ErrorKind::NotMounted, "mount it"));
+        let model = Arc::clone(&volumes);
+        let open: Opener = Arc::new(move || {
+            model.verify()?;
+            Ok(Arc::clone(&model) as Arc<dyn Volumes>)
+        });
+        let (storage, (events, mut notices)) = (Arc::new(Storage::default()), Events::new());
+        let (keeper, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
+        let counter = Arc::clone(&openings);
+        let keeping = tokio::spawn(async move {
+            let opened = || *counter.lock().unwrap() += 1;
+            keep_open(&keeper, open, &events, &fixtures::identity(), opened).await;
+        });
+
+        assert_eq!(next(&mut notices).await, "StorageUnavailable");
+        let refused = storage.run(|_volumes| Ok(())).await;
+        assert_eq!(refused, Err(StorageError::Unavailable("mount it".to_owned())));
+
+        volumes.state().broken = None;
+        assert_eq!(next(&mut notices).await, "StorageReady");
+        assert_eq!(
+            storage.run(|volumes| Ok(volumes.filesystem_uuid())).await,
+            Ok(fixtures::FILESYSTEM.to_owned())
+        );
+
+        volumes.state().broken = Some(volume_model::error(ErrorKind::NotEnforced, "remount it"));
+        let lost = storage.run(|_volumes| -> Result<(), _> { unreachable!("verified first") }).await;
+        assert_eq!(lost, Err(StorageError::Unavailable("remount it".to_owned())));
+        assert_eq!(next(&mut notices).await, "StorageUnavailable");
+
+        volumes.state().broken = None;
+        assert_eq!(next(&mut notices).await, "StorageReady");
+        assert_eq!(*openings.lock().unwrap(), 2);
+        keeping.abort();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_about_one_volume_leaves_the_store_open() {
+        let storage = Storage::default();
+        storage.open(Arc::new(VolumeModel::of_size(Bytes(0))));
+        let full = volume_model::error(ErrorKind::NoSpace, "full");
+        let refusal = full.clone();
+        assert_eq!(storage.run(move |_volumes| -> Result<(), _> { Err(refusal) }).await, Err(full.into()));
+        assert_eq!(storage.run(|_volumes| Ok(())).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_the_store_is_an_error() {
+        let storage = Storage::default();
+        storage.open(Arc::new(VolumeModel::of_size(Bytes(0))));
+        let result = storage.run(|_volumes| -> Result<(), _> { panic!("on purpose") }).await;
+        assert_eq!(result, Err(StorageError::Panicked));
     }
 }

@@ -1,0 +1,147 @@
+//! Any object an API server can hold gets an answer: whole, torn and odd ones go through every pure decision.
+
+use k8s_openapi::{
+    api::{
+        core::v1::{PersistentVolume, PersistentVolumeClaim},
+        storage::v1::StorageClass,
+    },
+    jiff::Timestamp,
+};
+use loopfs::Bytes;
+use proptest::{prelude::*, sample::Index};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{
+    claim_status, delete, fixtures, ownership, provision, quantity,
+    resize::{self, Outcome},
+};
+
+/// One change somewhere in an object.
+#[derive(Debug, Clone)]
+enum Damage {
+    Remove(Index),
+    Replace(Index, Value),
+}
+
+fn odd_value() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(json!("")),
+        Just(json!("Block")),
+        Just(json!("Delete")),
+        Just(json!("Released")),
+        Just(json!("node-b")),
+        Just(json!("../..")),
+        Just(json!("NodeResizePending")),
+        Just(json!([])),
+        Just(json!({})),
+        Just(json!([{}])),
+        Just(json!({"storage": "4Mi"})),
+        Just(json!({"storage": "-1e99999"})),
+        Just(json!("2026-01-01T00:00:00Z")),
+        "\\PC{0,12}".prop_map(Value::String),
+        "[0-9]{0,25}[.]?[0-9]{0,25}([KMGTPE]i?|[eE][0-9]{1,5})?".prop_map(Value::String),
+    ]
+}
+
+fn damages() -> impl Strategy<Value = Vec<Damage>> {
+    let damage = prop_oneof![
+        any::<Index>().prop_map(Damage::Remove),
+        (any::<Index>(), odd_value()).prop_map(|(at, value)| Damage::Replace(at, value)),
+    ];
+    prop::collection::vec(damage, 0..5)
+}
+
+/// Pointers to everything in a value.
+fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), value)).collect(),
+        Value::Array(items) => {
+            items.iter().enumerate().map(|(index, value)| (index.to_string(), value)).collect()
+        }
+        _ => Vec::new(),
+    };
+    for (name, child) in children {
+        let pointer = format!("{at}/{}", name.replace('~', "~0").replace('/', "~1"));
+        places(child, &pointer, found);
+        found.push(pointer);
+    }
+}
+
+/// The object after the damage, or `None` if no API server could hold it.
+fn damaged<K: Serialize + DeserializeOwned>(whole: &K, damages: &[Damage]) -> Option<K> {
+    let mut value = serde_json::to_value(whole).unwrap();
+    for damage in damages {
+        let mut found = Vec::new();
+        places(&value, "", &mut found);
+        let (Damage::Remove(at) | Damage::Replace(at, _)) = damage;
+        let Some(pointer) = (!found.is_empty()).then(|| at.get(&found)) else { break };
+        match damage {
+            Damage::Replace(_, odd) => *value.pointer_mut(pointer).unwrap() = odd.clone(),
+            Damage::Remove(_) => {
+                let (parent, name) = pointer.rsplit_once('/').unwrap();
+                match value.pointer_mut(parent).unwrap() {
+                    Value::Object(fields) => drop(fields.remove(&name.replace("~1", "/").replace("~0", "~"))),
+                    Value::Array(items) => drop(items.remove(name.parse().unwrap())),
+                    _ => unreachable!("only these have children"),
+                }
+            }
+        }
+    }
+    serde_json::from_value(value).ok()
+}
+
+fn claims() -> [PersistentVolumeClaim; 2] {
+    let resizing = json!({
+        "spec": {"resources": {"requests": {"storage": "4Mi"}}},
+        "status": {
+            "allocatedResourceStatuses": {"storage": "ControllerResizeInProgress"},
+            "allocatedResources": {"storage": "4Mi"},
+            "conditions": [{"type": "Resizing", "status": "True", "message": "m"}],
+        },
+    });
+    [fixtures::claim(json!({})), fixtures::bound_claim(resizing)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn every_decision_is_total(
+        of_claim in damages(), of_volume in damages(), of_class in damages(), bound in any::<bool>(), size in any::<u64>(),
+    ) {
+        let identity = fixtures::identity();
+        let claim: Option<PersistentVolumeClaim> = damaged(&claims()[usize::from(bound)], &of_claim);
+        let released = fixtures::volume(json!({"status": {"phase": "Released"}}));
+        let volume: Option<PersistentVolume> = damaged(&released, &of_volume);
+        let class: Option<StorageClass> = damaged(&fixtures::class(json!({"parameters": {"bytesPerInode": "4096"}})), &of_class);
+        if let Some(volume) = &volume {
+            // To delete takes a volume that is ours beyond doubt.
+            if let Ok(delete::Plan::Delete(deletion)) = delete::plan(volume, &identity) {
+                prop_assert!(ownership::is_our_volume(volume, &identity));
+                prop_assert!(!deletion.id.as_str().contains('/'));
+            }
+        }
+        let Some(claim) = &claim else { return Ok(()) };
+        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), &identity);
+        if let Ok(provision::Plan::Create(creation)) = &planned {
+            prop_assert!(ownership::is_claim_to_provision(claim, &identity));
+            prop_assert!(creation.spec.capacity > Bytes(0));
+        }
+        if let Err(error) = planned {
+            prop_assert!(!error.to_string().is_empty() && !error.reason().is_empty());
+        }
+        if let Some(volume) = &volume {
+            if let resize::Plan::Grow { target } = resize::plan(claim, volume, &identity) {
+                prop_assert!(ownership::is_our_volume(volume, &identity) && ownership::is_volume_of(volume, claim));
+                prop_assert_eq!(claim_status::requested(claim), Ok(Some(target)));
+            }
+            for outcome in [Outcome::Grown(Bytes(size)), Outcome::Infeasible("m".into()), Outcome::Failed(String::new())] {
+                resize::record(claim, volume, &outcome, Timestamp::UNIX_EPOCH);
+            }
+        }
+        resize::begin(claim, Bytes(size), Timestamp::UNIX_EPOCH);
+        ownership::is_claim_of_interest(claim, &identity);
+        prop_assert!(!quantity::format(Bytes(size)).0.is_empty());
+    }
+}

@@ -1,0 +1,407 @@
+//! The whole process against a real API server and a real kube-controller-manager, on a store in memory.
+//!
+//! `KUBECONFIG` says where, as an administrator; `PROVISIONER_KUBECONFIG`, if set, is what the provisioner itself uses, so
+//! that its permissions are tested too. The manifests of `csi/deploy` have to be applied, and a Node "node-a" to exist.
+
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim},
+        events::v1::Event,
+        storage::v1::StorageClass,
+    },
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use loopfs::Bytes;
+use serde_json::{Value, json};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    claim_status::{ResizeStatus, recorded},
+    controller::Object,
+    fixtures,
+    intents::{Intent, Intents},
+    storage::Opener,
+    volume_model::VolumeModel,
+    volumes::Volumes,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Beyond every back-off that a story here runs into.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// All are of the same node, and a provisioner takes every claim of its node: one story at a time.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+struct Cluster {
+    _alone: MutexGuard<'static, ()>,
+    admin: Client,
+    namespace: String,
+    class: String,
+    volumes: Arc<VolumeModel>,
+    scratch: tempfile::TempDir,
+}
+
+struct Provisioner {
+    tasks: JoinSet<&'static str>,
+    stop: CancellationToken,
+}
+
+impl Provisioner {
+    async fn stop(mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+
+    /// As a SIGKILL would.
+    async fn kill(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+impl Cluster {
+    async fn connect() -> Self {
+        let alone = ALONE.lock().await;
+        let admin =
+            crate::client(Some(std::env::var("KUBECONFIG").expect("KUBECONFIG").into())).await.unwrap();
+        let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
+        let namespace = json!({"metadata": {"name": name}});
+        create::<Namespace>(&Api::all(admin.clone()), namespace).await;
+        let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
+        create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
+        let volumes = Arc::new(VolumeModel::of_size(Bytes(64 * MIB)));
+        Cluster {
+            _alone: alone,
+            admin,
+            namespace: name.clone(),
+            class: name,
+            volumes,
+            scratch: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    async fn provisioner(&self) -> Provisioner {
+        let kubeconfig =
+            std::env::var_os("PROVISIONER_KUBECONFIG").or_else(|| std::env::var_os("KUBECONFIG"));
+        let client = crate::client(kubeconfig.map(PathBuf::from)).await.unwrap();
+        let volumes: Arc<dyn Volumes> = self.volumes.clone();
+        let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
+        let (tasks, stop) = crate::spawn(client, fixtures::identity(), self.intents(), open);
+        Provisioner { tasks, stop }
+    }
+
+    fn intents(&self) -> Intents {
+        Intents::beside(&self.scratch.path().join("data"))
+    }
+
+    fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.admin.clone(), &self.namespace)
+    }
+
+    fn objects(&self) -> Api<PersistentVolume> {
+        Api::all(self.admin.clone())
+    }
+
+    /// A claim as the scheduler leaves it once it has chosen the node.
+    async fn claim(&self, name: &str, change: Value) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": {"name": name, "annotations": {"volume.kubernetes.io/selected-node": "node-a"}},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": self.class,
+                "resources": {"requests": {"storage": "1Mi"}},
+            },
+        });
+        fixtures::merge(&mut claim, change);
+        create(&self.claims(), claim).await
+    }
+
+    async fn bound(&self, name: &str) -> PersistentVolume {
+        let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref()?.phase.clone();
+        let claim = until(&self.claims(), name, |claim| phase(claim).as_deref() == Some("Bound")).await;
+        self.objects().get(&claim.spec.unwrap().volume_name.unwrap()).await.unwrap()
+    }
+
+    async fn ask(&self, name: &str, size: &str) {
+        let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}});
+        self.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    async fn delete_claim(&self, name: &str) {
+        self.claims().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Waits for an event of a reason about an object and answers its text.
+    async fn told(&self, name: &str, reason: &str) -> String {
+        let events: Api<Event> = Api::namespaced(self.admin.clone(), &self.namespace);
+        eventually(&format!("event {reason} about {name}"), || async {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
+            let found = events.items.into_iter().find(|event| {
+                event.reason.as_deref() == Some(reason) && about(event).as_deref() == Some(name)
+            });
+            found.and_then(|event| event.note)
+        })
+        .await
+    }
+
+    async fn gone<K: Object>(&self, api: &Api<K>, name: &str) {
+        eventually(&format!("{name} gone"), || async {
+            api.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    }
+
+    async fn finish(self) {
+        Api::<StorageClass>::all(self.admin.clone())
+            .delete(&self.class, &DeleteParams::default())
+            .await
+            .unwrap();
+        Api::<Namespace>::all(self.admin.clone())
+            .delete(&self.namespace, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+}
+
+async fn create<K: Object + serde::Serialize>(api: &Api<K>, object: Value) -> K {
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+async fn until<K: Object>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
+    eventually(name, || async { api.get(name).await.ok().filter(|object| done(object)) }).await
+}
+
+async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = attempt().await {
+            return found;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn size_of(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    recorded(claim.status.as_ref()?.capacity.as_ref())
+}
+
+fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone());
+    conditions.unwrap_or_default().into_iter().map(|condition| condition.type_).collect()
+}
+
+#[tokio::test]
+async fn a_claims_life() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("data", json!({})).await;
+    let volume = cluster.bound("data").await;
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
+    cluster.told("data", "ProvisioningSucceeded").await;
+
+    cluster.ask("data", "4Mi").await;
+    let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(4 * MIB)));
+    cluster.told("data", "VolumeResizeSuccessful").await;
+
+    // More than there is, then less.
+    cluster.ask("data", "1Ti").await;
+    let refused =
+        |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
+    let infeasible = until(&cluster.claims(), "data", refused).await;
+    assert_eq!(conditions(&infeasible), ["Resizing", "ControllerResizeError"]);
+    assert!(cluster.told("data", "VolumeResizeFailed").await.contains("available"));
+    cluster.ask("data", "8Mi").await;
+    let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+
+    cluster.delete_claim("data").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    assert!(cluster.volumes.state().volumes.is_empty());
+    eventually("trash emptied", || async { cluster.volumes.state().trash.is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_block_claim_is_left_to_the_kubelet_to_finish() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
+    cluster.bound("disk").await;
+    cluster.ask("disk", "4Mi").await;
+    let pending = |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::NodePending);
+    let claim = until(&cluster.claims(), "disk", pending).await;
+    assert_eq!(size_of(&claim), Some(Bytes(MIB)), "the kubelet's to set");
+    assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
+    let volume = cluster.bound("disk").await;
+    assert_eq!(recorded(volume.spec.as_ref().unwrap().capacity.as_ref()), Some(Bytes(4 * MIB)));
+    cluster.told("disk", "FileSystemResizeRequired").await;
+
+    // No pod uses it yet, and more is asked.
+    cluster.ask("disk", "6Mi").await;
+    eventually("grown on", || async {
+        (cluster.volumes.capacity(&volume.name_any()) == Some(Bytes(6 * MIB))).then_some(())
+    })
+    .await;
+
+    // What a kubelet does once a pod uses the volume.
+    until(&cluster.claims(), "disk", pending).await;
+    let done = json!({"status": {
+        "capacity": {"storage": "6Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
+    }});
+    cluster.claims().patch_status("disk", &PatchParams::default(), &Patch::Merge(done)).await.unwrap();
+    cluster.delete_claim("disk").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_full_store_is_retried_once_there_is_room() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
+    cluster.bound("first").await;
+    cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
+    let told = cluster.told("second", "ProvisioningFailed").await;
+    assert!(told.contains("62914560 bytes asked, 4194304 available"), "{told}");
+    assert_eq!(cluster.volumes.state().volumes.len(), 1);
+    cluster.delete_claim("first").await;
+    cluster.bound("second").await;
+    cluster.delete_claim("second").await;
+    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_retained_volume_keeps_its_data_and_lets_its_object_go() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("kept", json!({})).await;
+    let volume = cluster.bound("kept").await;
+    let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    cluster
+        .objects()
+        .patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(retain))
+        .await
+        .unwrap();
+    let free =
+        |volume: &PersistentVolume| volume.finalizers().iter().all(|name| name.starts_with("kubernetes.io/"));
+    until(&cluster.objects(), &volume.name_any(), free).await;
+    cluster.delete_claim("kept").await;
+    let phase = |volume: &PersistentVolume| volume.status.as_ref()?.phase.clone();
+    until(&cluster.objects(), &volume.name_any(), |volume| phase(volume).as_deref() == Some("Released"))
+        .await;
+    cluster.objects().delete(&volume.name_any(), &DeleteParams::default()).await.unwrap();
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_volume_in_use_is_not_deleted_and_says_so() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("busy", json!({})).await;
+    let volume = cluster.bound("busy").await;
+    cluster.volumes.state().busy = true;
+    cluster.delete_claim("busy").await;
+    let events: Api<Event> = Api::namespaced(cluster.admin.clone(), "default");
+    eventually("VolumeFailedDelete", || async {
+        let events = events.list(&ListParams::default()).await.unwrap();
+        let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
+        let told = |event: &&Event| {
+            event.reason.as_deref() == Some("VolumeFailedDelete") && about(event) == Some(volume.name_any())
+        };
+        events.iter().find(told).map(|_event| ())
+    })
+    .await;
+    assert_eq!(cluster.volumes.state().volumes.len(), 1);
+    cluster.volumes.state().busy = false;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
+    let cluster = Cluster::connect().await;
+    // A provisioner that was killed between making the volume and writing its object.
+    let claim = cluster.claim("gone", json!({})).await;
+    let id = crate::provision::volume_id(&claim).unwrap();
+    cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
+    let spec = loopfs::VolumeSpec::new(loopfs::VolumeKind::Filesystem, Bytes(MIB));
+    cluster.volumes.create(&id, &spec).unwrap();
+    cluster.delete_claim("gone").await;
+    cluster.gone(&cluster.claims(), "gone").await;
+    let provisioner = cluster.provisioner().await;
+    eventually("removed", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
+    assert!(cluster.objects().get_opt(id.as_str()).await.unwrap().is_none());
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+/// Killed at arbitrary moments, over and over: every claim ends with one volume and one object, or none.
+#[tokio::test]
+async fn killed_again_and_again() {
+    let cluster = Cluster::connect().await;
+    let mut provisioner = cluster.provisioner().await;
+    for number in 0..24 {
+        cluster.claim(&format!("c{number}"), json!({})).await;
+        if number % 3 == 0 {
+            provisioner.kill().await;
+            provisioner = cluster.provisioner().await;
+        }
+        if number % 4 == 0 {
+            cluster.delete_claim(&format!("c{number}")).await;
+        }
+    }
+    let mut names = Vec::new();
+    for number in (0..24).filter(|number| number % 4 != 0) {
+        names.push(cluster.bound(&format!("c{number}")).await.name_any());
+    }
+    names.sort();
+    let stored = || cluster.volumes.state().volumes.keys().map(ToString::to_string).collect::<Vec<_>>();
+    eventually("no orphans", || async { (stored() == names).then_some(()) }).await;
+    for number in (0..24).filter(|number| number % 4 != 0) {
+        cluster.delete_claim(&format!("c{number}")).await;
+    }
+    eventually("all deleted", || async { stored().is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_store_that_appears_late_serves_the_claims_that_waited() {
+    let cluster = Cluster::connect().await;
+    cluster.volumes.state().broken =
+        Some(crate::volume_model::error(loopfs::ErrorKind::NotMounted, "nothing is mounted there; mount it"));
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("patient", json!({})).await;
+    let told = cluster.told("patient", "ProvisioningFailed").await;
+    assert!(told.contains("nothing is mounted there; mount it"), "{told}");
+    cluster.volumes.state().broken = None;
+    cluster.bound("patient").await;
+    cluster.delete_claim("patient").await;
+    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
