@@ -121,7 +121,8 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddrV4};
 
     use super::*;
-    use crate::vm::Accelerator;
+    use crate::images::qemu::Qemu;
+    use crate::vm::{Accelerator, Hypervisor};
 
     fn spec() -> VmSpec {
         VmSpec {
@@ -169,7 +170,7 @@ q35
 -accel
 tcg,thread=multi
 -cpu
-max
+max,-cx16
 -smp
 2
 -m

@@ -16,7 +16,7 @@ use super::control::Control;
 use super::reports::Logs;
 use super::spec::VmSpec;
 use crate::guest::report::{Message, Verdict};
-use crate::process::{Process, Program, tail};
+use crate::process::{Process, tail};
 use crate::progress::seconds;
 
 /// QEMU connects to its sockets before it starts the guest.
