@@ -231,6 +231,12 @@ fn a_device_that_is_open_is_detached_when_it_is_closed() {
     let target = scene.target("target");
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let open = File::open(&target).unwrap();
+    assert_refused(scene.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);
+    drop(open);
+
+    // A container has a node of its own, so what it has open does not keep the target.
+    let index = scene.devices("v")[0].binding.index;
+    let open = File::open(format!("/dev/loop{index}")).unwrap();
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert!(!target.exists());
 

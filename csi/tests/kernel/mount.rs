@@ -190,6 +190,7 @@ fn a_target_that_is_in_use_or_covered_is_taken_away_in_the_end() {
     // As a driver that did not look would have done.
     let directory = scene.store.volume(&id("v")).unwrap().open_dir().unwrap();
     loopfs::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
+    drop(directory);
     let open = File::create(target.join("file")).unwrap();
     assert_refused(scene.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);
     assert!(target.exists());

@@ -10,7 +10,7 @@ use loopfs::{
     Bytes, LoopControl, ProjectId, ProjectQuota, Status, StoreOptions, VolumeId, VolumeKind, VolumeSpec,
     VolumeStore, mountinfo,
 };
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
@@ -99,12 +99,34 @@ impl Scene {
         if let Some(driver) = self.driver.take() {
             driver.stop();
         }
-        nix::mount::umount(&self.directories.kubelet).expect("something is still published");
+        umount(&self.directories.kubelet).expect("something is still published");
         for volume in self.store.list().unwrap() {
             assert!(self.store.delete(&volume).unwrap());
         }
         self.store.empty_trash().unwrap();
         assert_eq!(holdings(&self.directories.data), self.before, "the test has left something behind");
+    }
+}
+
+impl Drop for Scene {
+    /// A test that failed half-way must not make those after it fail: best effort.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        drop(self.driver.take());
+        for directory in [&self.directories.kubelet, &self.scratch.path().join("data")] {
+            umount2(directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
+        }
+        for volume in self.store.list().unwrap_or_default() {
+            if let Ok(image) =
+                self.store.volume(&volume).and_then(|volume| volume.open_image(loopfs::Access::ReadOnly))
+            {
+                LoopControl::open().and_then(|control| control.detach_all(image.as_fd())).ok();
+            }
+            self.store.delete(&volume).ok();
+        }
+        self.store.empty_trash().ok();
     }
 }
 
