@@ -12,7 +12,7 @@ use crate::cache::Recipe;
 use crate::images::kernel::{Kernel, Module};
 use crate::images::{disk, node, oci};
 use crate::session::Session;
-use crate::vm::{Accelerator, choose};
+use crate::vm::{Hypervisor, choose};
 use crate::{packages, rust_build};
 
 /// Module sets of the kernel catalogue that a node needs.
@@ -28,7 +28,7 @@ const DRIVER: &str = "docker.io/library/loopfs:dev";
 /// Everything nodes share: read by each, changed by none.
 #[derive(Debug)]
 pub(crate) struct NodeParts {
-    pub(crate) accelerator: Accelerator,
+    pub(crate) hypervisor: Hypervisor,
     pub(crate) kernel: PathBuf,
     pub(crate) modules: Vec<Module>,
     /// PID 1.
@@ -50,7 +50,7 @@ impl NodeParts {
             anyhow::Ok((kernel, root))
         };
         let ((guest, driver), (kernel, root)) = tokio::try_join!(programs, system)?;
-        let accelerator = choose(session, &kernel, &guest.init).await?;
+        let hypervisor = choose(session, &kernel, &guest.init).await?;
         let images = [
             Image { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", guest.pause)] },
             Image {
@@ -61,7 +61,7 @@ impl NodeParts {
             driver,
         ];
         Ok(NodeParts {
-            accelerator,
+            hypervisor,
             kernel: kernel.vmlinuz(),
             modules: kernel.modules(&MODULE_SETS).await?,
             init: guest.init,

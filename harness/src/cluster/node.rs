@@ -10,6 +10,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 
 use super::Parts;
+use super::api_error::told;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
     DATA_DISK, DATA_OPTIONS, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
@@ -48,7 +49,7 @@ impl Node {
     ) -> Result<Node> {
         let node = NodeName { index };
         let name = node.name();
-        let step = session.progress.step(format!("start {name} ({})", parts.node.accelerator));
+        let step = session.progress.step(format!("start {name} ({})", parts.node.hypervisor.accelerator));
         let kubelet = control_plane.kubelet_address(index)?;
         register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
         let spec = vm_spec(control_plane, parts, &node, kubelet).await?;
@@ -97,6 +98,7 @@ async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()>
     nodes
         .create(&PostParams::default(), &object)
         .await
+        .map_err(told)
         .with_context(|| format!("create Node {}", node.name()))?;
     Ok(())
 }
@@ -135,7 +137,7 @@ async fn vm_spec(
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
     Ok(VmSpec {
         name: name.clone(),
-        accelerator: parts.node.accelerator,
+        hypervisor: parts.node.hypervisor.clone(),
         kernel: parts.node.kernel.clone(),
         initramfs: boot,
         kernel_args: Vec::new(),

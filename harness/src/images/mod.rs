@@ -8,5 +8,6 @@ pub mod initramfs;
 pub mod kernel;
 pub mod node;
 pub mod oci;
+pub mod qemu;
 
 mod debian;

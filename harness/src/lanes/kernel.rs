@@ -59,7 +59,11 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     let modules = kernel.modules(&["boot", "tests"]).await?;
     vm::initramfs(&initramfs, &programs.init, &modules, &files, Mode::Tests(tests(&files)))?;
 
-    let step = session.progress.step(format!("run the tests on Linux {} ({})", kernel.release(), hypervisor.accelerator));
+    let step = session.progress.step(format!(
+        "run the tests on Linux {} ({})",
+        kernel.release(),
+        hypervisor.accelerator
+    ));
     let mut vm = Vm::start(&VmSpec {
         name: format!("kernel-{}", kernel.name()),
         hypervisor,

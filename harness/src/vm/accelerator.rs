@@ -37,10 +37,7 @@ impl Accelerator {
     pub(super) fn arguments(self) -> [(&'static str, &'static str); 2] {
         match self {
             Accelerator::Kvm => [("-accel", "kvm"), ("-cpu", "host")],
-            // Without cmpxchg16b: emulated, it leaves its operand in the flags until the next instruction
-            // that sets them. An interrupt in between saves that, and returning from it sets TF, NT or VM at
-            // random; a kernel that allocates memory so dies sooner or later, sooner on a busy host.
-            Accelerator::Tcg => [("-accel", "tcg,thread=multi"), ("-cpu", "max,-cx16")],
+            Accelerator::Tcg => [("-accel", "tcg,thread=multi"), ("-cpu", "max")],
         }
     }
 

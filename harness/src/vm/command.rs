@@ -170,7 +170,7 @@ q35
 -accel
 tcg,thread=multi
 -cpu
-max,-cx16
+max
 -smp
 2
 -m
