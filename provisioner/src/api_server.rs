@@ -97,6 +97,9 @@ impl Bench {
             claims: cache(caches.claims),
             volumes: cache(caches.volumes),
             classes: cache(caches.classes),
+            claims_synced: Default::default(),
+            volumes_synced: Default::default(),
+            classes_synced: Default::default(),
             claim_writes: Default::default(),
             volume_writes: Default::default(),
             claim_backoff: Default::default(),
@@ -107,6 +110,9 @@ impl Bench {
             chances: Default::default(),
             now: || Timestamp::UNIX_EPOCH,
         });
+        for gate in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
+            gate.open();
+        }
         Bench { ctx, volumes, notices, server, _scratch: scratch }
     }
 

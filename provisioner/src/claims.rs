@@ -66,6 +66,7 @@ fn observe(event: Event<PersistentVolumeClaim>, ctx: &Context) -> Option<ObjectR
             ctx.claim_writes.retain(is_cached);
             ctx.claim_backoff.retain(is_cached);
             ctx.claims_vanished.notify_one();
+            ctx.claims_synced.open();
             None
         }
     }

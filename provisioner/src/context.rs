@@ -36,6 +36,10 @@ pub(crate) struct Context {
     /// All storage classes.
     pub(crate) classes: Store<StorageClass>,
 
+    pub(crate) claims_synced: Gate,
+    pub(crate) volumes_synced: Gate,
+    pub(crate) classes_synced: Gate,
+
     pub(crate) claim_writes: OwnWrites<PersistentVolumeClaim>,
     pub(crate) volume_writes: OwnWrites<PersistentVolume>,
 
@@ -64,6 +68,30 @@ pub(crate) struct Circumstances {
     pub(crate) volume_version: Option<String>,
     /// See [`Chances`].
     pub(crate) chance: u64,
+}
+
+/// Something that happens once, and that any number of tasks wait for. (The caches' own `wait_until_ready` wakes only the
+/// one that began to wait last, and that is the controller it belongs to.)
+#[derive(Debug)]
+pub(crate) struct Gate {
+    open: watch::Sender<bool>,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Gate { open: watch::Sender::new(false) }
+    }
+}
+
+impl Gate {
+    pub(crate) fn open(&self) {
+        self.open.send_replace(true);
+    }
+
+    pub(crate) async fn passed(&self) {
+        // An error would mean that the sender is gone, and it is right here.
+        drop(self.open.subscribe().wait_for(|open| *open).await);
+    }
 }
 
 /// Counts the times when what failed before may work now: space was freed, the store has become usable, or a storage class
@@ -96,12 +124,7 @@ impl Chances {
 impl Context {
     /// Returns once every cache holds what the API server has.
     pub(crate) async fn synced(&self) {
-        // An error means that a watch has ended, which ends the process.
-        let _ended = tokio::join!(
-            self.claims.wait_until_ready(),
-            self.volumes.wait_until_ready(),
-            self.classes.wait_until_ready()
-        );
+        tokio::join!(self.claims_synced.passed(), self.volumes_synced.passed(), self.classes_synced.passed());
     }
 
     /// The newest known form of one of this node's volumes.
@@ -119,5 +142,28 @@ impl Context {
 
     pub(crate) fn claim_api(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{task::JoinSet, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_gate_lets_everybody_pass() {
+        let gate = Arc::new(Gate::default());
+        let mut waiting = JoinSet::new();
+        for _ in 0..8 {
+            let gate = Arc::clone(&gate);
+            waiting.spawn(async move { gate.passed().await });
+        }
+        tokio::task::yield_now().await;
+        assert!(waiting.try_join_next().is_none());
+        gate.open();
+        timeout(Duration::from_secs(5), waiting.join_all()).await.expect("all of them");
     }
 }

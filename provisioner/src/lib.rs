@@ -130,6 +130,9 @@ fn spawn(
         claims,
         volumes,
         classes,
+        claims_synced: Default::default(),
+        volumes_synced: Default::default(),
+        classes_synced: Default::default(),
         claim_writes: Default::default(),
         volume_writes: Default::default(),
         claim_backoff: Default::default(),
@@ -177,8 +180,12 @@ async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<Client> {
 async fn watch_classes(ctx: Arc<Context>, cache: Writer<StorageClass>) {
     let classes = Api::all(ctx.client.clone());
     let events = controller::watch(classes, watcher::Config::default(), cache, |_class| true);
-    // A claim may have failed for the class that has just been made or mended.
-    events.for_each(async |_event| ctx.chances.improve()).await;
+    let observe = async |event| match event {
+        watcher::Event::InitDone => ctx.classes_synced.open(),
+        // A claim may have failed for the class that has just been made or mended.
+        _ => ctx.chances.improve(),
+    };
+    events.for_each(observe).await;
 }
 
 async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {

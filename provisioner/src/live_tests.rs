@@ -74,6 +74,10 @@ impl Provisioner {
 impl Cluster {
     async fn connect() -> Self {
         let alone = ALONE.lock().await;
+        if let Ok(level) = std::env::var("LOG_LEVEL") {
+            // Only the first story of a run starts it.
+            drop(crate::logging::init(&level, crate::LogFormat::Text));
+        }
         let admin =
             crate::client(Some(std::env::var("KUBECONFIG").expect("KUBECONFIG").into())).await.unwrap();
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());

@@ -73,6 +73,7 @@ fn observe(
             let is_cached = |key: &ObjectRef<PersistentVolume>| ctx.volumes.get(key).is_some();
             ctx.volume_writes.retain(is_cached);
             ctx.volume_backoff.retain(is_cached);
+            ctx.volumes_synced.open();
             None
         }
     }
