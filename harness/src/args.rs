@@ -73,8 +73,14 @@ pub fn main() -> ExitCode {
 
 async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Test(args) => conclude(session, "test", lanes::run(session, args).await?),
-        Command::E2e(args) => conclude(session, "e2e", e2e::run(session, args).await?),
+        Command::Test(args) => {
+            let _lock = session.exclusive("test").await?;
+            conclude(session, "test", lanes::run(session, args).await?)
+        }
+        Command::E2e(args) => {
+            let _lock = session.exclusive("e2e").await?;
+            conclude(session, "e2e", e2e::run(session, args).await?)
+        }
         Command::Up(args) => cluster::up(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => cluster::down(session, args).await.map(|()| ExitCode::SUCCESS),
     }

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
 
@@ -79,15 +80,41 @@ impl Cache {
 
     /// Waits, without a limit, for another run that is building the same artifact.
     async fn lock(&self, recipe: &Recipe) -> Result<Flock<File>> {
-        let path = self.root.join(recipe.name()).join(format!(".{}.lock", recipe.key()));
-        tokio::task::spawn_blocking(move || {
-            let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-            Flock::lock(file, FlockArg::LockExclusive)
-                .map_err(|(_, errno)| errno)
-                .with_context(|| format!("lock {}", path.display()))
-        })
-        .await?
+        lock(&self.root.join(recipe.name()).join(format!(".{}.lock", recipe.key()))).await
     }
+}
+
+/// Takes the lock that a file stands for, and waits for whoever has it. It ends with its holder.
+///
+/// # Errors
+/// The file cannot be made or locked.
+pub async fn lock(path: &Path) -> Result<Flock<File>> {
+    let path = path.to_owned();
+    tokio::task::spawn_blocking(move || {
+        Flock::lock(open_lock(&path)?, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| errno)
+            .with_context(|| format!("lock {}", path.display()))
+    })
+    .await?
+}
+
+/// As [`lock`], but `None` if somebody has it.
+///
+/// # Errors
+/// As [`lock`].
+pub fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
+    match Flock::lock(open_lock(path)?, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(errno).with_context(|| format!("lock {}", path.display())),
+    }
+}
+
+fn open_lock(path: &Path) -> Result<File> {
+    // Not truncated, not removed: it is only ever locked.
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true);
+    options.open(path).with_context(|| format!("open the lock {}", path.display()))
 }
 
 /// Everything that determines an artifact. Two recipes with the same inputs have the same artifact.
@@ -237,6 +264,17 @@ mod tests {
             .await
             .unwrap();
         assert!(path.join("whole").exists() && !path.join("half").exists());
+    }
+
+    #[test]
+    fn a_lock_has_one_holder_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = try_lock(&path).unwrap();
+        assert!(held.is_some());
+        assert!(try_lock(&path).unwrap().is_none());
+        drop(held);
+        assert!(try_lock(&path).unwrap().is_some());
     }
 
     #[test]

@@ -30,6 +30,7 @@ type LineSink = Box<dyn FnMut(&str) + Send>;
 /// A program about to be run. Its standard input is empty unless given.
 pub struct Program {
     program: OsString,
+    name: Option<String>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     env_removed: Vec<OsString>,
@@ -44,6 +45,7 @@ impl Program {
     pub fn new(program: impl Into<OsString>) -> Program {
         Program {
             program: program.into(),
+            name: None,
             args: Vec::new(),
             env: Vec::new(),
             env_removed: Vec::new(),
@@ -52,6 +54,13 @@ impl Program {
             log: None,
             stderr_lines: None,
         }
+    }
+
+    /// What messages call it, where the file name says little.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Program {
+        self.name = Some(name.to_owned());
+        self
     }
 
     #[must_use]
@@ -110,7 +119,7 @@ impl Program {
     /// # Errors
     /// The program is not installed, or cannot be started.
     pub fn spawn(self) -> Result<Process> {
-        let name = display_name(&self.program);
+        let name = self.name.unwrap_or_else(|| display_name(&self.program));
         let path = find(&self.program).with_context(|| {
             format!("{name} is not installed (looked in PATH and {})", SYSTEM_DIRECTORIES.join(", "))
         })?;

@@ -1,11 +1,13 @@
 //! What every part of one run shares: where things are, how progress is shown, and whether to stop.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::fcntl::Flock;
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::Cache;
+use crate::cache::{self, Cache};
 use crate::progress::Progress;
 
 /// One invocation of the harness.
@@ -28,6 +30,23 @@ impl Session {
             progress: Progress::new(),
             cancel: CancellationToken::new(),
         })
+    }
+
+    /// Waits until no other run in this checkout writes the reports and logs of `name`.
+    ///
+    /// # Errors
+    /// The lock cannot be taken, or the run was stopped while it waited.
+    pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
+        let target = self.workspace.target();
+        std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
+        let path = target.join(format!(".harness-{name}.lock"));
+        if let Some(lock) = cache::try_lock(&path)? {
+            return Ok(lock);
+        }
+        let step = self.progress.step(format!("wait for another {name} run in this checkout"));
+        let lock = self.until_cancelled(cache::lock(&path)).await?;
+        step.done("");
+        Ok(lock)
     }
 
     /// Runs `work` unless and until the session is cancelled; what `work` owns is then dropped.

@@ -58,6 +58,7 @@ impl Qemu {
     pub fn program(&self) -> Program {
         let libraries = self.directory.join(LIBRARIES);
         let program = Program::new(libraries.join(LOADER))
+            .named("QEMU")
             .args(["--library-path".into(), libraries, self.directory.join(PROGRAM)])
             .env("QEMU_MODULE_DIR", self.directory.join(MODULES));
         FIRMWARE

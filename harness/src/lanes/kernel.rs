@@ -27,8 +27,10 @@ const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 const HARDENED: &str = "nodev,nosuid,noexec";
 
 const BINARY_TIME: Duration = Duration::from_secs(600);
-/// Beyond the binaries: to boot, mount and power off under emulation on a busy host.
-const BOOT_TIME: Duration = Duration::from_secs(180);
+/// A second with hardware help, ten under emulation, more on a busy host.
+const BOOT_TIME: Duration = Duration::from_secs(120);
+/// Beyond the binaries: to mount, unmount and power off.
+const MARGIN: Duration = Duration::from_secs(120);
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel)).await
@@ -78,6 +80,10 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         logs: logs.clone(),
     })
     .await?;
+    if let Err(error) = vm.wait_started(BOOT_TIME).await {
+        step.failed("it did not boot");
+        return Err(error);
+    }
     let mut results = Vec::new();
     let listen = async {
         while let Some(message) = vm.next_message().await {
@@ -88,7 +94,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
             }
         }
     };
-    let deadline = BOOT_TIME + BINARY_TIME * u32::try_from(files.len()).unwrap_or(1);
+    let deadline = MARGIN + BINARY_TIME * u32::try_from(files.len()).unwrap_or(1);
     let heard = tokio::time::timeout(deadline, listen).await;
     let ending = match heard {
         Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,

@@ -53,7 +53,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         let result = match lane {
             Lane::Unit => unit::run(session).await,
             Lane::Kernel => kernel::run(session, args.kernel.as_deref()).await,
-            Lane::E2e => e2e::run(session, args.e2e.clone()).await,
+            Lane::E2e => run_e2e(session, args.e2e.clone()).await,
         };
         match result {
             Ok(cases) => report.append(cases),
@@ -64,6 +64,11 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         }
     }
     Ok(report)
+}
+
+async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
+    let _lock = session.exclusive("e2e").await?;
+    e2e::run(session, args).await
 }
 
 impl Lane {

@@ -144,18 +144,25 @@ impl Vm {
         self.messages.recv().await
     }
 
+    /// Waits until PID 1 runs.
+    ///
+    /// # Errors
+    /// The machine ends first, or `timeout` passes.
+    pub async fn wait_started(&self, timeout: Duration) -> Result<()> {
+        let phase = self.wait_phase("did not boot", timeout, |phase| *phase != Phase::Booting).await?;
+        match phase {
+            Phase::Ended(Ending::Failed(why) | Ending::Crashed(why)) => anyhow::bail!("{}: {why}", self.name),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until the node has done all its steps.
     ///
     /// # Errors
     /// The machine ends first, or `timeout` passes.
     pub async fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        let mut phase = self.phase.clone();
-        let reached = phase.wait_for(|phase| matches!(phase, Phase::Ready | Phase::Ended(_)));
-        let reached = tokio::time::timeout(timeout, reached)
-            .await
-            .with_context(|| self.overdue("was not ready", timeout))?
-            .context("lost track of the machine")?
-            .clone();
+        let ready = |phase: &Phase| matches!(phase, Phase::Ready | Phase::Ended(_));
+        let reached = self.wait_phase("was not ready", timeout, ready).await?;
         match reached {
             Phase::Ended(Ending::Failed(why) | Ending::Crashed(why)) => anyhow::bail!("{}: {why}", self.name),
             Phase::Ended(Ending::Passed) => anyhow::bail!("{} was powered off", self.name),
@@ -168,17 +175,24 @@ impl Vm {
     /// # Errors
     /// `timeout` passes first.
     pub async fn wait_ended(&self, timeout: Duration) -> Result<Ending> {
-        let mut phase = self.phase.clone();
-        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
-        let ended = tokio::time::timeout(timeout, ended)
-            .await
-            .with_context(|| self.overdue("did not end", timeout))?
-            .context("lost track of the machine")?
-            .clone();
+        let ended = |phase: &Phase| matches!(phase, Phase::Ended(_));
+        let ended = self.wait_phase("did not end", timeout, ended).await?;
         match ended {
             Phase::Ended(ending) => Ok(ending),
             phase => anyhow::bail!("{} is {phase:?}", self.name),
         }
+    }
+
+    async fn wait_phase(
+        &self,
+        otherwise: &str,
+        timeout: Duration,
+        reached: impl FnMut(&Phase) -> bool,
+    ) -> Result<Phase> {
+        let mut phase = self.phase.clone();
+        let reached = tokio::time::timeout(timeout, phase.wait_for(reached)).await;
+        let reached = reached.with_context(|| self.overdue(otherwise, timeout))?;
+        Ok(reached.context("lost track of the machine")?.clone())
     }
 
     fn overdue(&self, what: &str, timeout: Duration) -> String {
