@@ -71,8 +71,10 @@ impl Cache {
         std::fs::create_dir(&building).with_context(|| format!("create {}", building.display()))?;
         let built = build(&building).await.with_context(|| format!("build {}", recipe.name()));
         if let Err(error) = built {
-            remove_dir(&building)?;
-            return Err(error);
+            return Err(match remove_dir(&building) {
+                Ok(()) => error,
+                Err(leftover) => error.context(format!("and {leftover:#}")),
+            });
         }
         publish(&building, &target).with_context(|| format!("keep {}", target.display()))?;
         Ok(target)

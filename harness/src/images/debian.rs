@@ -102,7 +102,9 @@ pub(super) fn as_root(program: &str) -> Program {
     if nix::unistd::geteuid().is_root() {
         return Program::new(program);
     }
-    Program::new("unshare").args(["--user", "--map-root-user", "--map-auto", "--", program])
+    // Where it is, for the PATH of an ordinary user may lack it.
+    let path = find(program.as_ref()).unwrap_or_else(|| program.into());
+    Program::new("unshare").args(["--user", "--map-root-user", "--map-auto", "--"]).arg(path).named(program)
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let description: Description =
         toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
-    let recipe = Recipe::new("node-root", 1)
+    let recipe = Recipe::new("node-root", 2)
         .with("suite", &description.suite)
         .with("packages", description.packages.join(","))
         .with("exclude", description.exclude.join(","))
@@ -72,13 +72,14 @@ async fn build(description: &Description, kernel: &Kernel, directory: &Path, not
 
 /// Unpacks, packs and removes under one identity, for the files have more owners than one user has ids.
 async fn to_ext4(tar: &Path, directory: &Path, size_mib: u64) -> Result<()> {
+    // Device nodes are left out: an ordinary user cannot make them, and the guest mounts devtmpfs.
     const SCRIPT: &str = "\
 set -e
+trap 'rm -rf root' EXIT
 mkdir root
-tar --extract --numeric-owner --xattrs --xattrs-include='*' --file \"$1\" --directory root
+tar --extract --numeric-owner --xattrs --xattrs-include='*' --exclude='./dev/*' --file \"$1\" --directory root
 truncate --size \"$2M\" root.ext4
-mke2fs -q -F -t ext4 -m 0 -J size=16 -E lazy_itable_init=0,lazy_journal_init=0 -d root root.ext4
-rm -rf root";
+mke2fs -q -F -t ext4 -m 0 -J size=16 -E lazy_itable_init=0,lazy_journal_init=0 -d root root.ext4";
     as_root("sh")
         .args(["-c", SCRIPT, "sh"])
         .arg(tar)
