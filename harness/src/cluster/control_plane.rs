@@ -15,6 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use nix::sys::signal::Signal;
 
+use super::api_error::told;
 use super::components::{self, API_SERVICE_ADDRESS, Durability, HOST_SEEN_FROM_GUEST};
 use super::kubeconfig;
 use super::layout::Layout;
@@ -246,6 +247,7 @@ async fn let_api_server_call_kubelets(client: &Client) -> Result<()> {
     Api::all(client.clone())
         .create(&PostParams::default(), &binding)
         .await
+        .map_err(told)
         .context("give the API server the right to call kubelets")?;
     Ok(())
 }

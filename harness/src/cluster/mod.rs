@@ -3,6 +3,7 @@
 //! The control plane is processes on the host's loopback; a node is a machine with containerd, kubelet and
 //! kube-proxy, and a disk for the driver. A second node is another call of [`Cluster::add_node`].
 
+pub(crate) mod api_error;
 pub(crate) mod background;
 mod components;
 mod control_plane;

@@ -91,6 +91,19 @@ fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
+/// Where and with which options the mounts of CSI volumes of the driver's file system are, at this moment.
+pub(super) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String>)>> {
+    let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
+    let of_csi = mounts.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (target, options) = (words.get(4)?, words.get(5)?);
+        let options = options.split(',').map(str::to_owned).collect();
+        (target.contains("kubernetes.io~csi") && target.ends_with("/mount"))
+            .then(|| ((*target).to_owned(), options))
+    });
+    Ok(of_csi.collect())
+}
+
 /// The inventory's promise is that its tools answer; a node whose data directory is not mounted still does.
 pub(super) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
     let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await.context("read the node's mounts")?;

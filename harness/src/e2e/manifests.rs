@@ -9,10 +9,12 @@ use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
 
+use crate::cluster::api_error::told;
+
 /// Who the API server records as the owner of what is applied.
 const FIELD_MANAGER: &str = "loopfs-harness";
 
-/// Every object of the manifests, in the order of the files and in the files.
+/// Every object of the manifests, in the order in which they are applied.
 #[derive(Clone, Debug)]
 pub(crate) struct Manifests {
     objects: Vec<DynamicObject>,
@@ -33,6 +35,7 @@ impl Manifests {
             objects.extend(parse(&text).with_context(|| format!("parse {}", path.display()))?);
         }
         anyhow::ensure!(!objects.is_empty(), "{} holds no manifests", dir.display());
+        objects.sort_by_key(rank);
         Ok(Manifests { objects })
     }
 
@@ -50,6 +53,7 @@ impl Manifests {
             let (api, what) = api_of(client, object).await?;
             api.patch(&object.name_any(), &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
                 .await
+                .map_err(told)
                 .with_context(|| format!("apply {what}"))?;
         }
         Ok(())
@@ -61,7 +65,7 @@ impl Manifests {
             let (api, what) = api_of(client, object).await?;
             match api.delete(&object.name_any(), &DeleteParams::background()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
-                result => drop(result.with_context(|| format!("delete {what}"))?),
+                result => drop(result.map_err(told).with_context(|| format!("delete {what}"))?),
             }
         }
         Ok(())
@@ -95,6 +99,15 @@ async fn api_of(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicO
     Ok((api, what))
 }
 
+/// The order in which `kubectl apply --kustomize` applies: what others live in or refer to comes first.
+fn rank(object: &DynamicObject) -> u8 {
+    match object.types.as_ref().map(|types| types.kind.as_str()) {
+        Some("Namespace") => 0,
+        Some("DaemonSet" | "Deployment" | "StatefulSet" | "Pod") => 2,
+        _ => 1,
+    }
+}
+
 fn is_kind(object: &DynamicObject, kind: &str) -> bool {
     object.types.as_ref().is_some_and(|types| types.kind == kind)
 }
@@ -110,6 +123,19 @@ mod tests {
     fn documents_become_objects_and_separators_do_not() {
         let names: Vec<_> = parse(TWO).unwrap().iter().map(ResourceExt::name_any).collect();
         assert_eq!(names, ["a.example", "b"]);
+    }
+
+    #[test]
+    fn a_namespace_comes_before_what_is_in_it_and_pods_come_last() {
+        let dir = tempfile::tempdir().unwrap();
+        for (file, kind) in [("a.yaml", "DaemonSet"), ("b.yaml", "Namespace"), ("c.yaml", "ServiceAccount")] {
+            let text = format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: {kind}}}}}\n");
+            std::fs::write(dir.path().join(file), text).unwrap();
+        }
+        std::fs::write(dir.path().join("kustomization.yaml"), "resources: []\n").unwrap();
+        let manifests = Manifests::read(dir.path()).unwrap();
+        let names: Vec<_> = manifests.objects.iter().map(ResourceExt::name_any).collect();
+        assert_eq!(names, ["Namespace", "ServiceAccount", "DaemonSet"]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use kube::{Api, Client, ResourceExt};
 
 use super::manifests::Manifests;
 use crate::cluster::Node;
+use crate::cluster::api_error::told;
 
 /// The cluster under test and the driver in it.
 pub(super) struct World<'a> {
@@ -120,7 +121,8 @@ impl World<'_> {
     /// The driver's pods that are not on their way out.
     pub(super) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
         let selected = ListParams::default().labels(self.driver.pod_labels());
-        let pods = self.driver_pods().list(&selected).await.context("list the driver's pods")?;
+        let pods =
+            self.driver_pods().list(&selected).await.map_err(told).context("list the driver's pods")?;
         Ok(pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
     }
 }

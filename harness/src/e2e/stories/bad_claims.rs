@@ -6,6 +6,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 
+use crate::cluster::api_error::told;
 use crate::cluster::waiting::until_event;
 use crate::e2e::inventory::Inventory;
 use crate::e2e::sizes::Size;
@@ -66,10 +67,15 @@ async fn refused(
     words: &[&str],
 ) -> Result<()> {
     let object = claim(name, class, size, mode, access)?;
-    let object = world.claims().create(&PostParams::default(), &object).await.context("create the claim")?;
+    let object = world
+        .claims()
+        .create(&PostParams::default(), &object)
+        .await
+        .map_err(told)
+        .context("create the claim")?;
     let r#use = if mode == "Block" { Use::Device } else { Use::Mounted };
     let pod = holder(name, name, r#use, false)?;
-    world.pods().create(&PostParams::default(), &pod).await.context("create the pod")?;
+    world.pods().create(&PostParams::default(), &pod).await.map_err(told).context("create the pod")?;
 
     let message = until_event(&world.client, &object, REFUSED, world.patience.start).await?;
     for word in words {
@@ -85,8 +91,13 @@ async fn refused(
     });
     anyhow::ensure!(made.is_none(), "a volume was made for it: {:?}", made.map(|volume| volume.name_any()));
 
-    world.pods().delete(name, &DeleteParams::default().grace_period(0)).await.context("delete the pod")?;
-    world.claims().delete(name, &DeleteParams::default()).await.context("delete the claim")?;
+    world
+        .pods()
+        .delete(name, &DeleteParams::default().grace_period(0))
+        .await
+        .map_err(told)
+        .context("delete the pod")?;
+    world.claims().delete(name, &DeleteParams::default()).await.map_err(told).context("delete the claim")?;
     Ok(())
 }
 
@@ -97,12 +108,12 @@ async fn unknown_parameter(world: &World<'_>) -> Result<()> {
     class.parameters.get_or_insert_default().insert("colour".into(), "blue".into());
     let classes: Api<StorageClass> = Api::all(world.client.clone());
     let name = class.name_any();
-    classes.create(&PostParams::default(), &class).await.context("create the StorageClass")?;
+    classes.create(&PostParams::default(), &class).await.map_err(told).context("create the StorageClass")?;
     let refused =
         refused(world, "unknown-parameter", &name, ORDINARY, "Filesystem", "ReadWriteOnce", &["colour"])
             .await;
     // Also when the case failed: the class is not in the namespace that is deleted at the end.
-    classes.delete(&name, &DeleteParams::default()).await.context("delete the StorageClass")?;
+    classes.delete(&name, &DeleteParams::default()).await.map_err(told).context("delete the StorageClass")?;
     refused
 }
 

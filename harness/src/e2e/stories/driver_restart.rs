@@ -9,6 +9,7 @@ use kube::runtime::watcher;
 
 use super::install;
 use super::read_only_claims::{end, start};
+use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
@@ -33,7 +34,7 @@ pub(in crate::e2e) async fn replace(world: &World<'_>) -> Result<()> {
     for pod in world.live_driver_pods().await? {
         let name = pod.name_any();
         let deleted = world.driver_pods().delete(&name, &DeleteParams::default()).await;
-        deleted.with_context(|| format!("delete pod {name}"))?;
+        deleted.map_err(told).with_context(|| format!("delete pod {name}"))?;
     }
     let scope = watcher::Config::default().labels(world.driver.pod_labels());
     until(world.driver_pods(), scope, world.patience.end, |pods| {
@@ -55,7 +56,7 @@ async fn still_used(world: &World<'_>) -> Result<()> {
 
 async fn served(world: &World<'_>) -> Result<()> {
     let claim = claim("after-restart", &world.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
-    world.claims().create(&PostParams::default(), &claim).await.context("create the claim")?;
+    world.claims().create(&PostParams::default(), &claim).await.map_err(told).context("create the claim")?;
     start(world, "after-restart", "after-restart", Use::Mounted, false).await?;
     end(world, "after-restart").await
 }

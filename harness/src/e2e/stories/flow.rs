@@ -12,9 +12,12 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
+use crate::cluster::Node;
+use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_event, until_logged};
 use crate::e2e::breakage::Breakage;
 use crate::e2e::containers::{Container, freeze, kill};
+use crate::e2e::inventory::volume_mounts;
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::{exec_ok, http_get, last_words};
@@ -34,6 +37,11 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
     story
         .step("[INIT-PASSED]", verdict(world, "[INIT-PASSED]", "[INIT-FAILED]", world.patience.start))
         .await?;
+    let title = "the node's mounts have the options of the StorageClass";
+    match world.node {
+        Some(node) => story.step(title, mounted_as_asked(world, node)).await?,
+        None => story.skip(title, FOREIGN_NODE),
+    }
     story.step("exec sees the volume", exec_sees(world, SIZE)).await?;
     story.step("port-forward reaches the pod", forward_reaches(world, "[INIT-PASSED]")).await?;
     if broken == Some(Breakage::Resize) {
@@ -55,7 +63,11 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
 async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(world.client.clone());
     let namespace = workload::namespace(&world.namespace)?;
-    namespaces.create(&PostParams::default(), &namespace).await.context("create the namespace")?;
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .map_err(told)
+        .context("create the namespace")?;
     let flow = workload::flow(&FlowSpec {
         class: &world.driver.class,
         size: SIZE,
@@ -63,7 +75,7 @@ async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
         honour_read_only: broken != Some(Breakage::Readonly),
     })?;
     let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), &world.namespace);
-    sets.create(&PostParams::default(), &flow).await.context("create the StatefulSet")?;
+    sets.create(&PostParams::default(), &flow).await.map_err(told).context("create the StatefulSet")?;
     Ok(())
 }
 
@@ -102,6 +114,21 @@ async fn verdict(world: &World<'_>, passed: &str, failed: &str, within: std::tim
     .await
 }
 
+/// Seen on the node, before a container runtime mounts them once more in its own way.
+async fn mounted_as_asked(world: &World<'_>, node: &Node) -> Result<()> {
+    let mounts = volume_mounts(node).await?;
+    anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
+    for (target, options) in mounts {
+        for option in world.driver.class.mount_options.iter().flatten() {
+            anyhow::ensure!(
+                options.contains(option),
+                "{target} has the options {options:?}, without {option}"
+            );
+        }
+    }
+    Ok(())
+}
+
 async fn exec_sees(world: &World<'_>, size: Size) -> Result<()> {
     let shown = exec_ok(&world.pods(), FLOW_POD, &["/volume-check", "show", "/vol/default"]).await?;
     let expected = format!("{} bytes", size.bytes());
@@ -119,7 +146,7 @@ async fn ask_for(world: &World<'_>, size: Size) -> Result<()> {
     for name in FLOW_CLAIMS {
         let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
         let patched = world.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.with_context(|| format!("ask for {} in claim {name}", size.quantity()))?;
+        patched.map_err(told).with_context(|| format!("ask for {} in claim {name}", size.quantity()))?;
     }
     Ok(())
 }

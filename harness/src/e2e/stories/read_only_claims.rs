@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use kube::api::{DeleteParams, PostParams};
 
+use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_one};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
@@ -52,7 +53,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
 async fn write(world: &World<'_>, claim_name: &str, mode: &str, r#use: Use, file: &str) -> Result<()> {
     let class = world.driver.class_name();
     let claim = claim(claim_name, &class, SIZE, mode, "ReadWriteOnce")?;
-    world.claims().create(&PostParams::default(), &claim).await.context("create the claim")?;
+    world.claims().create(&PostParams::default(), &claim).await.map_err(told).context("create the claim")?;
     let writer = format!("{claim_name}-writer");
     start(world, &writer, claim_name, r#use, false).await?;
     let verb = if r#use == Use::Device { "poke" } else { "write" };
@@ -73,6 +74,7 @@ pub(in crate::e2e) async fn start(
         .pods()
         .create(&PostParams::default(), &object)
         .await
+        .map_err(told)
         .with_context(|| format!("create pod {pod}"))?;
     until_one(world.pods(), pod, world.patience.start, |pod| {
         let status = pod.and_then(|pod| pod.status.as_ref());
@@ -86,7 +88,12 @@ pub(in crate::e2e) async fn start(
 
 /// Deletes a pod and waits until it is gone, and its volumes with it.
 pub(in crate::e2e) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
-    world.pods().delete(pod, &DeleteParams::default()).await.with_context(|| format!("delete pod {pod}"))?;
+    world
+        .pods()
+        .delete(pod, &DeleteParams::default())
+        .await
+        .map_err(told)
+        .with_context(|| format!("delete pod {pod}"))?;
     until_one(world.pods(), pod, world.patience.end, |pod| State::when(pod.is_none(), "it still exists"))
         .await
         .with_context(|| format!("pod {pod} does not end"))

@@ -10,6 +10,7 @@ use kube::runtime::watcher;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::Node;
+use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_one};
 use crate::e2e::inventory::Inventory;
 use crate::e2e::story::{Story, Told};
@@ -43,7 +44,7 @@ pub(in crate::e2e) async fn delete_namespace(world: &World<'_>) -> Result<()> {
     let name = &world.namespace;
     match namespaces.delete(name, &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        result => drop(result.with_context(|| format!("delete namespace {name}"))?),
+        result => drop(result.map_err(told).with_context(|| format!("delete namespace {name}"))?),
     }
     until_one(namespaces, name, world.patience.end, |namespace| {
         let Some(namespace) = namespace else { return State::Reached };
