@@ -73,6 +73,7 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
         Plan::Hold => set_finalizer(volume, true, ctx).await,
         Plan::LetGo => set_finalizer(volume, false, ctx).await,
         Plan::Delete(deletion) => {
+            ctx.storage.require_open()?;
             if volume.metadata.deletion_timestamp.is_none() {
                 mark(volume, ctx).await?;
             }

@@ -138,24 +138,21 @@ impl Events {
     }
 
     fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
-        let name = regarding.name.as_deref().unwrap_or_default();
-        match reason.type_() {
-            "Warning" => tracing::warn!(object = name, reason = reason.as_str(), "{note}"),
-            _ => tracing::info!(object = name, reason = reason.as_str(), "{note}"),
-        }
         if let Err(error) = self.queue.try_send(Notice { regarding, reason, note }) {
             tracing::warn!(%error, "an event is dropped");
         }
     }
 }
 
-/// Writes queued notices to the API server until the last sender is gone.
+/// Writes queued notices to the log and the API server until the last sender is gone.
 pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mpsc::Receiver<Notice>) {
     let mut aggregator = Aggregator::default();
     let mut serial: u64 = 0;
     while let Some(notice) = notices.recv().await {
         let key = Key::of(&notice);
-        let written = match aggregator.observe(&key, Instant::now()) {
+        let verdict = aggregator.observe(&key, Instant::now());
+        log(&notice, &verdict);
+        let written = match verdict {
             Verdict::Suppress => continue,
             Verdict::Repeat { name, count } => repeat(&client, &notice, &name, count).await,
             Verdict::First => {
@@ -171,6 +168,21 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mps
             aggregator.forget(&key);
             tracing::warn!(%error, reason = notice.reason.as_str(), "an event could not be written");
         }
+    }
+}
+
+/// What happens for the first time is for everybody to read; that it happened again is not.
+fn log(notice: &Notice, verdict: &Verdict) {
+    let Notice { regarding, reason, note } = notice;
+    let kind = regarding.kind.as_deref().unwrap_or_default();
+    let namespace = regarding.namespace.as_deref().unwrap_or_default();
+    let name = regarding.name.as_deref().unwrap_or_default();
+    match (verdict, reason.type_()) {
+        (Verdict::First, "Warning") => {
+            tracing::warn!(kind, namespace, name, reason = reason.as_str(), "{note}")
+        }
+        (Verdict::First, _) => tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}"),
+        _ => tracing::debug!(kind, namespace, name, reason = reason.as_str(), "again: {note}"),
     }
 }
 
@@ -248,7 +260,7 @@ const SERIES_END: Duration = Duration::from_secs(30 * 60);
 /// The count of one event is brought up to date at most this often.
 const REPEAT_EVERY: Duration = Duration::from_secs(10);
 
-/// Different texts about one object for one reason, within [`SERIES_END`], before it goes silent (the log has them all).
+/// Different texts about one object for one reason, within [`SERIES_END`], before it goes silent (a debug log has them all).
 const TEXTS_PER_SUBJECT: usize = 10;
 
 /// Decides what becomes of a notice.

@@ -19,23 +19,33 @@ const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Whether this node is to provision a volume for the claim.
 pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
-    let annotation = |name: &str| claim.metadata.annotations.as_ref()?.get(name).map(String::as_str);
-    let provisioner = annotation(STORAGE_PROVISIONER).or_else(|| annotation(STORAGE_PROVISIONER_BETA));
     claim.metadata.deletion_timestamp.is_none()
         && bound_volume(claim).is_none()
-        && provisioner == Some(identity.driver())
-        && annotation(SELECTED_NODE) == Some(identity.node())
+        && provisioner(claim) == Some(identity.driver())
+        && annotation(claim, SELECTED_NODE) == Some(identity.node())
 }
 
 /// Whether the claim could concern this node, now or once its volume is known; the others are not even cached.
 ///
-/// A bound claim without a selected node has a volume made by hand, which may be ours: only the volume tells.
+/// A bound claim that no scheduler and no provisioner was asked about has a volume made by hand, which may be ours: only
+/// the volume tells.
 pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
-    let selected = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(SELECTED_NODE));
-    match selected {
+    if provisioner(claim).is_some_and(|provisioner| provisioner != identity.driver()) {
+        return false;
+    }
+    match annotation(claim, SELECTED_NODE) {
         Some(node) => node == identity.node(),
         None => bound_volume(claim).is_some(),
     }
+}
+
+/// Who was asked to provision for the claim.
+fn provisioner(claim: &PersistentVolumeClaim) -> Option<&str> {
+    annotation(claim, STORAGE_PROVISIONER).or_else(|| annotation(claim, STORAGE_PROVISIONER_BETA))
+}
+
+fn annotation<'a>(claim: &'a PersistentVolumeClaim, name: &str) -> Option<&'a str> {
+    claim.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
 /// The name of the volume the claim is bound to or asks for.
@@ -131,6 +141,7 @@ mod tests {
     #[case::other_node(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}}), false)]
     #[case::other_node_though_bound(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}, "spec": {"volumeName": "v"}}), false)]
     #[case::unbound_and_unselected(json!({"metadata": {"annotations": null}}), false)]
+    #[case::of_another_driver(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev"}}, "spec": {"volumeName": "v"}}), false)]
     #[case::bound_by_hand(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}), true)]
     fn claims_of_interest(#[case] change: Value, #[case] expected: bool) {
         assert_eq!(is_claim_of_interest(&fixtures::claim(change), &fixtures::identity()), expected);

@@ -124,14 +124,14 @@ async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> 
 mod tests {
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolume;
-    use loopfs::{Bytes, VolumeId, VolumeKind};
+    use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
         api_server::{Bench, Caches, Exchange, expect},
         fixtures,
-        volume_model::VolumeModel,
+        volume_model::{self, VolumeModel},
     };
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
@@ -208,6 +208,15 @@ mod tests {
         bench.volumes.state().busy = true;
         assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(Duration::from_secs(1)));
         assert_eq!(bench.volumes.state().volumes.len(), 1);
+        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_marked_while_the_store_is_not_there() {
+        let bench = bench(vec![]);
+        bench.volumes.state().broken = Some(volume_model::error(ErrorKind::NotMounted, "mount it"));
+        assert!(bench.ctx.storage.run(|_volumes| Ok(())).await.is_err());
+        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(Duration::from_secs(1)));
         assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
     }
 

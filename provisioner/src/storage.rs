@@ -62,6 +62,17 @@ impl Storage {
         self.state.send_replace(State::Unavailable(why.into()));
     }
 
+    /// Whether the store is open, as far as is known without asking it: before other steps are taken for its sake.
+    ///
+    /// # Errors
+    /// [`StorageError::Unavailable`] when it is not.
+    pub(crate) fn require_open(&self) -> Result<(), StorageError> {
+        match &*self.state.borrow() {
+            State::Open(_) => Ok(()),
+            State::Unavailable(why) => Err(StorageError::Unavailable(why.clone())),
+        }
+    }
+
     /// Runs a blocking operation on the store, off the async threads, after checking that the store still is what it was
     /// opened as.
     ///
