@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use loopfs::{
-    Access, AttachOptions, Bytes, Detach, DeviceNumber, ErrorKind, LoopControl, LoopDevice, MountFlags,
-    Volume, mountinfo,
+    Access, AttachOptions, BlockSize, Bytes, Detach, DeviceNumber, ErrorKind, LoopControl, LoopDevice,
+    MountFlags, Volume, mountinfo,
 };
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
@@ -20,9 +20,6 @@ use crate::target::{PublishRoot, Target, kind_of};
 /// Logical block sizes to ask for, in this order. 512 is what every program can use; where the file system under the
 /// image takes direct I/O in larger units only, the kernel says so and 4096 does.
 const BLOCK_SIZES: [u32; 2] = [512, 4096];
-
-/// What the loop driver keeps of a label.
-const LONGEST_LABEL: usize = 63;
 
 /// A Block volume and the loop devices of its image: at most one that takes writes and one that does not.
 pub(crate) struct BlockVolume<'a> {
@@ -46,9 +43,9 @@ impl<'a> BlockVolume<'a> {
         let image = self.volume.open_image(access)?;
         let mut first_error = None;
         for block_size in BLOCK_SIZES {
-            let mut label = self.volume.id().to_string();
-            label.truncate(LONGEST_LABEL);
-            let options = AttachOptions { block_size, label, ..AttachOptions::new(access) };
+            let options = AttachOptions::new(access)
+                .block_size(BlockSize::Exact(block_size))
+                .label(self.volume.id().as_str());
             match self.loops.ensure_attached(image.as_fd(), &options) {
                 Ok(device) => return Ok(device),
                 Err(error) if matches!(error.kind(), ErrorKind::NotHonoured | ErrorKind::AlreadyExists) => {
@@ -145,7 +142,7 @@ impl<'a> BlockVolume<'a> {
     }
 
     fn detach(&self) -> Result<()> {
-        if self.loops.detach_all(self.image.as_fd())? == Detach::Deferred {
+        if let Detach::Deferred(_) = self.loops.detach_all(self.image.as_fd())? {
             tracing::info!("somebody has the volume's device open; the kernel detaches it at the last close");
         }
         Ok(())

@@ -7,9 +7,9 @@
 //! - [`VolumeStore`]: a file system full of volumes, each a directory with a quota or a
 //!   preallocated image.
 //!
-//! Calls block. Nothing is logged, nothing is started, nothing is remembered that the kernel
-//! could contradict: the caller decides what to do with an [`Error`], which names the operation,
-//! the object, the errno and, where there is one, the remedy.
+//! Calls block. Nothing is logged, nothing is remembered that the kernel could contradict, and no thread is
+//! started but one that removes surplus idle devices. The caller decides what to do with an [`Error`], which
+//! names the operation, the object, the errno and, where there is one, the remedy.
 //!
 //! # Requirements
 //! Linux 5.14 (`quotactl_fd`); 5.12 suffices for mounts and 5.8 for loop devices. `CAP_SYS_ADMIN`
@@ -33,7 +33,8 @@ mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
 pub use loop_device::{
-    Access, AttachOptions, BackingFile, Binding, Detach, DirectIo, LoopControl, LoopDevice, Status,
+    Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DirectIo, Extent, IndexPolicy, Lifetime,
+    LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
 pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
 pub use project_quota::{Enforcement, Limits, ProjectId, ProjectQuota, Usage, assign_project, project_of};

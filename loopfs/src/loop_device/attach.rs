@@ -1,92 +1,91 @@
 //! Binding a file to an idle device, and checking that the kernel did what was asked.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 
-use super::pool::{self, Pool};
-use super::{Access, Binding, LoopDevice, Status, hint, node_name, open_node, read_status};
+use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
+use super::pool::Pool;
+use super::{Access, Binding, LoopDevice, Status, hint, node_name, read_status};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::loop_dev::{self, loop_config};
-use crate::units::Bytes;
-
-/// Whether I/O of the device bypasses the page cache of its file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DirectIo {
-    /// It must; otherwise data is cached twice and a flush is all that bounds the loss.
-    #[default]
-    Require,
-    /// It should, where the file system can.
-    Prefer,
-    /// It must not.
-    Off,
-}
-
-/// How to attach a file.
-#[derive(Clone, Debug)]
-pub struct AttachOptions {
-    /// Whether the device takes writes.
-    pub access: Access,
-    /// Whether the page cache is bypassed.
-    pub direct_io: DirectIo,
-    /// Logical block size in bytes: 512, 1024, 2048 or 4096. Always explicit, for the kernel's
-    /// own choice depends on how the file was opened and on whether it was ever reflinked.
-    pub block_size: u32,
-    /// A label of at most 63 bytes that `losetup` shows as the backing file's name; it tells
-    /// people whose device it is and means nothing to the kernel.
-    pub label: String,
-    /// How long to go on when devices are taken away by other programs.
-    pub deadline: Duration,
-}
-
-impl AttachOptions {
-    /// Direct I/O required, blocks of 512 bytes, ten seconds.
-    #[must_use]
-    pub fn new(access: Access) -> Self {
-        Self {
-            access,
-            direct_io: DirectIo::Require,
-            block_size: 512,
-            label: String::new(),
-            deadline: Duration::from_secs(10),
-        }
-    }
-
-    /// Why a device that is bound already does not meet these options, if it does not.
-    pub(super) fn mismatch(&self, status: &Status) -> Option<String> {
-        if status.block_size != self.block_size {
-            return Some(format!(
-                "logical block size {} asked, {} granted",
-                self.block_size, status.block_size
-            ));
-        }
-        match (self.direct_io, status.direct_io) {
-            (DirectIo::Require, false) => Some("direct I/O asked, buffered I/O granted".to_owned()),
-            (DirectIo::Off, true) => Some("buffered I/O asked, direct I/O granted".to_owned()),
-            _ => None,
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let invalid =
-            |detail: String| Err(Error::new(ErrorKind::InvalidInput, "attach", "a loop device", detail));
-        if !(512..=4096).contains(&self.block_size) || !self.block_size.is_power_of_two() {
-            return invalid(format!("block size {} is not 512, 1024, 2048 or 4096", self.block_size));
-        }
-        if self.label.len() > 63 || self.label.contains('\0') {
-            return invalid(format!("label {:?} is over 63 bytes or holds a NUL", self.label));
-        }
-        Ok(())
-    }
-}
+use crate::sys::loop_abi::{self as abi, loop_config};
+use crate::sys::{loop_dev, statx};
 
 /// Opens the file behind a descriptor anew, with an open file description of its own.
 pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
+}
+
+/// Binds `image`, which the caller knows not to be attached with this access.
+pub(super) fn attach(
+    control: BorrowedFd<'_>,
+    pool: &Pool,
+    image: BorrowedFd<'_>,
+    options: &AttachOptions,
+) -> Result<LoopDevice> {
+    options.check()?;
+    let backing = open_backing(image, options)?;
+    let config = configuration(&backing, options)?;
+    let deadline = Instant::now() + options.deadline;
+    let mut lost = 0u32;
+    loop {
+        let index = match options.index {
+            IndexPolicy::Pool => pool.take(control)?,
+            IndexPolicy::Any => loop_dev::get_free(control).context("find", "a free loop device")?,
+            IndexPolicy::Exact(index) => make(control, index)?,
+        };
+        // Kept by the file before the device is bound: a crash in between leaves a hint too many,
+        // never a device that nobody finds. Without the right to write it, searches take longer.
+        let hinted = hint::write(&backing, options.access, index).is_ok();
+        let give_up = || {
+            if hinted {
+                // Best effort: a hint without a device is only slower.
+                hint::clear(&backing, options.access).ok();
+            }
+            pool.give_back(index);
+        };
+        let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
+        match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
+            Ok(fd) => {
+                let error = match check(&fd, index, &backing, options) {
+                    Ok(binding) => return Ok(LoopDevice::new(fd, binding)),
+                    Err(error) => error,
+                };
+                // The binding was made by this call a moment ago, so clearing it takes nobody's device.
+                // If even that fails it stays bound, and the hint leads the next call to it.
+                loop_dev::clear(&fd).context("detach", node_name(index))?;
+                drop(fd);
+                give_up();
+                return Err(error);
+            }
+            Err(Errno::ENOENT) if loop_dev::exists(index) => {
+                give_up();
+                let detail = "the kernel has the device and /dev has no node for it; \
+                              let this process see the host's /dev (devtmpfs)";
+                return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), detail));
+            }
+            // Bound by another program, being torn down, or removed: not ours, take the next.
+            Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT)
+                if Instant::now() < deadline && !matches!(options.index, IndexPolicy::Exact(_)) =>
+            {
+                lost += 1;
+            }
+            Err(errno) => {
+                let error = Error::sys("attach", node_name(index), errno);
+                if errno == Errno::EBUSY {
+                    // Somebody else's device: it is not idle, and the hint would name it.
+                    hint::clear(&backing, options.access).ok();
+                    return Err(error.explain(format!("bound by another program; {lost} others were too")));
+                }
+                give_up();
+                return Err(error);
+            }
+        }
+    }
 }
 
 /// The descriptor that the device will keep. O_DIRECT makes the kernel check alignment up front.
@@ -112,98 +111,55 @@ fn open_backing(image: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedF
     }
 }
 
-/// Binds `image`, which the caller knows not to be attached with this access.
-pub(super) fn attach(
-    control: BorrowedFd<'_>,
-    pool: &Pool,
-    image: BorrowedFd<'_>,
-    options: &AttachOptions,
-) -> Result<LoopDevice> {
-    options.check()?;
-    let backing = open_backing(image, options)?;
-    let node_access = match options.access {
-        Access::ReadWrite => OFlag::O_RDWR,
-        Access::ReadOnly => OFlag::O_RDONLY,
-    };
-    let mut config = loop_config {
-        fd: backing.as_raw_fd() as u32,
-        block_size: options.block_size,
-        info: loop_dev::empty_info(),
-        __reserved: [0; 8],
-    };
-    config.info.lo_file_name[..options.label.len()].copy_from_slice(options.label.as_bytes());
-    if options.access == Access::ReadOnly {
-        config.info.lo_flags |= loop_dev::READ_ONLY;
-    }
-    if options.direct_io != DirectIo::Off {
-        config.info.lo_flags |= loop_dev::DIRECT_IO;
-    }
-
-    let deadline = Instant::now() + options.deadline;
-    let mut lost = 0u32;
-    loop {
-        let index = pool.take(control)?;
-        // Kept by the file before the device is bound: a crash in between leaves a hint too many,
-        // never a device that nobody finds. Without the right to write it, searches take longer.
-        let hinted = hint::write(&backing, options.access, index).is_ok();
-        let outcome =
-            open_node(index, node_access).and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd));
-        match outcome {
-            Ok(fd) => {
-                return verified(fd, index, &backing, options).inspect_err(|_| {
-                    if hinted {
-                        // Best effort: a hint without a device is only slower.
-                        hint::clear(&backing, options.access).ok();
-                    }
-                    pool.give_back(index);
-                });
-            }
-            // Bound by another program, being torn down, or removed: not ours, take the next.
-            Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT) if Instant::now() < deadline => {
-                if !std::path::Path::new(&node_name(index)).exists() && pool::in_sysfs(index) {
-                    pool.give_back(index);
-                    let detail = "the kernel has the device and /dev has no node for it; \
-                                  let this process see the host's /dev (devtmpfs)";
-                    return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), detail));
-                }
-                lost += 1;
-            }
-            Err(errno) => {
-                pool.give_back(index);
-                let detail = format!("after {lost} devices that other programs took");
-                let error = Error::sys("attach", node_name(index), errno);
-                return Err(if lost > 0 { error.explain(detail) } else { error });
-            }
+fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_config> {
+    let block_size = match options.block_size {
+        BlockSize::Exact(size) => size,
+        BlockSize::KernelDefault => 0,
+        BlockSize::MatchDirectIo => {
+            statx::direct_io_alignment(backing).context("statx", "the backing file")?.clamp(512, 4096)
         }
+    };
+    let mut config = abi::config(backing.as_raw_fd(), block_size);
+    config.info.lo_offset = options.extent.offset;
+    config.info.lo_sizelimit = options.extent.size_limit.map_or(0, |limit| limit.get());
+    config.info.lo_file_name[..options.label.len()].copy_from_slice(options.label.as_bytes());
+    for (wanted, flag) in [
+        (options.access == Access::ReadOnly, abi::READ_ONLY),
+        (options.direct_io != DirectIo::Off, abi::DIRECT_IO),
+        (options.lifetime == Lifetime::AutoClear, abi::AUTOCLEAR),
+    ] {
+        if wanted {
+            config.info.lo_flags |= flag;
+        }
+    }
+    Ok(config)
+}
+
+fn make(control: BorrowedFd<'_>, index: u32) -> Result<u32> {
+    match loop_dev::add(control, index) {
+        Ok(_) | Err(Errno::EEXIST) => Ok(index),
+        Err(errno) => Err(Error::sys("add", node_name(index), errno)),
     }
 }
 
-/// Reads back what the kernel made of it; undoes the binding, which is this call's own, if it is
-/// not what was asked.
-fn verified(fd: OwnedFd, index: u32, backing: &OwnedFd, options: &AttachOptions) -> Result<LoopDevice> {
-    let checked = (|| {
-        let name = node_name(index);
-        let status = read_status(&fd, index).context("read the status of", &name)?;
-        let size = fstat(backing.as_fd()).context("fstat", "the backing file")?.st_size as u64;
-        let whole = size - size % u64::from(options.block_size);
-        let problem = if status.binding.access != options.access {
-            Some(format!("{:?} asked, {:?} granted", options.access, status.binding.access))
-        } else if status.size.0 < whole || status.size > Bytes(size) {
-            Some(format!("the file has {size} bytes, the device {}", status.size.0))
-        } else {
-            options.mismatch(&status)
-        };
-        match problem {
-            Some(problem) => Err(Error::new(ErrorKind::NotHonoured, "attach", name, problem)),
-            None => Ok::<Binding, Error>(status.binding),
-        }
-    })();
-    match checked {
-        Ok(binding) => Ok(LoopDevice::new(fd, binding)),
-        Err(error) => {
-            // The binding was made by this call a moment ago, so clearing it takes nobody's device.
-            loop_dev::clear(&fd).context("detach", node_name(index))?;
-            Err(error)
-        }
+/// Whether what the kernel made of it is what was asked.
+fn check(fd: &OwnedFd, index: u32, backing: &OwnedFd, options: &AttachOptions) -> Result<Binding> {
+    let name = node_name(index);
+    let status = read_status(fd, index).context("read the status of", &name)?;
+    let file_size = fstat(backing.as_fd()).context("fstat", "the backing file")?.st_size as u64;
+    let problem = options.mismatch(&status).or_else(|| wrong_size(&status, file_size, options));
+    match problem {
+        Some(problem) => Err(Error::new(ErrorKind::NotHonoured, "attach", name, problem)),
+        None => Ok(status.binding),
     }
+}
+
+/// The kernel gives an offset past the end a device of no size, and rounds down without a word.
+fn wrong_size(status: &Status, file_size: u64, options: &AttachOptions) -> Option<String> {
+    let rest = file_size.saturating_sub(options.extent.offset);
+    let shown = options.extent.size_limit.map_or(rest, |limit| limit.get().min(rest));
+    let whole = shown - shown % u64::from(status.block_size.max(1));
+    let empty = shown == 0 && file_size > 0;
+    (empty || status.size.0 < whole || status.size.0 > shown)
+        .then(|| format!("{shown} bytes of the file to show, the device has {}", status.size.0))
 }

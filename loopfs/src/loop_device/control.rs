@@ -1,16 +1,20 @@
 //! `/dev/loop-control`, and the search for the device of a file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag, open};
-use nix::sys::stat::Mode;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
-use super::attach::{self, AttachOptions};
 use super::hint::{self, Hint};
-use super::pool::{self, Pool};
-use super::{Access, BackingFile, Detach, LoopDevice, Status, node_name, open_node, read_status};
+use super::options::{AttachOptions, IndexPolicy};
+use super::pool::{self, Pool, PoolOptions};
+use super::{
+    Access, BackingFile, Binding, Detach, LoopDevice, PendingDetach, Status, attach, node_name, read_status,
+};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::loop_dev;
 
 const CONTROL: &str = "/dev/loop-control";
 
@@ -19,8 +23,14 @@ const CONTROL: &str = "/dev/loop-control";
 /// Calls for the same file exclude each other, between processes too, by flock(2) on the file.
 #[derive(Debug)]
 pub struct LoopControl {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
     control: OwnedFd,
     pool: Pool,
+    removing: AtomicBool,
 }
 
 impl LoopControl {
@@ -30,7 +40,15 @@ impl LoopControl {
     /// ENOENT: the loop module is not loaded, or `/dev` is not the host's. EACCES, EPERM: without
     /// the right to the node.
     pub fn open() -> Result<Self> {
-        let control = open(CONTROL, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| {
+        Self::with_pool(PoolOptions::default())
+    }
+
+    /// As [`open`](Self::open), with a range of indices and a number of idle devices of its own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn with_pool(options: PoolOptions) -> Result<Self> {
+        let control = loop_dev::open_control().map_err(|errno| {
             let error = Error::sys("open", CONTROL, errno);
             match errno {
                 Errno::ENOENT => {
@@ -39,30 +57,48 @@ impl LoopControl {
                 _ => error,
             }
         })?;
-        Ok(Self { control, pool: Pool::recover()? })
+        let pool = Pool::recover(options)?;
+        Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
+    }
+
+    /// Attaches `image`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: the file is attached with this access already; two writable
+    /// devices of one file would corrupt it. [`ErrorKind::NotHonoured`]: the kernel did not grant a
+    /// property, which the message names; nothing is left attached. [`ErrorKind::Busy`]: other
+    /// programs took every device until the deadline, or have the one that was asked.
+    #[doc(alias = "LOOP_CONFIGURE")]
+    pub fn attach(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
+        let _lock = lock(image)?;
+        match self.find_access(image, options.access)? {
+            None => self.bind(image, options),
+            Some(device) => {
+                let detail = format!("the file is attached already: {}", device.binding());
+                Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), detail))
+            }
+        }
     }
 
     /// The device `image` is attached to with this access; attaches it first where there is none.
     /// Safe to repeat and to call from many processes: there is one device for each access.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: attached with other properties than those asked.
-    /// [`ErrorKind::NotHonoured`]: the kernel did not grant a property; nothing is left attached.
-    /// [`ErrorKind::Busy`]: other programs took every device until the deadline.
+    /// [`ErrorKind::AlreadyExists`]: attached with other properties than those asked. Else as
+    /// [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
         let _lock = lock(image)?;
-        if let Some(device) = self.find_access(image, options.access)? {
-            let status = device.status()?;
-            if let Some(problem) = options.mismatch(&status) {
-                let name = node_name(device.index());
-                return Err(Error::new(ErrorKind::AlreadyExists, "attach", name, problem));
-            }
-            // It may be on its way out, kept only by somebody who has it open.
-            device.keep()?;
-            return Ok(device);
+        let Some(device) = self.find_access(image, options.access)? else { return self.bind(image, options) };
+        let status = device.status()?;
+        if let Some(problem) = options.mismatch(&status) {
+            return Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), problem));
         }
-        attach::attach(self.control.as_fd(), &self.pool, image, options)
+        // It may be on its way out, kept only by somebody who has it open.
+        if options.lifetime == super::Lifetime::Persistent {
+            device.keep()?;
+        }
+        Ok(device)
     }
 
     /// The devices bound to the file `image` is: at most one that takes writes and one that does
@@ -78,23 +114,22 @@ impl LoopControl {
         Ok(found)
     }
 
-    /// Detaches every device of the file. [`Detach::Deferred`] if one of them is still open
-    /// somewhere.
+    /// Detaches every device of the file. [`Detach::Deferred`] if some are still open somewhere.
     ///
     /// # Errors
     /// Those of [`LoopDevice::detach`], except that a device gone already is no error.
     pub fn detach_all(&self, image: BorrowedFd<'_>) -> Result<Detach> {
         let _lock = lock(image)?;
-        let mut outcome = Detach::Gone;
+        let mut deferred = Vec::new();
         for device in self.find(image)? {
             let binding = device.binding().clone();
             match device.detach() {
-                Ok(Detach::Deferred) => {
-                    outcome = Detach::Deferred;
-                    self.pool.give_back_later(binding.index);
+                Ok(Detach::Deferred(_)) => {
+                    self.shared.pool.give_back_later(binding.index);
+                    deferred.push(binding);
                 }
                 Ok(Detach::Gone) => {
-                    self.pool.give_back(binding.index);
+                    self.shared.pool.give_back(binding.index);
                     // Best effort: a hint without a device is only slower.
                     hint::clear(image, binding.access).ok();
                 }
@@ -102,17 +137,19 @@ impl LoopControl {
                 Err(error) => return Err(error),
             }
         }
-        Ok(outcome)
+        self.remove_surplus();
+        Ok(if deferred.is_empty() { Detach::Gone } else { Detach::Deferred(PendingDetach::new(deferred)) })
     }
 
-    /// What every bound loop device of the machine is bound to, whoever bound it.
+    /// What every bound loop device of the machine is bound to, whoever bound it. The devices are
+    /// asked, for sysfs goes on naming the file of a device that is being torn down.
     ///
     /// # Errors
     /// ENOENT where `/sys` is not mounted.
     pub fn snapshot(&self) -> Result<Vec<Status>> {
         let mut bound = Vec::new();
         for index in pool::indices()? {
-            let status = open_node(index, OFlag::O_RDONLY).and_then(|fd| read_status(fd, index));
+            let status = loop_dev::open_device(index, false).and_then(|fd| read_status(fd, index));
             match status {
                 Ok(status) => bound.push(status),
                 // Idle, being torn down, or removed since the listing.
@@ -126,34 +163,82 @@ impl LoopControl {
     /// How many idle devices are kept for the next attachments.
     #[must_use]
     pub fn idle(&self) -> usize {
-        self.pool.idle()
+        self.shared.pool.idle()
     }
 
-    /// Removes idle devices until `keep` are left; answers how many went. Each idle device holds
-    /// some 136 KiB of kernel memory. Blocks for about 45 ms for each batch of 32.
+    /// Removes idle devices until `keep` are left; answers how many went. Surplus ones are removed
+    /// in the background anyway; this waits, about 45 ms for each 64.
     #[doc(alias = "LOOP_CTL_REMOVE")]
     pub fn trim(&self, keep: usize) -> usize {
-        self.pool.trim(self.control.as_fd(), keep)
+        self.shared.pool.trim(self.shared.control.as_fd(), keep)
+    }
+
+    fn bind(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
+        let control = self.shared.control.as_fd();
+        // GET_FREE names the same index to two callers; systemd excludes itself with this lock.
+        let _turn = match options.index {
+            IndexPolicy::Any => {
+                let own = loop_dev::open_control().context("open", CONTROL)?;
+                let lock = Flock::lock(own, FlockArg::LockExclusive);
+                Some(lock.map_err(|(_, errno)| Error::sys("lock", CONTROL, errno))?)
+            }
+            IndexPolicy::Pool | IndexPolicy::Exact(_) => None,
+        };
+        attach::attach(control, &self.shared.pool, image, options)
+    }
+
+    /// Starts a thread that removes surplus idle devices, unless one is at it.
+    fn remove_surplus(&self) {
+        if !self.shared.pool.is_over_full() || self.shared.removing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let removal = move || {
+            while shared.pool.is_over_full() {
+                shared.pool.trim(shared.control.as_fd(), shared.pool.keep_idle());
+            }
+            shared.removing.store(false, Ordering::Release);
+        };
+        // Without a thread to be had they stay until the next detach.
+        if std::thread::Builder::new().name("loop-remove".to_owned()).spawn(removal).is_err() {
+            self.shared.removing.store(false, Ordering::Release);
+        }
     }
 
     fn find_access(&self, image: BorrowedFd<'_>, access: Access) -> Result<Option<LoopDevice>> {
         let backing = BackingFile::of(image)?;
-        let bound = |index: u32| match LoopDevice::open_index(index) {
-            Ok(device) if device.binding().backing == backing && device.binding().access == access => {
-                Some(device)
-            }
-            _ => None,
-        };
+        let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
         match hint::read(image, access) {
             Hint::NotAttached => return Ok(None),
             Hint::Index(index) => {
-                if let Some(device) = bound(index) {
+                if let Some(device) = open_if_bound(index)?.filter(|device| wanted(device.binding())) {
                     return Ok(Some(device));
                 }
             }
             Hint::Absent => {}
         }
-        Ok(pool::indices()?.into_iter().find_map(bound))
+        for index in pool::indices()? {
+            match open_if_bound(index) {
+                Ok(Some(device)) if wanted(device.binding()) => return Ok(Some(device)),
+                Ok(_) => {}
+                // A device of ours that cannot be asked might be the one; of another program's, such as one
+                // whose file's server is gone, it is not for us to say.
+                Err(error) if self.shared.pool.contains(index) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// None where the device is bound to nothing, or is not there.
+fn open_if_bound(index: u32) -> Result<Option<LoopDevice>> {
+    match LoopDevice::open_index(index) {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -1,21 +1,21 @@
-//! ioctls of `/dev/loop-control` and `/dev/loopN` (loop(4), linux/loop.h).
+//! All that is asked of the loop driver: `/dev/loop-control`, `/dev/loopN` (loop(4), linux/loop.h), sysfs.
+//!
+//! Unit tests get `loop_model.rs` in its place, a model of the driver with the same functions.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use ioctl_sys::ioctl;
-use linux_raw_sys::loop_device as uapi;
+use linux_raw_sys::{ioctl as block, loop_device as uapi};
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, fstat};
 
 use super::Result;
-
-pub(crate) use uapi::{loop_config, loop_info64};
-
-pub(crate) const READ_ONLY: u32 = uapi::LO_FLAGS_READ_ONLY as u32;
-pub(crate) const AUTOCLEAR: u32 = uapi::LO_FLAGS_AUTOCLEAR as u32;
-pub(crate) const DIRECT_IO: u32 = uapi::LO_FLAGS_DIRECT_IO as u32;
+use super::loop_abi::{empty_info, loop_config, loop_info64};
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
+ioctl!(none loop_ctl_get_free with b'L', 0x82);
 ioctl!(none loop_clr_fd with b'L', 0x01);
 ioctl!(none loop_set_capacity with b'L', 0x07);
 // These carry a pointer, yet their request numbers encode neither size nor direction
@@ -23,12 +23,49 @@ ioctl!(none loop_set_capacity with b'L', 0x07);
 ioctl!(bad read loop_get_status64 with uapi::LOOP_GET_STATUS64; loop_info64);
 ioctl!(bad write loop_set_status64 with uapi::LOOP_SET_STATUS64; loop_info64);
 ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
+// BLKGETSIZE64 is declared with size_t but answers a u64 everywhere, so it is taken by number.
+ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
+ioctl!(bad read blk_ssz_get with block::BLKSSZGET; libc::c_int);
+ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
+
+/// Opens `/dev/loop-control`.
+pub(crate) fn open_control() -> Result<OwnedFd> {
+    open("/dev/loop-control", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
+}
+
+/// Opens `/dev/loopN`. ENXIO while the device is being torn down, ENOENT without a node.
+pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
+    let access = if writable { OFlag::O_RDWR } else { OFlag::O_RDONLY };
+    open(format!("/dev/loop{index}").as_str(), access | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty())
+}
+
+/// `st_rdev` of an open device.
+pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
+    fstat(device.as_fd()).map(|status| status.st_rdev)
+}
+
+/// Every index the kernel has, bound or not, in order.
+pub(crate) fn indices() -> Result<Vec<u32>> {
+    let errno = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+    let mut indices = Vec::new();
+    for entry in std::fs::read_dir("/sys/block").map_err(errno)? {
+        let name = entry.map_err(errno)?.file_name();
+        indices.extend(name.to_str().and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok()));
+    }
+    indices.sort_unstable();
+    Ok(indices)
+}
+
+/// Whether the kernel has the device, node or no node.
+pub(crate) fn exists(index: u32) -> bool {
+    std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
+}
 
 /// `LOOP_CTL_ADD`: makes device `index`; answers the index. EEXIST if it is there already.
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     let fd = control.as_fd().as_raw_fd();
     // SAFETY: LOOP_CTL_ADD takes its argument by value.
-    let result = unsafe { loop_ctl_add(fd, index as _) };
+    let result = unsafe { loop_ctl_add(fd, index.into()) };
     Errno::result(result).map(|made| made as u32)
 }
 
@@ -36,8 +73,16 @@ pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
 pub(crate) fn remove(control: impl AsFd, index: u32) -> Result<()> {
     let fd = control.as_fd().as_raw_fd();
     // SAFETY: LOOP_CTL_REMOVE takes its argument by value.
-    let result = unsafe { loop_ctl_remove(fd, index as _) };
+    let result = unsafe { loop_ctl_remove(fd, index.into()) };
     Errno::result(result).map(drop)
+}
+
+/// `LOOP_CTL_GET_FREE`: the lowest unbound index, made if need be. Not a reservation.
+pub(crate) fn get_free(control: impl AsFd) -> Result<u32> {
+    let fd = control.as_fd().as_raw_fd();
+    // SAFETY: LOOP_CTL_GET_FREE takes no argument.
+    let result = unsafe { loop_ctl_get_free(fd) };
+    Errno::result(result).map(|index| index as u32)
 }
 
 /// `LOOP_CONFIGURE` (Linux 5.8): binds the device to a file with all properties at once.
@@ -81,39 +126,30 @@ pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-pub(crate) const fn empty_info() -> loop_info64 {
-    loop_info64 {
-        lo_device: 0,
-        lo_inode: 0,
-        lo_rdevice: 0,
-        lo_offset: 0,
-        lo_sizelimit: 0,
-        lo_number: 0,
-        lo_encrypt_type: 0,
-        lo_encrypt_key_size: 0,
-        lo_flags: 0,
-        lo_file_name: [0; 64],
-        lo_crypt_name: [0; 64],
-        lo_encrypt_key: [0; 32],
-        lo_init: [0; 2],
-    }
+/// `BLKGETSIZE64`: size of the device in bytes.
+pub(crate) fn size(device: impl AsFd) -> Result<u64> {
+    let fd = device.as_fd().as_raw_fd();
+    let mut bytes = 0u64;
+    // SAFETY: BLKGETSIZE64 writes one u64.
+    let result = unsafe { blk_get_size64(fd, &mut bytes) };
+    Errno::result(result).map(|_| bytes)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// `BLKSSZGET`: logical block size in bytes.
+pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
+    let fd = device.as_fd().as_raw_fd();
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int.
+    let result = unsafe { blk_ssz_get(fd, &mut bytes) };
+    Errno::result(result).map(|_| bytes as u32)
+}
 
-    #[test]
-    fn layouts_and_requests_match_the_kernel_headers() {
-        assert_eq!(size_of::<loop_info64>(), 232);
-        assert_eq!(size_of::<loop_config>(), 304);
-        assert_eq!(std::mem::offset_of!(loop_info64, lo_flags), 52);
-        assert_eq!(std::mem::offset_of!(loop_info64, lo_file_name), 56);
-        assert_eq!(ioctl_sys::io!(b'L', 0x80), uapi::LOOP_CTL_ADD);
-        assert_eq!(ioctl_sys::io!(b'L', 0x81), uapi::LOOP_CTL_REMOVE);
-        assert_eq!(ioctl_sys::io!(b'L', 0x01), uapi::LOOP_CLR_FD);
-        assert_eq!(ioctl_sys::io!(b'L', 0x07), uapi::LOOP_SET_CAPACITY);
-        assert_eq!(uapi::LOOP_CONFIGURE, 0x4C0A);
-        assert_eq!(uapi::LOOP_GET_STATUS64, 0x4C05);
-    }
+/// `BLKGETDISKSEQ` (Linux 5.15): a number that no other attachment on this machine has had
+/// since boot.
+pub(crate) fn disk_sequence(device: impl AsFd) -> Result<u64> {
+    let fd = device.as_fd().as_raw_fd();
+    let mut sequence = 0u64;
+    // SAFETY: BLKGETDISKSEQ writes one u64.
+    let result = unsafe { blk_get_diskseq(fd, &mut sequence) };
+    Errno::result(result).map(|_| sequence)
 }

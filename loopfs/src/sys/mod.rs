@@ -5,8 +5,12 @@
 
 use nix::errno::Errno;
 
-pub(crate) mod block;
 pub(crate) mod fsxattr;
+pub(crate) mod loop_abi;
+#[cfg(not(test))]
+pub(crate) mod loop_dev;
+#[cfg(test)]
+#[path = "loop_model.rs"]
 pub(crate) mod loop_dev;
 pub(crate) mod mount;
 pub(crate) mod quotactl;

@@ -10,14 +10,24 @@ use super::Result;
 /// `stx_mnt_id` (Linux 5.8): which mount the file was reached through, as in the first field of
 /// a line of `/proc/self/mountinfo`. None on a kernel that does not tell.
 pub(crate) fn mount_id(file: impl AsFd) -> Result<Option<u64>> {
+    let status = read(file, libc::STATX_MNT_ID)?;
+    Ok((status.stx_mask & libc::STATX_MNT_ID != 0).then_some(status.stx_mnt_id))
+}
+
+/// `stx_dio_offset_align` (Linux 6.1): the unit of direct I/O on the file, in bytes; 512 where
+/// the kernel does not tell.
+pub(crate) fn direct_io_alignment(file: impl AsFd) -> Result<u32> {
+    let status = read(file, libc::STATX_DIOALIGN)?;
+    let told = status.stx_mask & libc::STATX_DIOALIGN != 0 && status.stx_dio_offset_align != 0;
+    Ok(if told { status.stx_dio_offset_align } else { 512 })
+}
+
+fn read(file: impl AsFd, mask: libc::c_uint) -> Result<libc::statx> {
     let fd = file.as_fd().as_raw_fd();
     let mut buffer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: statx reads the empty path and writes one `struct statx`.
-    let result = unsafe {
-        libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_MNT_ID, buffer.as_mut_ptr())
-    };
+    let result = unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, mask, buffer.as_mut_ptr()) };
     Errno::result(result)?;
     // SAFETY: all-zero is a valid `struct statx`, and the call above has filled it.
-    let status = unsafe { buffer.assume_init() };
-    Ok((status.stx_mask & libc::STATX_MNT_ID != 0).then_some(status.stx_mnt_id))
+    Ok(unsafe { buffer.assume_init() })
 }

@@ -1,9 +1,15 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Barrier;
+use std::time::Duration;
 
-use loopfs::{Access, AttachOptions, Bytes, Detach, DirectIo, ErrorKind, LoopControl, LoopDevice};
+use loopfs::{
+    Access, AttachOptions, Binding, BlockSize, Bytes, Detach, DirectIo, ErrorKind, IndexPolicy, Lifetime,
+    LoopControl, LoopDevice, PoolOptions,
+};
 use rstest::rstest;
 
 use crate::environment::{Leaks, directory, image, scratch};
@@ -40,7 +46,10 @@ fn what_is_asked_is_what_the_kernel_reports() {
 
     write_at(&device.path(), 4096, b"through the device").unwrap();
     assert_eq!(read_at(&directory.path().join("image"), 4096, 18), b"through the device");
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred, "it is held open here");
+    assert!(
+        matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)),
+        "it is held open here"
+    );
     drop(device);
     assert!(control.find(image.as_fd()).unwrap().is_empty());
     leaks.check();
@@ -58,7 +67,8 @@ fn direct_io_and_block_size_follow_the_options(
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
-    let options = AttachOptions { direct_io, block_size, ..AttachOptions::new(Access::ReadWrite) };
+    let options =
+        AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(BlockSize::Exact(block_size));
     let status = control.ensure_attached(image.as_fd(), &options).unwrap().status().unwrap();
     assert_eq!((status.direct_io, status.block_size), (granted, block_size));
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
@@ -72,7 +82,7 @@ fn a_block_size_that_cannot_be_is_refused(#[case] block_size: u32) {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
-    let options = AttachOptions { block_size, ..AttachOptions::new(Access::ReadWrite) };
+    let options = AttachOptions::new(Access::ReadWrite).block_size(BlockSize::Exact(block_size));
     let error = control.ensure_attached(image.as_fd(), &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     assert!(control.find(image.as_fd()).unwrap().is_empty());
@@ -89,7 +99,7 @@ fn attaching_again_answers_the_same_device() {
     // Another process, and after a restart: nothing is remembered but what the kernel has.
     let restarted = LoopControl::open().unwrap();
     assert_eq!(restarted.ensure_attached(image.as_fd(), &options).unwrap().binding(), &first);
-    let other = AttachOptions { block_size: 4096, ..options };
+    let other = options.block_size(BlockSize::Exact(4096));
     let error = restarted.ensure_attached(image.as_fd(), &other).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Gone);
@@ -193,9 +203,11 @@ fn a_device_that_is_open_elsewhere_goes_at_its_last_close() {
     let image = image(directory.path(), "image", MIB);
     let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
     let holder = File::open(device.path()).unwrap();
-    assert_eq!(device.detach().unwrap(), Detach::Deferred);
+    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
     assert!(control.find(image.as_fd()).unwrap()[0].status().unwrap().auto_clear);
+    let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else { panic!("it is held open") };
     drop(holder);
+    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 }
 
@@ -209,7 +221,7 @@ fn attaching_takes_back_a_deferred_detach() {
     let binding = device.binding().clone();
     let holder = File::open(device.path()).unwrap();
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred);
+    assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
     let again = control.ensure_attached(image.as_fd(), &options).unwrap();
     assert_eq!(again.binding(), &binding);
     drop((holder, again));
@@ -245,40 +257,9 @@ fn direct_io_that_cannot_be_had_is_an_error_and_leaves_nothing() {
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotHonoured, "{error}"),
     }
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
-    let preferred = AttachOptions { direct_io: DirectIo::Prefer, ..AttachOptions::new(Access::ReadWrite) };
+    let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer);
     drop(control.ensure_attached(image.as_fd(), &preferred).unwrap());
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
-    leaks.check();
-}
-
-#[test]
-fn threads_that_attach_and_detach_do_not_meet() {
-    const THREADS: usize = 8;
-    const ROUNDS: usize = 25;
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let start = Barrier::new(THREADS);
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (control, start, directory) = (&control, &start, directory.path());
-            scope.spawn(move || {
-                let image = image(directory, &format!("image-{thread}"), MIB);
-                let pattern = [thread as u8 + 1; 512];
-                start.wait();
-                for _ in 0..ROUNDS {
-                    let device = control
-                        .ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite))
-                        .unwrap();
-                    write_at(&device.path(), 0, &pattern).unwrap();
-                    drop(device);
-                    // Deferred where another thread is just looking at the device.
-                    control.detach_all(image.as_fd()).unwrap();
-                }
-                assert_eq!(read_at(&directory.join(format!("image-{thread}")), 0, 512), pattern);
-            });
-        }
-    });
     leaks.check();
 }
 
@@ -322,4 +303,166 @@ fn idle_devices_are_removed_on_request() {
     assert_eq!(control.trim(2), idle - 2);
     assert_eq!(control.idle(), 2);
     assert_eq!(control.trim(0), 2);
+}
+
+#[test]
+fn a_part_of_a_file_is_shown_and_another_part_is_a_conflict() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", 4 * MIB);
+    let part =
+        AttachOptions::new(Access::ReadWrite).offset(MIB).size_limit(NonZeroU64::new(2 * MIB).unwrap());
+    let device = control.attach(image.as_fd(), &part).unwrap();
+    assert_eq!(device.status().unwrap().size, Bytes(2 * MIB));
+    write_at(&device.path(), 0, &[9; 512]).unwrap();
+    assert_eq!(read_at(&directory.path().join("image"), MIB, 512), [9; 512]);
+    let whole = AttachOptions::new(Access::ReadWrite);
+    assert_eq!(control.ensure_attached(image.as_fd(), &whole).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(control.attach(image.as_fd(), &part).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+
+    let unaligned = AttachOptions::new(Access::ReadWrite).offset(100);
+    assert_eq!(control.attach(image.as_fd(), &unaligned).unwrap_err().kind(), ErrorKind::InvalidInput);
+    let beyond = AttachOptions::new(Access::ReadWrite).offset(8 * MIB);
+    assert_eq!(control.attach(image.as_fd(), &beyond).unwrap_err().kind(), ErrorKind::NotHonoured);
+    assert!(control.find(image.as_fd()).unwrap().is_empty());
+}
+
+#[test]
+fn a_binding_is_stored_and_opened_again() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let stored =
+        control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap().binding().to_string();
+    let binding: Binding = stored.parse().unwrap();
+    assert!(binding.disk_sequence.is_some(), "Linux 5.15 has BLKGETDISKSEQ");
+    assert_eq!(LoopDevice::open_binding(&binding).unwrap().binding(), &binding);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(LoopDevice::open_binding(&binding).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn an_auto_clear_device_goes_with_its_last_user() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(Access::ReadWrite).lifetime(Lifetime::AutoClear).label("loopfs: a test");
+    let device = control.attach(image.as_fd(), &options).unwrap();
+    let status = device.status().unwrap();
+    assert!(status.auto_clear);
+    assert_eq!(status.label, "loopfs: a test");
+    drop(device);
+    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    leaks.check();
+}
+
+#[test]
+fn the_index_is_the_one_that_is_asked() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let exact = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(40_000));
+    let device = control.attach(image.as_fd(), &exact).unwrap();
+    assert_eq!(device.index(), 40_000);
+    let other = self::image(directory.path(), "other", MIB);
+    assert_eq!(control.attach(other.as_fd(), &exact).unwrap_err().kind(), ErrorKind::Busy);
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any);
+    assert!(
+        control.attach(image.as_fd(), &any).unwrap().index() < 65536,
+        "as low as other programs' devices"
+    );
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+}
+
+#[test]
+fn a_node_can_be_made_where_there_is_none() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    // On tmpfs, which is not mounted nodev.
+    let nodes = scratch();
+    device.make_node(File::open(nodes.path()).unwrap().as_fd(), "disk", 0o600).unwrap();
+    let node = nodes.path().join("disk");
+    let metadata = std::fs::metadata(&node).unwrap();
+    assert!(metadata.file_type().is_block_device());
+    assert_eq!(metadata.mode() & 0o777, 0o600);
+    assert_eq!(LoopDevice::open_path(&node).unwrap().binding(), device.binding());
+    let again = device.make_node(File::open(nodes.path()).unwrap().as_fd(), "disk", 0o600);
+    assert_eq!(again.unwrap_err().kind(), ErrorKind::AlreadyExists);
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+}
+
+#[test]
+fn the_block_size_can_follow_the_file() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    for policy in [BlockSize::MatchDirectIo, BlockSize::KernelDefault] {
+        let options = AttachOptions::new(Access::ReadWrite).block_size(policy);
+        let status = control.attach(image.as_fd(), &options).unwrap().status().unwrap();
+        assert!([512, 4096].contains(&status.block_size), "{status:?}");
+        assert!(status.direct_io);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    }
+}
+
+#[test]
+fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
+    const THREADS: usize = 32;
+    const ROUNDS: usize = 10;
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let foreign = image(directory.path(), "foreign", MIB);
+    let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any);
+    let start = Barrier::new(THREADS + 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // As other programs do it: the lowest free index, over and over.
+            let others = LoopControl::with_pool(PoolOptions { range: 0..1, keep_idle: 0 }).unwrap();
+            start.wait();
+            for round in 0..THREADS * ROUNDS / 4 {
+                let device = others.attach(foreign.as_fd(), &any).unwrap();
+                write_at(&device.path(), 0, &[round as u8; 512]).unwrap();
+                assert_eq!(
+                    read_at(&device.path(), 0, 512),
+                    [round as u8; 512],
+                    "somebody else had the device"
+                );
+                let binding = device.binding().clone();
+                drop(device);
+                assert!(LoopDevice::open_binding(&binding).is_ok(), "somebody else detached the device");
+                if let Detach::Deferred(pending) = others.detach_all(foreign.as_fd()).unwrap() {
+                    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+                }
+            }
+        });
+        for thread in 0..THREADS {
+            let (control, start, directory) = (&control, &start, directory.path());
+            scope.spawn(move || {
+                let image = image(directory, &format!("image-{thread}"), MIB);
+                start.wait();
+                for round in 0..ROUNDS {
+                    let device = control
+                        .ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite))
+                        .unwrap();
+                    write_at(&device.path(), 0, &[(thread + round) as u8; 512]).unwrap();
+                    drop(device);
+                    if let Detach::Deferred(pending) = control.detach_all(image.as_fd()).unwrap() {
+                        assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+                    }
+                    let content = read_at(&directory.join(format!("image-{thread}")), 0, 512);
+                    assert_eq!(content, [(thread + round) as u8; 512]);
+                }
+            });
+        }
+    });
+    leaks.check();
 }

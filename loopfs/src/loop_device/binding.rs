@@ -1,0 +1,202 @@
+//! Names of attachments, to keep and to compare.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+use std::str::FromStr;
+
+use nix::sys::stat::fstat;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::units::DeviceNumber;
+
+/// Whether data may be changed through a device or descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reads and writes.
+    ReadWrite,
+    /// Reads only; the kernel refuses writes at the block layer.
+    ReadOnly,
+}
+
+/// Which file a loop device is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BackingFile {
+    /// `st_dev` of the file.
+    pub device: DeviceNumber,
+    /// `st_ino` of the file.
+    pub inode: u64,
+}
+
+impl BackingFile {
+    /// The identity of an open file.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn of(file: impl AsFd) -> Result<Self> {
+        let status = fstat(file.as_fd()).context("fstat", "the backing file")?;
+        Ok(Self { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino })
+    }
+}
+
+impl fmt::Display for BackingFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "inode {} on device {}", self.inode, self.device)
+    }
+}
+
+/// The part of a file that a device shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// Where the device begins in the file, in bytes.
+    pub offset: u64,
+    /// How much of the file it shows at most; None is all that follows.
+    pub size_limit: Option<NonZeroU64>,
+}
+
+/// One attachment of a file to a device. It names the attachment and not the device: the same
+/// index bound anew is another binding. Its text form ([`Display`](fmt::Display) and [`FromStr`]) can
+/// be stored; [`LoopDevice::open_binding`](super::LoopDevice::open_binding) tells a stale one from a live one.
+///
+/// Where the kernel has no `BLKGETDISKSEQ` (before Linux 5.15), a file that was detached and attached
+/// to the same index again is taken for the same attachment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Binding {
+    /// N of `/dev/loopN`.
+    pub index: u32,
+    /// `BLKGETDISKSEQ` (Linux 5.15): differs for each attachment since boot.
+    pub disk_sequence: Option<NonZeroU64>,
+    /// The file.
+    pub backing: BackingFile,
+    /// The part of it.
+    pub extent: Extent,
+    /// Whether writes are refused.
+    pub access: Access,
+}
+
+impl Binding {
+    /// Whether both name one attachment. A sequence number that either lacks is not compared.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let comparable = self.disk_sequence.is_some() && other.disk_sequence.is_some();
+        let sequences_agree = !comparable || self.disk_sequence == other.disk_sequence;
+        let Self { index, disk_sequence: _, backing, extent, access } = self;
+        sequences_agree
+            && (*index, *backing, *extent, *access)
+                == (other.index, other.backing, other.extent, other.access)
+    }
+}
+
+impl fmt::Display for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: Option<NonZeroU64>| value.map_or(0, NonZeroU64::get);
+        let access = match self.access {
+            Access::ReadWrite => "rw",
+            Access::ReadOnly => "ro",
+        };
+        write!(
+            f,
+            "loop{} seq={} dev={} ino={} offset={} limit={} {access}",
+            self.index,
+            number(self.disk_sequence),
+            self.backing.device,
+            self.backing.inode,
+            self.extent.offset,
+            number(self.extent.size_limit),
+        )
+    }
+}
+
+impl FromStr for Binding {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        parse(text).ok_or_else(|| {
+            let shown: String = text.chars().take(160).collect();
+            Error::new(
+                ErrorKind::InvalidInput,
+                "read binding",
+                format!("{shown:?}"),
+                "not of the form it is printed in",
+            )
+        })
+    }
+}
+
+fn parse(text: &str) -> Option<Binding> {
+    let mut fields = text.split(' ');
+    let mut field = |key: &str| fields.next()?.strip_prefix(key);
+    let binding = Binding {
+        index: field("loop")?.parse().ok()?,
+        disk_sequence: NonZeroU64::new(field("seq=")?.parse().ok()?),
+        backing: BackingFile { device: field("dev=")?.parse().ok()?, inode: field("ino=")?.parse().ok()? },
+        extent: Extent {
+            offset: field("offset=")?.parse().ok()?,
+            size_limit: NonZeroU64::new(field("limit=")?.parse().ok()?),
+        },
+        access: match field("")? {
+            "rw" => Access::ReadWrite,
+            "ro" => Access::ReadOnly,
+            _ => return None,
+        },
+    };
+    fields.next().is_none().then_some(binding)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bindings() -> impl Strategy<Value = Binding> {
+        let access = prop_oneof![Just(Access::ReadWrite), Just(Access::ReadOnly)];
+        (
+            any::<u32>(),
+            any::<u64>(),
+            any::<u32>(),
+            any::<u32>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<u64>(),
+            access,
+        )
+            .prop_map(|(index, sequence, major, minor, inode, offset, limit, access)| Binding {
+                index,
+                disk_sequence: NonZeroU64::new(sequence),
+                backing: BackingFile { device: DeviceNumber { major, minor }, inode },
+                extent: Extent { offset, size_limit: NonZeroU64::new(limit) },
+                access,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_binding_reads_back_as_printed(binding in bindings()) {
+            prop_assert_eq!(binding.to_string().parse::<Binding>().unwrap(), binding);
+        }
+
+        #[test]
+        fn any_text_is_a_binding_or_an_error(text in "(loop[0-9]{1,12} )?(seq=[0-9]* )?\\PC{0,60}") {
+            if let Ok(binding) = text.parse::<Binding>() {
+                prop_assert_eq!(binding.to_string().parse::<Binding>().unwrap(), binding);
+            }
+        }
+
+        #[test]
+        fn another_sequence_number_is_another_attachment(binding in bindings(), sequence in 1..u64::MAX) {
+            let other = Binding { disk_sequence: NonZeroU64::new(sequence), ..binding.clone() };
+            let comparable = binding.disk_sequence.is_some();
+            prop_assert_eq!(binding.is_same(&other), !comparable || binding == other);
+            let unknown = Binding { disk_sequence: None, ..binding.clone() };
+            prop_assert!(binding.is_same(&unknown) && unknown.is_same(&binding));
+        }
+
+        #[test]
+        fn another_file_is_another_attachment(binding in bindings(), inode: u64) {
+            let backing = BackingFile { inode, ..binding.backing };
+            let other = Binding { backing, disk_sequence: None, ..binding.clone() };
+            prop_assert_eq!(binding.is_same(&other), inode == binding.backing.inode);
+        }
+    }
+}

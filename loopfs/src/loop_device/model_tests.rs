@@ -1,0 +1,340 @@
+//! The policy against a model of the driver: races, errnos and crashes at every call.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::*;
+use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
+
+const MIB: u64 = 1 << 20;
+/// More calls than any operation here makes.
+const CALLS: usize = 24;
+
+fn image() -> File {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    // Reopened through /proc, for a tempfile without a name has its own access mode.
+    let file = file.reopen().expect("the file again");
+    file.set_len(MIB).expect("its size");
+    file
+}
+
+fn options() -> AttachOptions {
+    // Whatever file system the temporary files are on.
+    AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer)
+}
+
+fn old_and_new(change: impl Fn(&mut Model), test: impl Fn()) {
+    for unbinds_at_last_close in [false, true] {
+        reset(|model| {
+            model.unbinds_at_last_close = unbinds_at_last_close;
+            change(model);
+        });
+        test();
+        with(|model| assert!(model.violations.is_empty(), "{:?}", model.violations));
+    }
+}
+
+#[test]
+fn a_device_comes_and_goes_on_both_sides_of_the_change_of_detach() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            assert_eq!(
+                control.attach(image.as_fd(), &options()).unwrap_err().kind(),
+                ErrorKind::AlreadyExists
+            );
+            assert_eq!(
+                control.ensure_attached(image.as_fd(), &options()).unwrap().binding(),
+                device.binding()
+            );
+            assert_eq!(device.detach().unwrap(), Detach::Gone);
+            with(|model| assert!(model.bound().is_empty()));
+        },
+    );
+}
+
+#[test]
+fn a_deferred_detach_is_waited_for_or_taken_back() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            let binding = device.binding().clone();
+            let user = LoopDevice::open_index(device.index()).unwrap();
+            let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("somebody has it open") };
+            let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else {
+                panic!("still open")
+            };
+            assert_eq!(pending.cancel().unwrap()[0].binding(), &binding);
+            drop(user);
+            assert!(LoopDevice::open_binding(&binding).is_ok(), "it went at the last close");
+
+            let user = LoopDevice::open_index(binding.index).unwrap();
+            let Detach::Deferred(pending) = control.detach_all(image.as_fd()).unwrap() else {
+                panic!("still open")
+            };
+            drop(user);
+            assert_eq!(pending.wait(Duration::from_secs(1)).unwrap(), Detach::Gone);
+        },
+    );
+}
+
+#[rstest]
+#[case::taken(Errno::EBUSY)]
+#[case::torn_down(Errno::ENXIO)]
+#[case::removed(Errno::ENODEV)]
+fn a_device_that_is_lost_is_replaced_by_the_next(
+    #[case] errno: Errno,
+    #[values("open", "configure")] call: &'static str,
+) {
+    old_and_new(
+        |model| drop(model.failures.insert(call, [errno; 5].into())),
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            with(|model| assert_eq!(model.bound().len(), 1));
+            assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), device.binding());
+        },
+    );
+}
+
+#[test]
+fn losing_for_ever_ends_at_the_deadline_with_the_errno() {
+    let busy = |model: &mut Model| drop(model.failures.insert("configure", [Errno::EBUSY; 1000].into()));
+    old_and_new(busy, || {
+        let (control, image) = (LoopControl::open().unwrap(), image());
+        let error = control.attach(image.as_fd(), &options().deadline(Duration::ZERO)).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::Busy, Some(libc::EBUSY)), "{error}");
+        with(|model| assert!(model.bound().is_empty()));
+    });
+}
+
+#[test]
+fn a_property_that_is_not_granted_is_named_and_nothing_stays_bound() {
+    old_and_new(
+        |model| model.lacks_direct_io = true,
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let required = options().direct_io(DirectIo::Require);
+            let error = control.attach(image.as_fd(), &required).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotHonoured);
+            assert!(error.to_string().contains("direct I/O"), "{error}");
+            with(|model| assert!(model.bound().is_empty()));
+            assert!(control.attach(image.as_fd(), &options()).is_ok(), "Prefer takes what there is");
+        },
+    );
+}
+
+#[test]
+fn another_program_that_is_faster_keeps_its_device() {
+    for after in 0..CALLS {
+        old_and_new(
+            |model| model.foreign_binds_after = Some(after),
+            || {
+                let (control, image) = (LoopControl::open().unwrap(), image());
+                let device = control.ensure_attached(image.as_fd(), &options()).unwrap();
+                drop(device);
+                let before = with(|model| model.bound());
+                control.detach_all(image.as_fd()).unwrap();
+                let foreign =
+                    |bound: Vec<(u32, u64, u32)>| bound.into_iter().filter(|b| b.2 == FOREIGN).count();
+                let left = with(|model| model.bound());
+                assert!(left.iter().all(|bound| bound.2 == FOREIGN), "{left:?}");
+                assert!(foreign(left) >= foreign(before), "a foreign device was detached");
+            },
+        );
+    }
+}
+
+#[test]
+fn an_index_that_was_asked_for_is_that_one_or_an_error() {
+    old_and_new(
+        |model| model.bind_foreign(7),
+        || {
+            let (control, image) = (LoopControl::open().unwrap(), image());
+            let error = control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(7))).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            let device = control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(8))).unwrap();
+            assert_eq!(device.index(), 8);
+            assert_eq!(device.detach().unwrap(), Detach::Gone);
+            let device = control.attach(image.as_fd(), &options().index(IndexPolicy::Any)).unwrap();
+            assert_eq!(device.index(), 8, "the lowest that is free");
+        },
+    );
+}
+
+/// The process dies at each call of an operation in turn; the next one finds its way.
+#[test]
+fn a_crash_at_any_call_is_recovered_from() {
+    for after in 0..CALLS {
+        old_and_new(
+            |model| model.bind_foreign(0),
+            || {
+                let image = image();
+                with(|model| model.crash_after = Some(after));
+                let crashed = catch_unwind(AssertUnwindSafe(|| {
+                    let control = LoopControl::open().unwrap();
+                    drop(control.ensure_attached(image.as_fd(), &options()).unwrap());
+                    control.detach_all(image.as_fd()).unwrap();
+                    drop(control.ensure_attached(image.as_fd(), &options()).unwrap());
+                }));
+                with(|model| model.crash_after = None);
+                let restarted = LoopControl::open().unwrap();
+                drop(restarted.ensure_attached(image.as_fd(), &options()).unwrap());
+                let ours = with(|model| model.bound()).into_iter().filter(|bound| bound.2 != FOREIGN).count();
+                assert_eq!(ours, 1, "after a crash at call {after} ({:?})", crashed.is_err());
+                assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+                with(|model| assert_eq!(model.bound().len(), 1, "the foreign one"));
+                restarted.trim(0);
+                with(|model| {
+                    assert!(model.exist().len() <= 2, "idle devices were forgotten: {:?}", model.exist())
+                });
+            },
+        );
+    }
+}
+
+#[test]
+fn a_stale_binding_is_told_from_a_live_one() {
+    for lacks_sequences in [false, true] {
+        old_and_new(
+            |model| model.lacks_sequences = lacks_sequences,
+            || {
+                let (control, first, second) = (LoopControl::open().unwrap(), image(), image());
+                let kept = control.attach(first.as_fd(), &options()).unwrap().binding().to_string();
+                let kept: Binding = kept.parse().unwrap();
+                assert!(LoopDevice::open_binding(&kept).is_ok());
+                assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Gone);
+                let exact = options().index(IndexPolicy::Exact(kept.index));
+                drop(control.attach(second.as_fd(), &exact).unwrap());
+                assert_eq!(LoopDevice::open_binding(&kept).unwrap_err().kind(), ErrorKind::NotFound);
+                assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Gone);
+                drop(control.attach(first.as_fd(), &exact).unwrap());
+                // The same file on the same index: only a sequence number tells.
+                assert_eq!(LoopDevice::open_binding(&kept).is_ok(), lacks_sequences);
+            },
+        );
+    }
+}
+
+#[test]
+fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
+    old_and_new(
+        |_| {},
+        || {
+            let control = LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 0 }).unwrap();
+            let images = [image(), image(), image()];
+            for _ in 0..3 {
+                for image in &images {
+                    drop(control.attach(image.as_fd(), &options()).unwrap());
+                }
+                let full = control.attach(self::image().as_fd(), &options()).unwrap_err();
+                assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+                for image in &images {
+                    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+                }
+                assert_eq!(control.trim(0), 3);
+                with(|model| assert!(model.exist().is_empty()));
+            }
+        },
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Attach { user: usize, image: usize },
+    Detach { user: usize, image: usize },
+    Hold { image: usize },
+    Release,
+    ForeignBinds { index: u32 },
+    ForeignIsFaster { after: usize },
+    Fails { call: &'static str, errno: Errno },
+    Crash { user: usize, after: usize, image: usize },
+    Trim { user: usize },
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let (user, image, after) = (0..2usize, 0..3usize, 0..CALLS);
+    // A device that says it is not bound when it is would be a lie that no kernel tells.
+    let lost = prop_oneof![Just(Errno::EBUSY), Just(Errno::ENXIO), Just(Errno::ENODEV)];
+    let broken = prop_oneof![Just("open"), Just("add"), Just("status"), Just("clear")];
+    let failure = prop_oneof![
+        lost.prop_map(|errno| Step::Fails { call: "configure", errno }),
+        broken.prop_map(|call| Step::Fails { call, errno: Errno::EIO }),
+    ];
+    prop_oneof![
+        4 => (user.clone(), image.clone()).prop_map(|(user, image)| Step::Attach { user, image }),
+        4 => (user.clone(), image.clone()).prop_map(|(user, image)| Step::Detach { user, image }),
+        1 => image.clone().prop_map(|image| Step::Hold { image }),
+        1 => Just(Step::Release),
+        1 => (10..16u32).prop_map(|index| Step::ForeignBinds { index }),
+        1 => after.clone().prop_map(|after| Step::ForeignIsFaster { after }),
+        1 => failure,
+        1 => (user.clone(), after, image).prop_map(|(user, after, image)| Step::Crash { user, after, image }),
+        1 => user.prop_map(|user| Step::Trim { user }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Two processes share a range, each with files of its own, beside a program that knows neither.
+    #[test]
+    fn no_schedule_detaches_or_reuses_what_its_user_does_not_own(
+        schedule in proptest::collection::vec(steps(), 1..40),
+        unbinds_at_last_close: bool,
+    ) {
+        reset(|model| model.unbinds_at_last_close = unbinds_at_last_close);
+        let pool = || LoopControl::with_pool(PoolOptions { range: 10..40, keep_idle: 2 }).unwrap();
+        let mut users = [pool(), pool()];
+        let images: [[File; 3]; 2] = [[image(), image(), image()], [image(), image(), image()]];
+        let mut held = Vec::new();
+        let foreign = || with(|model| model.bound()).into_iter().filter(|bound| bound.2 == FOREIGN).collect::<Vec<_>>();
+        for step in schedule {
+            let before = foreign();
+            match step {
+                Step::Attach { user, image } => {
+                    drop(acting(user as u32, || users[user].ensure_attached(images[user][image].as_fd(), &options())));
+                }
+                Step::Detach { user, image } => {
+                    drop(acting(user as u32, || users[user].detach_all(images[user][image].as_fd())));
+                }
+                Step::Hold { image } => held.extend(users[0].find(images[0][image].as_fd()).unwrap_or_default()),
+                Step::Release => held.clear(),
+                Step::ForeignBinds { index } => with(|model| model.bind_foreign(index)),
+                Step::ForeignIsFaster { after } => with(|model| model.foreign_binds_after = Some(after)),
+                Step::Fails { call, errno } => with(|model| model.failures.entry(call).or_default().push_back(errno)),
+                Step::Crash { user, after, image } => {
+                    with(|model| model.crash_after = Some(after));
+                    drop(catch_unwind(AssertUnwindSafe(|| acting(user as u32, || {
+                        drop(users[user].ensure_attached(images[user][image].as_fd(), &options()));
+                        drop(users[user].detach_all(images[user][image].as_fd()));
+                    }))));
+                    with(|model| model.crash_after = None);
+                    let failures = with(|model| std::mem::take(&mut model.failures));
+                    users[user] = pool();
+                    with(|model| model.failures = failures);
+                }
+                Step::Trim { user } => drop(users[user].trim(0)),
+            }
+            let violations = with(|model| model.violations.clone());
+            prop_assert!(violations.is_empty(), "{violations:?}");
+            let after = foreign();
+            prop_assert!(before.iter().all(|bound| after.contains(bound)), "a foreign device is gone: {before:?} {after:?}");
+            let mut files: Vec<u64> = with(|model| model.bound()).into_iter().map(|bound| bound.1).collect();
+            let all = files.len();
+            files.sort_unstable();
+            files.dedup();
+            prop_assert_eq!(files.len(), all, "a file has two writable devices");
+        }
+    }
+}

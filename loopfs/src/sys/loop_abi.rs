@@ -1,0 +1,58 @@
+//! Structures and constants of the loop driver (linux/loop.h).
+
+use linux_raw_sys::loop_device as uapi;
+
+pub(crate) use uapi::{loop_config, loop_info64};
+
+pub(crate) const READ_ONLY: u32 = uapi::LO_FLAGS_READ_ONLY as u32;
+pub(crate) const AUTOCLEAR: u32 = uapi::LO_FLAGS_AUTOCLEAR as u32;
+pub(crate) const DIRECT_IO: u32 = uapi::LO_FLAGS_DIRECT_IO as u32;
+
+/// Bytes of a label; the kernel ends it with a NUL of its own.
+pub(crate) const LABEL_SIZE: usize = uapi::LO_NAME_SIZE as usize - 1;
+
+pub(crate) const fn empty_info() -> loop_info64 {
+    loop_info64 {
+        lo_device: 0,
+        lo_inode: 0,
+        lo_rdevice: 0,
+        lo_offset: 0,
+        lo_sizelimit: 0,
+        lo_number: 0,
+        lo_encrypt_type: 0,
+        lo_encrypt_key_size: 0,
+        lo_flags: 0,
+        lo_file_name: [0; 64],
+        lo_crypt_name: [0; 64],
+        lo_encrypt_key: [0; 32],
+        lo_init: [0; 2],
+    }
+}
+
+pub(crate) const fn config(file: i32, block_size: u32) -> loop_config {
+    loop_config { fd: file as u32, block_size, info: empty_info(), __reserved: [0; 8] }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn layouts_and_requests_match_the_kernel_headers() {
+        assert_eq!(size_of::<loop_info64>(), 232);
+        assert_eq!(size_of::<loop_config>(), 304);
+        assert_eq!(offset_of!(loop_info64, lo_flags), 52);
+        assert_eq!(offset_of!(loop_info64, lo_file_name), 56);
+        assert_eq!(offset_of!(loop_config, info), 8);
+        assert_eq!(ioctl_sys::io!(b'L', 0x80), uapi::LOOP_CTL_ADD);
+        assert_eq!(ioctl_sys::io!(b'L', 0x81), uapi::LOOP_CTL_REMOVE);
+        assert_eq!(ioctl_sys::io!(b'L', 0x82), uapi::LOOP_CTL_GET_FREE);
+        assert_eq!(ioctl_sys::io!(b'L', 0x01), uapi::LOOP_CLR_FD);
+        assert_eq!(ioctl_sys::io!(b'L', 0x07), uapi::LOOP_SET_CAPACITY);
+        assert_eq!(uapi::LOOP_CONFIGURE, 0x4C0A);
+        assert_eq!(uapi::LOOP_GET_STATUS64, 0x4C05);
+        assert_eq!(uapi::LOOP_SET_STATUS64, 0x4C04);
+    }
+}

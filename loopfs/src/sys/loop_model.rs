@@ -1,0 +1,362 @@
+//! A model of the loop driver, in place of `loop_dev.rs` in unit tests: what a schedule of calls, a lost race, an errno or a
+//! crash at any point does to the policy above. It says nothing about the kernel; the tests in `tests/kernel` do.
+//!
+//! A thread has a model of its own. An open device is the write end of a pipe, so that the model sees it closed.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::Result;
+use super::loop_abi::{AUTOCLEAR, DIRECT_IO, loop_config, loop_info64};
+
+/// Who makes a call. Bindings remember who made them.
+pub(crate) type Actor = u32;
+
+/// Somebody who uses the driver without this library.
+pub(crate) const FOREIGN: Actor = 99;
+
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    devices: BTreeMap<u32, Device>,
+    handles: Vec<Handle>,
+    last_sequence: u64,
+    /// From Linux 6.11 a device is unbound at its last close, not by the call.
+    pub(crate) unbinds_at_last_close: bool,
+    /// Before Linux 5.15 there are no sequence numbers.
+    pub(crate) lacks_sequences: bool,
+    /// Grants buffered I/O whatever is asked.
+    pub(crate) lacks_direct_io: bool,
+    /// What the next calls of a name answer instead of doing anything.
+    pub(crate) failures: HashMap<&'static str, VecDeque<Errno>>,
+    /// Calls until the process dies.
+    pub(crate) crash_after: Option<usize>,
+    /// Calls until another program binds the index that this process touches next.
+    pub(crate) foreign_binds_after: Option<usize>,
+    /// What must never happen.
+    pub(crate) violations: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct Device {
+    bound: Option<Bound>,
+    /// Unbound by LOOP_CLR_FD, and not yet closed.
+    rundown: bool,
+    sequence: u64,
+}
+
+#[derive(Debug)]
+struct Bound {
+    info: loop_info64,
+    file: File,
+    block_size: u32,
+    size: u64,
+    owner: Actor,
+}
+
+#[derive(Debug)]
+struct Handle {
+    index: u32,
+    raw: RawFd,
+    reader: OwnedFd,
+}
+
+type Shared = Arc<Mutex<Model>>;
+
+thread_local! {
+    static MODEL: RefCell<Shared> = RefCell::default();
+    static ACTOR: RefCell<Actor> = const { RefCell::new(0) };
+}
+
+/// Threads that only have the control descriptor find their model by it.
+static BY_CONTROL: LazyLock<Mutex<HashMap<RawFd, Shared>>> = LazyLock::new(Mutex::default);
+
+/// Starts this thread on a new machine.
+pub(crate) fn reset(change: impl FnOnce(&mut Model)) {
+    MODEL.set(Shared::default());
+    ACTOR.set(0);
+    with(change);
+}
+
+/// Looks at the model, or changes it, from outside.
+pub(crate) fn with<T>(look: impl FnOnce(&mut Model) -> T) -> T {
+    let model = MODEL.with_borrow(Arc::clone);
+    let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+    model.reap();
+    look(&mut model)
+}
+
+/// Makes the calls of `work` those of `actor`.
+pub(crate) fn acting<T>(actor: Actor, work: impl FnOnce() -> T) -> T {
+    let before = ACTOR.replace(actor);
+    let result = work();
+    ACTOR.set(before);
+    result
+}
+
+impl Model {
+    /// Index and inode of everything that is bound.
+    pub(crate) fn bound(&self) -> Vec<(u32, u64, Actor)> {
+        let bound = |(index, device): (&u32, &Device)| {
+            device.bound.as_ref().map(|b| (*index, b.info.lo_inode, b.owner))
+        };
+        self.devices.iter().filter_map(bound).collect()
+    }
+
+    pub(crate) fn exist(&self) -> Vec<u32> {
+        self.devices.keys().copied().collect()
+    }
+
+    pub(crate) fn bind_foreign(&mut self, index: u32) {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(1 << 20).expect("its size");
+        let config = super::loop_abi::config(file.as_raw_fd(), 512);
+        self.devices.entry(index).or_default();
+        self.bind(index, &config, FOREIGN).ok();
+    }
+
+    fn bind(&mut self, index: u32, config: &loop_config, owner: Actor) -> Result<()> {
+        let device = self.devices.get_mut(&index).ok_or(Errno::ENXIO)?;
+        if device.bound.is_some() || device.rundown {
+            return Err(Errno::EBUSY);
+        }
+        let file = File::open(format!("/proc/self/fd/{}", config.fd)).or(Err(Errno::EBADF))?;
+        let metadata = file.metadata().or(Err(Errno::EIO))?;
+        let mut info = config.info;
+        (info.lo_device, info.lo_inode, info.lo_number) = (metadata.dev(), metadata.ino(), index);
+        if self.lacks_direct_io {
+            info.lo_flags &= !DIRECT_IO;
+        }
+        self.last_sequence += 1;
+        device.sequence = self.last_sequence;
+        let mut bound = Bound { info, file, block_size: config.block_size.max(512), size: 0, owner };
+        bound.refresh();
+        device.bound = Some(bound);
+        Ok(())
+    }
+
+    fn unbind(&mut self, index: u32) {
+        self.last_sequence += 1;
+        if let Some(device) = self.devices.get_mut(&index) {
+            (device.bound, device.rundown, device.sequence) = (None, false, self.last_sequence);
+        }
+    }
+
+    fn openers(&self, index: u32) -> usize {
+        self.handles.iter().filter(|handle| handle.index == index).count()
+    }
+
+    /// Notices what was closed since the last call, and does what the driver does at a last close.
+    fn reap(&mut self) {
+        let closed = |handle: &Handle| {
+            let mut polled = [PollFd::new(handle.reader.as_fd(), PollFlags::empty())];
+            poll(&mut polled, PollTimeout::ZERO).expect("poll a pipe");
+            polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
+        };
+        let gone: Vec<u32> =
+            self.handles.extract_if(.., |handle| closed(handle)).map(|handle| handle.index).collect();
+        for index in gone {
+            let Some(device) = self.devices.get(&index) else { continue };
+            let going = device.bound.as_ref().is_some_and(|bound| bound.info.lo_flags & AUTOCLEAR != 0);
+            if self.openers(index) == 0 && (going || device.rundown) {
+                self.unbind(index);
+            }
+        }
+    }
+
+    /// What happens at any call: an injected errno, a crash, another program that is faster.
+    fn enter(&mut self, call: &'static str, index: Option<u32>) -> Result<()> {
+        self.reap();
+        if let Some(left) = &mut self.crash_after {
+            if *left == 0 {
+                self.crash_after = None;
+                std::panic::resume_unwind(Box::new("crash"));
+            }
+            *left -= 1;
+        }
+        if let (Some(left), Some(index)) = (&mut self.foreign_binds_after, index) {
+            if *left == 0 {
+                self.foreign_binds_after = None;
+                if self.devices.contains_key(&index) {
+                    self.bind_foreign(index);
+                }
+            } else {
+                *left -= 1;
+            }
+        }
+        match self.failures.get_mut(call).and_then(VecDeque::pop_front) {
+            Some(errno) => Err(errno),
+            None => Ok(()),
+        }
+    }
+
+    fn index_of(&self, device: impl AsFd) -> Result<u32> {
+        let raw = device.as_fd().as_raw_fd();
+        self.handles
+            .iter()
+            .rev()
+            .find(|handle| handle.raw == raw)
+            .map(|handle| handle.index)
+            .ok_or(Errno::EBADF)
+    }
+
+    fn bound_of(&mut self, call: &'static str, device: impl AsFd) -> Result<(u32, &mut Bound)> {
+        self.reap();
+        let index = self.index_of(device)?;
+        self.enter(call, Some(index))?;
+        let device = self.devices.get_mut(&index).ok_or(Errno::ENXIO)?;
+        if device.rundown {
+            return Err(Errno::ENXIO);
+        }
+        device.bound.as_mut().map(|bound| (index, bound)).ok_or(Errno::ENXIO)
+    }
+}
+
+impl Bound {
+    fn refresh(&mut self) {
+        let length = self.file.metadata().map_or(0, |metadata| metadata.len());
+        let rest = length.saturating_sub(self.info.lo_offset);
+        let shown = if self.info.lo_sizelimit == 0 { rest } else { rest.min(self.info.lo_sizelimit) };
+        self.size = shown - shown % 512;
+    }
+}
+
+fn by_control<T>(control: impl AsFd, work: impl FnOnce(&mut Model) -> T) -> T {
+    let registered = BY_CONTROL.lock().unwrap_or_else(PoisonError::into_inner);
+    let model = Arc::clone(&registered[&control.as_fd().as_raw_fd()]);
+    drop(registered);
+    let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+    work(&mut model)
+}
+
+pub(crate) fn open_control() -> Result<OwnedFd> {
+    let control = OwnedFd::from(tempfile::tempfile().expect("a file"));
+    let model = MODEL.with_borrow(Arc::clone);
+    BY_CONTROL.lock().unwrap_or_else(PoisonError::into_inner).insert(control.as_raw_fd(), model);
+    Ok(control)
+}
+
+pub(crate) fn open_device(index: u32, _writable: bool) -> Result<OwnedFd> {
+    with(|model| {
+        model.enter("open", Some(index))?;
+        let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
+        if device.rundown {
+            return Err(Errno::ENXIO);
+        }
+        let (reader, writer) = nix::unistd::pipe()?;
+        model.handles.push(Handle { index, raw: writer.as_raw_fd(), reader });
+        Ok(writer)
+    })
+}
+
+pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
+    with(|model| model.index_of(device).map(|index| nix::sys::stat::makedev(7, index.into())))
+}
+
+pub(crate) fn indices() -> Result<Vec<u32>> {
+    with(|model| Ok(model.exist()))
+}
+
+pub(crate) fn exists(index: u32) -> bool {
+    with(|model| model.devices.contains_key(&index))
+}
+
+pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
+    by_control(control, |model| {
+        model.enter("add", Some(index))?;
+        if model.devices.contains_key(&index) {
+            return Err(Errno::EEXIST);
+        }
+        model.devices.insert(index, Device::default());
+        Ok(index)
+    })
+}
+
+pub(crate) fn remove(control: impl AsFd, index: u32) -> Result<()> {
+    by_control(control, |model| {
+        model.enter("remove", Some(index))?;
+        let device = model.devices.get(&index).ok_or(Errno::ENODEV)?;
+        if device.bound.is_some() || device.rundown || model.openers(index) > 0 {
+            return Err(Errno::EBUSY);
+        }
+        model.devices.remove(&index);
+        Ok(())
+    })
+}
+
+pub(crate) fn get_free(control: impl AsFd) -> Result<u32> {
+    by_control(control, |model| {
+        model.enter("get_free", None)?;
+        let free = model.devices.iter().find(|(_, device)| device.bound.is_none() && !device.rundown);
+        let index =
+            free.map_or_else(|| model.devices.keys().last().map_or(0, |last| last + 1), |(index, _)| *index);
+        model.devices.entry(index).or_default();
+        Ok(index)
+    })
+}
+
+pub(crate) fn configure(device: impl AsFd, config: &loop_config) -> Result<()> {
+    with(|model| {
+        let index = model.index_of(device)?;
+        model.enter("configure", Some(index))?;
+        model.bind(index, config, ACTOR.with_borrow(|actor| *actor))
+    })
+}
+
+pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
+    with(|model| model.bound_of("status", device).map(|(_, bound)| bound.info))
+}
+
+pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
+    with(|model| model.bound_of("set_status", device).map(|(_, bound)| bound.info.lo_flags = info.lo_flags))
+}
+
+pub(crate) fn clear(device: impl AsFd) -> Result<()> {
+    let actor = ACTOR.with_borrow(|actor| *actor);
+    with(|model| {
+        let (index, bound) = model.bound_of("clear", device)?;
+        if bound.owner != actor {
+            let violation = format!("{actor} detached loop{index}, which {} had bound", bound.owner);
+            model.violations.push(violation);
+            return Ok(());
+        }
+        let alone = model.openers(index) == 1;
+        match (alone, model.unbinds_at_last_close) {
+            (true, false) => model.unbind(index),
+            (true, true) => {
+                let device = model.devices.get_mut(&index).ok_or(Errno::ENXIO)?;
+                (device.bound, device.rundown) = (None, true);
+            }
+            (false, _) => {
+                let device = model.devices.get_mut(&index).ok_or(Errno::ENXIO)?;
+                device.bound.as_mut().ok_or(Errno::ENXIO)?.info.lo_flags |= AUTOCLEAR;
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
+    with(|model| model.bound_of("set_capacity", device).map(|(_, bound)| bound.refresh()))
+}
+
+pub(crate) fn size(device: impl AsFd) -> Result<u64> {
+    with(|model| model.bound_of("size", device).map(|(_, bound)| bound.size))
+}
+
+pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
+    with(|model| model.bound_of("block_size", device).map(|(_, bound)| bound.block_size))
+}
+
+pub(crate) fn disk_sequence(device: impl AsFd) -> Result<u64> {
+    with(|model| {
+        let index = model.index_of(device)?;
+        if model.lacks_sequences { Err(Errno::EINVAL) } else { Ok(model.devices[&index].sequence) }
+    })
+}
