@@ -12,12 +12,12 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 mod args;
 mod backoff;
+mod connection;
 mod driver;
 mod error;
 mod identity;
@@ -154,7 +154,7 @@ async fn serve_csi(
     Server::builder()
         .add_service(IdentityServer::new(identity))
         .add_service(NodeServer::new(node))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
+        .serve_with_incoming_shutdown(connection::incoming(listener), stop.cancelled_owned())
         .await
         .context("serve CSI")
 }

@@ -8,12 +8,12 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::backoff::Backoff;
+use crate::connection;
 use crate::driver::DriverName;
 use crate::proto::registration as wire;
 use crate::proto::registration::registration_server::{Registration, RegistrationServer};
@@ -85,7 +85,7 @@ impl Registrar {
         let service = RegistrationServer::new(Service { registrar: self.clone(), outcomes: notices });
         let end_of_socket = CancellationToken::new();
         let server = Server::builder().add_service(service).serve_with_incoming_shutdown(
-            UnixListenerStream::new(listener),
+            connection::incoming(listener),
             end_of_socket.clone().cancelled_owned(),
         );
         let mut server = std::pin::pin!(server);

@@ -3,6 +3,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
@@ -73,6 +74,48 @@ async fn the_kubelet_learns_where_the_driver_is() {
     assert_eq!(info.name, "csi.loopfs.dev");
     assert_eq!(info.endpoint, "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock");
     assert_eq!(info.supported_versions, ["1.0.0"]);
+    running.stop().await;
+}
+
+/// A frame of HTTP/2 on stream `stream`.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// As grpc-go does that was given a bare path: it takes the path for the name of the server.
+#[tokio::test]
+async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
+    let running = Running::start();
+    running.socket_unlike(None).await;
+    let literal =
+        |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let authority = literal(0x41, "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock");
+    let path = literal(0x44, "/pluginregistration.Registration/GetInfo");
+    // content-type is 31 in the static table; te is not in it.
+    let rest = [literal(0x5f, "application/grpc"), literal(0x40, "te"), literal(0, "trailers")[1..].to_vec()]
+        .concat();
+    // :method: POST, :scheme: http, and all the others, which go into the table.
+    let first = [&[0x83, 0x86][..], &path, &authority, &rest].concat();
+    // They are entries 65 (the oldest) down to 62 there.
+    let second = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+    let empty_message = [0; 5];
+
+    let mut kubelet = tokio::net::UnixStream::connect(running.socket()).await.unwrap();
+    let settings = frame(4, 0, 0, &[]);
+    kubelet.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..]].concat()).await.unwrap();
+    for (stream, block) in [(1, &first[..]), (3, &second[..])] {
+        let request = [frame(1, 0x4, stream, block), frame(0, 0x1, stream, &empty_message)].concat();
+        kubelet.write_all(&request).await.unwrap();
+        let answer = async {
+            let mut answer = Vec::new();
+            while !answer.windows(9).any(|window| window == b"CSIPlugin") {
+                assert_ne!(kubelet.read_buf(&mut answer).await.unwrap(), 0, "hung up after {answer:x?}");
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), answer).await.expect("an answer");
+    }
+    drop(kubelet);
     running.stop().await;
 }
 

@@ -1,0 +1,182 @@
+//! HTTP/2 frames (RFC 9113, section 4.1) of a client, passed on as they come, but for the header blocks in them.
+
+use super::header_block;
+
+/// What a client sends first.
+const PREFACE: usize = 24;
+
+/// Length (3 bytes), type, flags, stream (4 bytes).
+const FRAME_HEADER: usize = 9;
+
+const HEADERS: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// Stream dependency and weight.
+const PRIORITY_FIELDS: usize = 5;
+
+/// Larger frames may not be sent before the receiver has agreed, and this one does not.
+const LARGEST_FRAME: usize = 16_384;
+
+/// Where in the stream of bytes the next one is.
+#[derive(Debug)]
+pub(super) struct Frames {
+    /// Bytes that are passed on as they come.
+    pass: usize,
+    /// A frame of which all of this, and no more, has come; only its header, unless the frame is looked into.
+    frame: Vec<u8>,
+}
+
+impl Frames {
+    pub(super) fn new() -> Self {
+        Self { pass: PREFACE, frame: Vec::new() }
+    }
+
+    /// Takes what has come, and appends to `out` what is to be passed on.
+    pub(super) fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
+        while !input.is_empty() {
+            let wanted = if self.pass > 0 { self.pass } else { self.missing() };
+            let (part, rest) = input.split_at(wanted.min(input.len()));
+            input = rest;
+            if self.pass > 0 {
+                self.pass -= part.len();
+                out.extend_from_slice(part);
+                continue;
+            }
+            self.frame.extend_from_slice(part);
+            if self.missing() > 0 {
+                continue;
+            }
+            if is_looked_into(&self.frame) {
+                match rewritten(&self.frame) {
+                    Some(frame) => out.extend_from_slice(&frame),
+                    None => out.extend_from_slice(&self.frame),
+                }
+            } else {
+                self.pass = payload_length(&self.frame);
+                out.extend_from_slice(&self.frame);
+            }
+            self.frame.clear();
+        }
+    }
+
+    /// Nothing more will come.
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.frame);
+    }
+
+    /// How many bytes of the frame are still to come, as far as they are waited for.
+    fn missing(&self) -> usize {
+        let have = self.frame.len();
+        match FRAME_HEADER.saturating_sub(have) {
+            0 if is_looked_into(&self.frame) => FRAME_HEADER + payload_length(&self.frame) - have,
+            header => header,
+        }
+    }
+}
+
+fn payload_length(frame: &[u8]) -> usize {
+    usize::from(frame[0]) << 16 | usize::from(frame[1]) << 8 | usize::from(frame[2])
+}
+
+/// Whether the frame is a whole header block. Those in several frames are long, which a short call's are not.
+fn is_looked_into(frame: &[u8]) -> bool {
+    frame[3] == HEADERS && frame[4] & END_HEADERS != 0 && payload_length(frame) <= LARGEST_FRAME
+}
+
+/// The frame with another authority. None where there is none to replace, or where it is malformed, which the receiver
+/// finds as well and knows better what to do about.
+fn rewritten(frame: &[u8]) -> Option<Vec<u8>> {
+    let (header, mut payload) = frame.split_at(FRAME_HEADER);
+    let flags = header[4];
+    if flags & PADDED != 0 {
+        let (length, padded) = payload.split_first()?;
+        payload = &padded[..padded.len().checked_sub(usize::from(*length))?];
+    }
+    let priority = if flags & PRIORITY != 0 { PRIORITY_FIELDS } else { 0 };
+    let (priority, block) = payload.split_at_checked(priority)?;
+    let block = header_block::with_neutral_authority(block)?;
+
+    let length = u32::try_from(priority.len() + block.len()).ok()?.to_be_bytes();
+    let mut frame = Vec::with_capacity(FRAME_HEADER + priority.len() + block.len());
+    frame.extend_from_slice(&length[1..]);
+    frame.extend_from_slice(&[HEADERS, flags & !PADDED]);
+    frame.extend_from_slice(&header[5..]);
+    frame.extend_from_slice(priority);
+    frame.extend_from_slice(&block);
+    Some(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
+    }
+
+    /// What arrives, if it comes in pieces of this size.
+    fn pass(input: &[u8], piece: usize) -> Vec<u8> {
+        let (mut frames, mut out) = (Frames::new(), Vec::new());
+        input.chunks(piece).for_each(|piece| frames.feed(piece, &mut out));
+        frames.finish(&mut out);
+        out
+    }
+
+    const PREFACE_BYTES: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    /// `:method: POST`, then `:authority: %2Fa`, kept in the table.
+    const BLOCK: &[u8] = b"\x83\x41\x04%2Fa";
+    const NEUTRAL: &[u8] = b"\x83\x41\x01-";
+
+    #[test]
+    fn only_header_blocks_are_changed_however_the_bytes_arrive() {
+        let settings = frame(4, 0, &[0; 6]);
+        let data = frame(0, 1, b"\x41\x04%2Fa");
+        let parts = [PREFACE_BYTES, &settings, &frame(1, 0x4, BLOCK), &data, &frame(1, 0x5, BLOCK)];
+        let expected = [PREFACE_BYTES, &settings, &frame(1, 0x4, NEUTRAL), &data, &frame(1, 0x5, NEUTRAL)];
+        for piece in [1, 2, 3, 7, 8192] {
+            assert_eq!(pass(&parts.concat(), piece), expected.concat(), "in pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn padding_goes_and_priority_stays() {
+        let priority = [0, 0, 0, 3, 200];
+        let padded = [&[2], &priority[..], BLOCK, &[0, 0]].concat();
+        let expected = [PREFACE_BYTES, &frame(1, 0x24, &[&priority[..], NEUTRAL].concat())].concat();
+        assert_eq!(pass(&[PREFACE_BYTES, &frame(1, 0x2c, &padded)].concat(), 4), expected);
+    }
+
+    #[test]
+    fn what_is_not_understood_passes_as_it_is() {
+        for odd in [
+            frame(1, 0x0, BLOCK),
+            frame(1, 0xc, &[9, 0x83]),
+            frame(1, 0x24, &[0]),
+            frame(1, 0x4, b"\x41\x7f"),
+            frame(1, 0x4, &[]),
+            frame(9, 0x4, BLOCK),
+            frame(1, 0x4, BLOCK)[..12].to_vec(),
+        ] {
+            let input = [PREFACE_BYTES, &odd].concat();
+            assert_eq!(pass(&input, 5), input);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_pass_and_pieces_make_no_difference(
+            input in proptest::collection::vec(prop_oneof![any::<u8>(), 0..10u8], 0..400),
+            piece in 1..50usize,
+        ) {
+            let input = [PREFACE_BYTES, &input].concat();
+            let whole = pass(&input, input.len());
+            prop_assert!(whole.len() <= input.len());
+            prop_assert_eq!(pass(&input, piece), whole);
+        }
+    }
+}
