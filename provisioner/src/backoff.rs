@@ -15,10 +15,10 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(5 * 60);
 
 /// Failed attempts by object.
 ///
-/// `C` is what the outcome depended on, for instance the size asked for and how often space was freed. An attempt in
-/// other circumstances is not a repetition: it is allowed at once and starts the series anew. Within the same
-/// circumstances nothing shortens the wait, in particular not the watch events that a failure's own status update and
-/// events bring about.
+/// `C` is what the outcome depended on, for instance the size asked for and how often space was freed. An
+/// attempt in other circumstances is not a repetition: it is allowed at once and starts the series anew.
+/// Within the same circumstances nothing shortens the wait, in particular not the watch events that a
+/// failure's own status update and events bring about.
 #[derive(Debug)]
 pub(crate) struct Backoff<K, C> {
     failures: Mutex<HashMap<K, Failure<C>>>,

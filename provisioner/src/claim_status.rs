@@ -1,7 +1,8 @@
 //! The part of a claim's status that a resize writes: its vocabulary, and patches to it.
 //!
-//! Three parties write here: this process, the kubelet and kube-controller-manager. Each patch therefore names the
-//! resource version it was computed from, so that a write onto a claim that has moved on is refused, not merged.
+//! Three parties write here: this process, the kubelet and kube-controller-manager. Each patch therefore
+//! names the resource version it was computed from, so that a write onto a claim that has moved on is
+//! refused, not merged.
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition},
@@ -46,8 +47,8 @@ impl ResizeStatus {
         }
     }
 
-    /// The claim's state; `None` when no resize is under way. A state from some future version counts as none: to grow
-    /// the volume again is harmless, to wait for who knows what is not.
+    /// The claim's state; `None` when no resize is under way. A state from some future version counts as
+    /// none: to grow the volume again is harmless, to wait for who knows what is not.
     pub(crate) fn of(claim: &PersistentVolumeClaim) -> Option<Self> {
         let value = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?.get(STORAGE)?;
         let known = [
@@ -61,7 +62,8 @@ impl ResizeStatus {
     }
 }
 
-/// The four condition types that belong to resizing. Others on the claim are somebody else's and never touched.
+/// The four condition types that belong to resizing. Others on the claim are somebody else's and never
+/// touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ResizeCondition {
     Resizing,
@@ -100,8 +102,8 @@ pub(crate) enum Earlier {
 
 /// Merges one resize condition (or none) into the ones a claim has.
 ///
-/// Conditions of other types keep their place. A condition that already says the same is left as it is, its transition
-/// time included, so that repeating a failure is not a change.
+/// Conditions of other types keep their place. A condition that already says the same is left as it is, its
+/// transition time included, so that repeating a failure is not a change.
 pub(crate) fn merge_conditions(
     existing: &[PersistentVolumeClaimCondition],
     new: Option<(ResizeCondition, String)>,

@@ -70,8 +70,8 @@ pub(crate) struct Circumstances {
     pub(crate) chance: u64,
 }
 
-/// Something that happens once, and that any number of tasks wait for. (The caches' own `wait_until_ready` wakes only the
-/// one that began to wait last, and that is the controller it belongs to.)
+/// Something that happens once, and that any number of tasks wait for. (The caches' own `wait_until_ready`
+/// wakes only the one that began to wait last, and that is the controller it belongs to.)
 #[derive(Debug)]
 pub(crate) struct Gate {
     open: watch::Sender<bool>,
@@ -94,8 +94,8 @@ impl Gate {
     }
 }
 
-/// Counts the times when what failed before may work now: space was freed, the store has become usable, or a storage class
-/// was changed.
+/// Counts the times when what failed before may work now: space was freed, the store has become usable, or a
+/// storage class was changed.
 #[derive(Debug)]
 pub(crate) struct Chances {
     counter: watch::Sender<u64>,

@@ -17,7 +17,8 @@ use tokio::sync::mpsc;
 
 use crate::{backoff::Backoff, context::Chances};
 
-/// Objects reconciled at once. Most of a reconcile is waiting for the API server; the store serialises what it must.
+/// Objects reconciled at once. Most of a reconcile is waiting for the API server; the store serialises what
+/// it must.
 const CONCURRENCY: u16 = 32;
 
 /// Objects as an API server holds them.
@@ -58,8 +59,8 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
 
 /// Watches objects, keeps those of interest in `cache`, and passes on the events that changed it.
 ///
-/// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so that memory
-/// does not grow with what other nodes do.
+/// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so
+/// that memory does not grow with what other nodes do.
 pub(crate) fn watch<K: Object + Unpin>(
     api: Api<K>,
     config: watcher::Config,

@@ -1,8 +1,9 @@
 //! From a released `PersistentVolume` to nothing.
 //!
-//! The order is what makes it safe. The object is marked for deletion first, under the condition that it still is what the
-//! decision was made on: an administrator may have bound it again while the cache lagged behind. The finalizer then holds
-//! the object until its data is in the trash. A crash in between leaves a marked object, with which the next attempt goes on.
+//! The order is what makes it safe. The object is marked for deletion first, under the condition that it
+//! still is what the decision was made on: an administrator may have bound it again while the cache lagged
+//! behind. The finalizer then holds the object until its data is in the trash. A crash in between leaves a
+//! marked object, with which the next attempt goes on.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
@@ -102,7 +103,8 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     }
 }
 
-/// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the background.
+/// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the
+/// background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     let Deletion { id, filesystem_uuid } = deletion;
     let discarded = ctx.storage.run(move |volumes| {
@@ -123,8 +125,9 @@ async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
 
 /// Adds or removes our entry in the list of finalizers and leaves those of others alone.
 ///
-/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own finalizer off
-/// a volume the moment it is marked, so that with a resource version a conflict would be the rule and not the exception.
+/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
+/// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
+/// rule and not the exception.
 async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
     let directive = if held { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     let patch = json!({ "metadata": { "uid": volume.metadata.uid, directive: [pv::FINALIZER] } });

@@ -73,7 +73,8 @@ impl Error {
         }
     }
 
-    /// Whether the object had moved on or is in other hands: nothing is wrong, the decision is to be made again shortly.
+    /// Whether the object had moved on or is in other hands: nothing is wrong, the decision is to be made
+    /// again shortly.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
             Error::Api { source: kube::Error::Api(status), .. } => {

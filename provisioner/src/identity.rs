@@ -55,7 +55,8 @@ impl Identity {
         &self.node
     }
 
-    /// The node label the kubelet sets from the driver's topology, and the key of every volume's node affinity.
+    /// The node label the kubelet sets from the driver's topology, and the key of every volume's node
+    /// affinity.
     pub(crate) fn topology_key(&self) -> String {
         format!("topology.{}/node", self.driver)
     }

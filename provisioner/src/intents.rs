@@ -1,12 +1,13 @@
 //! Volumes that are being provisioned, written down before they exist.
 //!
-//! Between a volume and its `PersistentVolume` there is a moment in which only this process knows that they belong
-//! together. The record outlives the process: what it names and no `PersistentVolume` does was left behind by a crash or
-//! by a claim that was deleted meanwhile, and is safe to remove. A volume without a record is never touched, for it may
-//! be one whose object somebody deleted, or the whole of another cluster's.
+//! Between a volume and its `PersistentVolume` there is a moment in which only this process knows that they
+//! belong together. The record outlives the process: what it names and no `PersistentVolume` does was left
+//! behind by a crash or by a claim that was deleted meanwhile, and is safe to remove. A volume without a
+//! record is never touched, for it may be one whose object somebody deleted, or the whole of another
+//! cluster's.
 //!
-//! The records lie beside the data directory and not on it. If one of the two is lost, that is harmless: a record without
-//! a volume means nothing, and a volume without a record is kept.
+//! The records lie beside the data directory and not on it. If one of the two is lost, that is harmless: a
+//! record without a volume means nothing, and a volume without a record is kept.
 
 use std::{
     collections::BTreeMap,
@@ -66,7 +67,8 @@ impl IntentError {
 }
 
 impl Intents {
-    /// The records that belong to a data directory: `/var/lib/loopfs/data` has its in `/var/lib/loopfs/data.provisioning`.
+    /// The records that belong to a data directory: `/var/lib/loopfs/data` has its in
+    /// `/var/lib/loopfs/data.provisioning`.
     pub(crate) fn beside(data_dir: &Path) -> Self {
         let mut name = data_dir.file_name().unwrap_or_default().to_owned();
         name.push(".provisioning");
@@ -99,7 +101,8 @@ impl Intents {
         write().map_err(IntentError::at("write", &path))
     }
 
-    /// Takes a record away. If the machine dies before that is on disk, the record is there again, and found to be done.
+    /// Takes a record away. If the machine dies before that is on disk, the record is there again, and found
+    /// to be done.
     ///
     /// # Errors
     /// When it cannot be removed.

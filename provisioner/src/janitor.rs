@@ -1,4 +1,5 @@
-//! Work nobody waits for: freeing the space of deleted volumes, and undoing what was begun for claims that are gone.
+//! Work nobody waits for: freeing the space of deleted volumes, and undoing what was begun for claims that
+//! are gone.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,7 +1,8 @@
-//! The Kubernetes side of loopfs: one process per node that turns claims into volumes, grows and deletes them.
+//! The Kubernetes side of loopfs: one process per node that turns claims into volumes, grows and deletes
+//! them.
 //!
-//! A reconcile is three steps. The caches say how things are; a pure `plan` decides; `apply` does the I/O. Each step may be
-//! the last before a crash, and the next process goes on from there.
+//! A reconcile is three steps. The caches say how things are; a pure `plan` decides; `apply` does the I/O.
+//! Each step may be the last before a crash, and the next process goes on from there.
 
 #![forbid(unsafe_code)]
 
@@ -76,7 +77,8 @@ const GRACE: Duration = Duration::from_secs(15);
 /// Serves until a signal ends it.
 ///
 /// # Errors
-/// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on its own.
+/// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on
+/// its own.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args { driver_name, node_name, data_dir, kubeconfig, log_level, log_format } = args;
     logging::init(&log_level, log_format)?;

@@ -1,7 +1,8 @@
 //! The whole process against a real API server and a real kube-controller-manager, on a store in memory.
 //!
-//! `KUBECONFIG` says where, as an administrator; `PROVISIONER_KUBECONFIG`, if set, is what the provisioner itself uses, so
-//! that its permissions are tested too. The manifests of `csi/deploy` have to be applied, and a Node "node-a" to exist.
+//! `KUBECONFIG` says where, as an administrator; `PROVISIONER_KUBECONFIG`, if set, is what the provisioner
+//! itself uses, so that its permissions are tested too. The manifests of `csi/deploy` have to be applied, and
+//! a Node "node-a" to exist.
 
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 

@@ -1,8 +1,8 @@
 //! The newest form of each object this process has seen, its own writes included.
 //!
-//! A watch cache lags behind: between a write and the watch event that shows it, a reconcile would decide on the
-//! object as it was, and either do the work twice or be refused for its stale resource version. What a write returned
-//! is therefore remembered until the cache holds something at least as new.
+//! A watch cache lags behind: between a write and the watch event that shows it, a reconcile would decide on
+//! the object as it was, and either do the work twice or be refused for its stale resource version. What a
+//! write returned is therefore remembered until the cache holds something at least as new.
 
 use std::{
     collections::HashMap,
@@ -66,8 +66,8 @@ where
         self.lock().get(key).cloned()
     }
 
-    /// Forgets an object, because it is gone or because a write to it was refused: what is remembered may then be as
-    /// stale as the cache.
+    /// Forgets an object, because it is gone or because a write to it was refused: what is remembered may
+    /// then be as stale as the cache.
     pub(crate) fn forget(&self, key: &ObjectRef<K>) {
         self.lock().remove(key);
     }
@@ -85,8 +85,9 @@ where
 
 /// Whether `own` is the same object as `cached`, at a later resource version.
 ///
-/// Resource versions of one resource type compare as numbers (Kubernetes 1.35 made it part of the API contract). One that
-/// is no number, or another object under the same name, makes the cache win: the write that follows carries a precondition.
+/// Resource versions of one resource type compare as numbers (Kubernetes 1.35 made it part of the API
+/// contract). One that is no number, or another object under the same name, makes the cache win: the write
+/// that follows carries a precondition.
 fn is_newer<K: Resource>(own: &K, cached: &K) -> bool {
     let version = |object: &K| object.resource_version().and_then(|version| version.parse::<u128>().ok());
     own.meta().uid == cached.meta().uid

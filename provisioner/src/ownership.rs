@@ -1,6 +1,7 @@
 //! Is this object ours? Pure and total: anything an API server can hold gets an answer.
 //!
-//! A cluster has one provisioner per node and other drivers besides; what these functions decline is never touched.
+//! A cluster has one provisioner per node and other drivers besides; what these functions decline is never
+//! touched.
 
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 
@@ -25,10 +26,11 @@ pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Id
         && annotation(claim, SELECTED_NODE) == Some(identity.node())
 }
 
-/// Whether the claim could concern this node, now or once its volume is known; the others are not even cached.
+/// Whether the claim could concern this node, now or once its volume is known; the others are not even
+/// cached.
 ///
-/// A bound claim that no scheduler and no provisioner was asked about has a volume made by hand, which may be ours: only
-/// the volume tells.
+/// A bound claim that no scheduler and no provisioner was asked about has a volume made by hand, which may be
+/// ours: only the volume tells.
 pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
     if provisioner(claim).is_some_and(|provisioner| provisioner != identity.driver()) {
         return false;
@@ -55,8 +57,8 @@ pub(crate) fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
 
 /// Whether the volume is one of this driver on this node.
 ///
-/// The node label says so, since a node watches by it; an affinity to some other node contradicts it and wins, for that
-/// is what decides where pods run and so where the data is.
+/// The node label says so, since a node watches by it; an affinity to some other node contradicts it and
+/// wins, for that is what decides where pods run and so where the data is.
 pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> bool {
     let Some(spec) = &volume.spec else { return false };
     let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));

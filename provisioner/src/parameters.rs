@@ -15,7 +15,8 @@ pub(crate) struct ParametersError {
     complaints: Vec<String>,
 }
 
-/// An inode takes 512 bytes on disk at most by default, so a denser ratio promises what the file system cannot hold.
+/// An inode takes 512 bytes on disk at most by default, so a denser ratio promises what the file system
+/// cannot hold.
 const BYTES_PER_INODE_MIN: u64 = 512;
 
 /// Beyond this, a volume of ordinary size could hold no files at all.
@@ -27,8 +28,9 @@ impl Parameters {
     /// Reads a storage class's parameters.
     ///
     /// # Errors
-    /// Names every unknown parameter and malformed value, and what is allowed instead. An unknown parameter is an
-    /// error rather than ignored: a class with a typing mistake would otherwise hand out volumes it does not describe.
+    /// Names every unknown parameter and malformed value, and what is allowed instead. An unknown parameter
+    /// is an error rather than ignored: a class with a typing mistake would otherwise hand out volumes it
+    /// does not describe.
     pub(crate) fn parse(parameters: Option<&BTreeMap<String, String>>) -> Result<Self, ParametersError> {
         let mut parsed = Parameters::default();
         let mut complaints = Vec::new();

@@ -28,7 +28,8 @@ use crate::{
 /// After a conflict: the watch will have brought the object's newer form by then.
 const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
-/// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to `related`.
+/// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to
+/// `related`.
 pub(crate) async fn run(
     ctx: Arc<Context>,
     cache: Writer<PersistentVolume>,

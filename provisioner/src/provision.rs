@@ -1,7 +1,7 @@
 //! From a claim to a volume and its `PersistentVolume`.
 //!
-//! The volume's id follows from the claim's UID, and every step can be repeated: whatever a crash interrupts, the next
-//! attempt ends with one volume and one object.
+//! The volume's id follows from the claim's UID, and every step can be repeated: whatever a crash interrupts,
+//! the next attempt ends with one volume and one object.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
@@ -200,8 +200,8 @@ pub(crate) async fn apply(
     let Creation { id, spec, reclaim_policy, mount_options } = creation;
     let (intents, intent, wanted) = (ctx.intents.clone(), Intent::of(claim), id.clone());
     let made = ctx.storage.run(move |volumes| {
-        // The record comes first: from here on a crash leaves something that is found again. It stays when this fails,
-        // until an attempt succeeds or the claim is gone.
+        // The record comes first: from here on a crash leaves something that is found again. It stays when
+        // this fails, until an attempt succeeds or the claim is gone.
         intents.record(&wanted, &intent).map_err(unrecorded)?;
         Ok((volumes.create(&wanted, &spec)?, volumes.filesystem_uuid()))
     });

@@ -16,8 +16,8 @@ use crate::{claim_status::STORAGE, identity::Identity, quantity};
 /// Tells kube-controller-manager that deleting the data is this driver's business.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// Keeps the object until its data is gone, under the name that external-provisioner's users know it by. Only volumes
-/// with reclaim policy Delete carry it: a retained one may be removed by whoever likes.
+/// Keeps the object until its data is gone, under the name that external-provisioner's users know it by. Only
+/// volumes with reclaim policy Delete carry it: a retained one may be removed by whoever likes.
 pub(crate) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
 /// What becomes of a volume whose claim is gone.

@@ -1,8 +1,9 @@
 //! Kubernetes quantities ("4Mi", "1.5e3", "500m") to whole bytes and back.
 //!
-//! Own code, because what is published for it either computes in floating point or in a fixed decimal type that
-//! overflows with a panic; this is a storage driver, and a claim is somebody else's text. The grammar is that of
-//! apimachinery's `resource.Quantity`; where it rounds it rounds up, so nobody gets less than they asked for.
+//! Own code, because what is published for it either computes in floating point or in a fixed decimal type
+//! that overflows with a panic; this is a storage driver, and a claim is somebody else's text. The grammar is
+//! that of apimachinery's `resource.Quantity`; where it rounds it rounds up, so nobody gets less than they
+//! asked for.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use loopfs::Bytes;
@@ -24,7 +25,8 @@ pub(crate) enum QuantityError {
 /// The largest size Kubernetes itself can express, in bytes.
 const MAX_BYTES: u128 = i64::MAX as u128;
 
-/// Fractional digits of a binary-suffixed number that are looked at; the rest round up. apimachinery keeps nine.
+/// Fractional digits of a binary-suffixed number that are looked at; the rest round up. apimachinery keeps
+/// nine.
 const FRACTION_DIGITS: u32 = 18;
 
 /// Parses a quantity into bytes, rounding fractions of a byte up.

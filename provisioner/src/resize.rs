@@ -1,12 +1,14 @@
 //! Growing a volume whose claim asks for more, by the protocol that kubelet and external-resizer speak.
 //!
-//! `RecoverVolumeExpansionFailure` keeps in the claim's status what is being attempted (`allocatedResources`) and how far
-//! it got (`allocatedResourceStatuses`), so that a user may ask for less after a failure. To grow here is a call that
-//! takes milliseconds, can be repeated, and never shrinks. So there is no outcome to be uncertain about, as
-//! external-resizer has to be after a timeout: the size that counts is always the one the store answers.
+//! `RecoverVolumeExpansionFailure` keeps in the claim's status what is being attempted (`allocatedResources`)
+//! and how far it got (`allocatedResourceStatuses`), so that a user may ask for less after a failure. To grow
+//! here is a call that takes milliseconds, can be repeated, and never shrinks. So there is no outcome to be
+//! uncertain about, as external-resizer has to be after a timeout: the size that counts is always the one the
+//! store answers.
 //!
-//! A Filesystem volume is finished here, for its quota is its size. The loop device of a Block volume has to be told on
-//! the node, so its last step is the kubelet's: `NodeResizePending`, upon which it calls NodeExpandVolume.
+//! A Filesystem volume is finished here, for its quota is its size. The loop device of a Block volume has to
+//! be told on the node, so its last step is the kubelet's: `NodeResizePending`, upon which it calls
+//! NodeExpandVolume.
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -49,7 +51,8 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
     if !bound || !ownership::is_our_volume(volume, identity) || !ownership::is_volume_of(volume, claim) {
         return Plan::Settled;
     }
-    // A bound claim's request was validated when it was bound; a malformed one asks for nothing we could give.
+    // A bound claim's request was validated when it was bound; a malformed one asks for nothing we could
+    // give.
     let Ok(Some(target)) = requested(claim) else { return Plan::Settled };
     let has = recorded(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default();
     if target <= has {
@@ -85,7 +88,8 @@ pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp
     let resumes = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInProgress);
     let infeasible = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
     if again && (resumes || infeasible) {
-        // A retry of the same: what the earlier attempt left in the status stands until this one ends differently.
+        // A retry of the same: what the earlier attempt left in the status stands until this one ends
+        // differently.
         return None;
     }
     StatusPatch::of(claim)
@@ -177,7 +181,8 @@ fn kind(volume: &PersistentVolume) -> VolumeKind {
 /// Grows the volume and writes down how it went.
 ///
 /// # Errors
-/// When growing failed (which is then recorded in the claim), or a write did; the next attempt goes on from there.
+/// When growing failed (which is then recorded in the claim), or a write did; the next attempt goes on from
+/// there.
 pub(crate) async fn apply(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,

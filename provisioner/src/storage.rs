@@ -1,7 +1,8 @@
 //! The node's volume store as the rest of the process sees it: open, or not and why.
 //!
-//! The store may be unusable when the process starts (not mounted, another disk, no quotas) or become so later. Neither
-//! ends the process: it keeps trying, says on the Node object what is wrong and what to do, and carries on once it is right.
+//! The store may be unusable when the process starts (not mounted, another disk, no quotas) or become so
+//! later. Neither ends the process: it keeps trying, says on the Node object what is wrong and what to do,
+//! and carries on once it is right.
 
 use std::{fs::File, os::fd::AsFd, sync::Arc, time::Duration};
 
@@ -62,7 +63,8 @@ impl Storage {
         self.state.send_replace(State::Unavailable(why.into()));
     }
 
-    /// Whether the store is open, as far as is known without asking it: before other steps are taken for its sake.
+    /// Whether the store is open, as far as is known without asking it: before other steps are taken for its
+    /// sake.
     ///
     /// # Errors
     /// [`StorageError::Unavailable`] when it is not.
@@ -73,8 +75,8 @@ impl Storage {
         }
     }
 
-    /// Runs a blocking operation on the store, off the async threads, after checking that the store still is what it was
-    /// opened as.
+    /// Runs a blocking operation on the store, off the async threads, after checking that the store still is
+    /// what it was opened as.
     ///
     /// # Errors
     /// See [`StorageError`].
@@ -110,7 +112,8 @@ const RETRY_LONGEST: Duration = Duration::from_secs(60);
 /// An open store is looked at this often, besides before every operation.
 const VERIFY_EVERY: Duration = Duration::from_secs(60);
 
-/// Opens the store, watches over it and opens it again, for ever. `opened` is called each time it becomes usable.
+/// Opens the store, watches over it and opens it again, for ever. `opened` is called each time it becomes
+/// usable.
 pub(crate) async fn keep_open(
     storage: &Storage,
     open: Opener,

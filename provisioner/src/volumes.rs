@@ -1,7 +1,7 @@
 //! What the provisioner asks of a volume store: the few calls of [`loopfs::VolumeStore`] it makes.
 //!
-//! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and decides
-//! nothing; the store itself is tested where it lives, on real kernels.
+//! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and
+//! decides nothing; the store itself is tested where it lives, on real kernels.
 
 use std::fmt;
 
