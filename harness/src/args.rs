@@ -78,7 +78,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             conclude(session, "test", lanes::run(session, args).await?)
         }
         Command::E2e(args) => {
-            let _lock = session.exclusive("e2e").await?;
+            let _lock = session.exclusive(args.lock()).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
         }
         Command::Up(args) => cluster::up(session, args).await.map(|()| ExitCode::SUCCESS),

@@ -5,6 +5,7 @@
 //! result. [`down`](super::down) later asks that other process to stop, after making sure that the process
 //! id is still the one recorded.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -33,8 +34,9 @@ pub(crate) fn is_background() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// Runs this same command line again in the background and answers what it hands over. Ctrl-C stops it.
-pub(crate) async fn run_again<T>(session: &Session) -> Result<T>
+/// Runs this program again, with these arguments, in the background, and answers what it hands over.
+/// Ctrl-C stops it.
+pub(crate) async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
 where
     T: DeserializeOwned + Send + 'static,
 {
@@ -46,7 +48,7 @@ where
     // setsid: a terminal that closes, or Ctrl-C after the hand-over, must not reach it.
     let mut child = Command::new("setsid")
         .arg(program)
-        .args(std::env::args_os().skip(1))
+        .args(args)
         .env(MARK, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -76,9 +78,18 @@ where
 }
 
 /// Gives the waiting command its result, and this process a log to write to instead of the terminal.
-pub(crate) fn hand_over<T: Serialize>(workspace: &Workspace, cluster: &Cluster, result: &T) -> Result<()> {
-    Record::of_this_process(cluster.kubeconfig(), cluster.kubectl().to_owned())?.write(workspace)?;
+/// From here on `cluster` is this process's alone; without one it is about to end.
+pub(crate) fn hand_over<T: Serialize>(
+    workspace: &Workspace,
+    cluster: Option<&Cluster>,
+    result: &T,
+) -> Result<()> {
+    if let Some(cluster) = cluster {
+        Record::of_this_process(cluster.kubeconfig(), cluster.kubectl().to_owned())?.write(workspace)?;
+    }
     let line = serde_json::to_string(result)?;
+    let dir = directory(workspace);
+    fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let log = directory(workspace).join("background.log");
     let log = OpenOptions::new()
         .create(true)

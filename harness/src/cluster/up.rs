@@ -1,5 +1,6 @@
 //! `cargo harness up` and `down`: a cluster with the driver installed, to play with.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -32,7 +33,9 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
         println!("a cluster is up already\n{}", walkthrough(&record.kubeconfig, &record.kubectl));
         return Ok(());
     }
-    let text: String = background::run_again(session).await?;
+    let mut again = vec![OsString::from("up")];
+    again.extend(args.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]));
+    let text: String = background::run_again(session, again).await?;
     session.progress.finish();
     println!("{text}");
     Ok(())
@@ -69,7 +72,7 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     session.until_cancelled(e2e::install_driver(session, &cluster)).await?;
     step.done("");
     let text = walkthrough(&cluster.kubeconfig(), cluster.kubectl());
-    background::hand_over(&session.workspace, &cluster, &text)?;
+    background::hand_over(&session.workspace, Some(&cluster), &text)?;
     cluster.serve_until_cancelled(session).await
 }
 

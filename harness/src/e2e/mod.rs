@@ -18,8 +18,9 @@ mod talking;
 mod workload;
 mod world;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -56,102 +57,146 @@ pub struct Args {
     #[arg(long = "break", value_enum, value_name = "WHAT")]
     broken: Option<Breakage>,
 
-    /// Break each thing in turn, on one cluster, and pass only if each was noticed for its own reason.
+    /// Then break each thing in turn, and pass only if each was noticed for its own reason.
     #[arg(long, conflicts_with = "broken")]
     self_check: bool,
 }
 
 impl Args {
-    /// What the test lane runs besides the flow itself.
+    /// As a test lane runs it: a test that cannot fail proves nothing.
     #[must_use]
-    pub fn self_check() -> Args {
-        Args { self_check: true, ..Args::default() }
+    pub fn with_self_check(self) -> Args {
+        Args { self_check: true, ..self }
+    }
+
+    /// The name of the lock a run holds: two runs must not write the same logs. The process that keeps a
+    /// cluster has logs of its own, and is waited for by one that holds the other lock.
+    #[must_use]
+    pub fn lock(&self) -> &'static str {
+        if self.keep && background::is_background() { "cluster" } else { RUN }
+    }
+
+    /// The command line of the same run.
+    fn again(&self) -> Vec<OsString> {
+        let mut line = vec![OsString::from("e2e")];
+        line.extend(self.keep.then(|| "--keep".into()));
+        line.extend(self.self_check.then(|| "--self-check".into()));
+        line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
+        line.extend(
+            self.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]),
+        );
+        line
     }
 }
 
 /// Runs the stories and reports every step.
 ///
 /// # Errors
-/// The cluster cannot be started or stopped; a step that fails is in the report instead.
+/// The manifests cannot be read, or a background process not be started; a step that fails is in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
-    if let Some(kubeconfig) = &args.kubeconfig {
-        return against_any_cluster(session, kubeconfig).await;
-    }
-    if args.keep && !background::is_background() {
-        let told: Vec<story::HandedOver> = background::run_again(session).await?;
-        return Ok(story::report_of(told));
-    }
-    let dir = if args.keep {
-        background::directory(&session.workspace)
-    } else {
-        session.workspace.target().join("e2e-cluster")
-    };
-    let logs = session.workspace.reports(RUN).join("logs");
-    // The cluster of a test does not outlive the machine's power.
-    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe };
     let manifests = read_manifests(session)?;
+    match &args.kubeconfig {
+        Some(kubeconfig) => against_any_cluster(session, manifests, kubeconfig).await,
+        None if !args.keep => against_its_own(session, manifests, &args).await,
+        None if background::is_background() => against_one_that_stays(session, manifests, &args).await,
+        None => {
+            let told: Vec<story::HandedOver> = background::run_again(session, args.again()).await?;
+            Ok(story::report_of(told))
+        }
+    }
+}
+
+/// On a cluster that is made for the run and goes with it.
+async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
     let mut report = Report::new();
-    let mut story = Story::begin(session, &mut report, "cluster");
-    let Ok(cluster) = start(&mut story, session, spec, args.kubernetes_bin.as_deref()).await else {
+    let reports = session.workspace.reports(RUN);
+    let dir = session.workspace.target().join("e2e-cluster");
+    let Ok(cluster) = start(session, &mut report, args, dir, reports.join("logs")).await else {
         return Ok(report);
     };
-    let client = cluster.client().clone();
-    let node = cluster.nodes().first().context("the cluster has no node")?;
-    let world = world(manifests, client, Some(node))?;
-    if args.self_check {
-        self_check::run(session, &mut report, world).await;
-    } else {
-        tell_all(session, &mut report, &world, args.broken).await;
-        state_dump::write(&world, &session.workspace.reports(RUN)).await;
-    }
-    if args.keep {
-        session.progress.line(cluster::walkthrough(&cluster.kubeconfig(), cluster.kubectl()));
-        background::hand_over(&session.workspace, &cluster, &report.cases)?;
-        cluster.serve_until_cancelled(session).await?;
-        return Ok(report);
-    }
-    let mut story = Story::begin(session, &mut report, "cluster");
-    // Also after Ctrl-C: a step would not be begun.
+    test(session, &mut report, manifests, &cluster, args, &reports).await?;
+    let started = Instant::now();
+    // Also after Ctrl-C, when no step would be begun.
     let stopped = cluster.stop().await;
-    story.note("stop the node and the control plane", &stopped);
+    report.record("cluster", "stop the node and the control plane", started.elapsed(), &stopped);
+    Ok(report)
+}
+
+/// On a cluster that is left up, in the process that keeps it.
+async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
+    let mut report = Report::new();
+    let dir = background::directory(&session.workspace);
+    let logs = dir.join("logs");
+    let Ok(cluster) = start(session, &mut report, args, dir, logs.clone()).await else {
+        background::hand_over(&session.workspace, None, &report.cases)?;
+        return Ok(report);
+    };
+    test(session, &mut report, manifests, &cluster, args, &logs).await?;
+    session.progress.line(cluster::walkthrough(&cluster.kubeconfig(), cluster.kubectl()));
+    session.progress.finish();
+    background::hand_over(&session.workspace, Some(&cluster), &report.cases)?;
+    cluster.serve_until_cancelled(session).await?;
     Ok(report)
 }
 
 async fn start(
-    story: &mut Story<'_>,
     session: &Session,
-    spec: ClusterSpec,
-    kubernetes_bin: Option<&Path>,
+    report: &mut Report,
+    args: &Args,
+    dir: PathBuf,
+    logs: PathBuf,
 ) -> Told<Cluster> {
-    let parts = story.step("build programs, images and disks", Parts::build(session, kubernetes_bin)).await?;
+    let mut story = Story::begin(session, report, "cluster");
+    let parts = Parts::build(session, args.kubernetes_bin.as_deref());
+    let parts = story.step("build programs, images and disks", parts).await?;
+    // The cluster of a test does not outlive the machine's power.
+    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe };
     story.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
+}
+
+async fn test(
+    session: &Session,
+    report: &mut Report,
+    manifests: Manifests,
+    cluster: &Cluster,
+    args: &Args,
+    reports: &Path,
+) -> Result<()> {
+    let world = world(manifests, cluster.client().clone(), cluster.nodes().first())?;
+    tell_all(session, report, &world, args.broken).await;
+    state_dump::write(&world, reports).await;
+    if args.self_check {
+        self_check::run(session, report, world).await;
+    }
+    Ok(())
 }
 
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
     let world = world(read_manifests(session)?, cluster.client().clone(), cluster.nodes().first())?;
     world.manifests.apply(&world.client).await?;
-    stories::install::ready(&world).await
+    stories::install::served(&world).await
 }
 
-async fn against_any_cluster(session: &Session, kubeconfig: &Path) -> Result<Report> {
+/// On somebody else's cluster, which is left as it was found.
+async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig: &Path) -> Result<Report> {
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config).context("make a client of the API server")?;
-    let world = world(read_manifests(session)?, client, None)?;
+    let world = world(manifests, client, None)?;
     let mut report = Report::new();
     tell_all(session, &mut report, &world, None).await;
     state_dump::write(&world, &session.workspace.reports(RUN)).await;
-    // Somebody else's cluster is left as it was found, also when a story failed.
-    let mut story = Story::begin(session, &mut report, "clean-up");
+    let started = Instant::now();
+    // Also when a story failed, or was stopped.
     let cleaned = async {
         stories::removal::delete_namespace(&world).await?;
         stories::removal::no_volumes(&world).await?;
         stories::install::remove(&world).await
     };
     let cleaned = cleaned.await;
-    story.note("remove what the run made", &cleaned);
+    report.record("clean-up", "remove what the run made", started.elapsed(), &cleaned);
     Ok(report)
 }
 
@@ -234,4 +279,25 @@ async fn tell_in_order(
         story.step("break: leak a loop device", breakage::leak_loop_device(world)).await?;
     }
     stories::removal::tell(&mut story, world, before.as_ref()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_same_run_can_be_asked_for_again() {
+        let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
+        let again = Line::parse_from(words).args.again();
+        assert_eq!(again, words);
+        assert_eq!(Line::parse_from(again).args.broken, Some(Breakage::NoDisk));
+    }
 }

@@ -46,11 +46,6 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Records something that was done whatever came before.
-    pub(super) fn note<T>(&mut self, title: &str, result: &Result<T>) {
-        self.report.record(self.name, title, Duration::ZERO, result);
-    }
-
     /// Records that a step does not apply to this cluster.
     pub(super) fn skip(&mut self, title: &str, reason: &str) {
         self.report.push(self.name, title, Outcome::Skipped(reason.to_owned()), Duration::ZERO);

@@ -23,7 +23,7 @@ const SIZE: Size = Size::mebibytes(1);
 
 pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
     story.step("replace the driver's pods", replace(world)).await?;
-    story.step("the new pods are ready", install::ready(world)).await?;
+    story.step("the new pods serve", install::served(world)).await?;
     story.step("a pod that was running keeps its volumes", still_used(world)).await?;
     story.step("a new claim is served", served(world)).await
 }

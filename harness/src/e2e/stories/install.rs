@@ -21,7 +21,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
     story.step("every node with a driver pod offers the driver", offered(world)).await
 }
 
-/// Waits for the DaemonSet's pods; an error ends with what the driver says about it.
+/// Waits for the DaemonSet's pods.
 pub(in crate::e2e) async fn ready(world: &World<'_>) -> Result<()> {
     let name = world.driver.daemon_set();
     let waited = until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
@@ -32,18 +32,20 @@ pub(in crate::e2e) async fn ready(world: &World<'_>) -> Result<()> {
         State::when(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
     })
     .await;
-    match waited {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            Err(error.context(format!("the driver does not become ready; {}", complaints(world).await)))
-        }
-    }
+    explained(world, waited).await
+}
+
+/// The driver's pods are ready and their nodes offer the driver.
+pub(in crate::e2e) async fn served(world: &World<'_>) -> Result<()> {
+    ready(world).await?;
+    offered(world).await
 }
 
 async fn offered(world: &World<'_>) -> Result<()> {
     let pods = world.live_driver_pods().await?;
     let nodes: Vec<String> = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
-    until(Api::all(world.client.clone()), watcher::Config::default(), world.patience.start, |csi_nodes| {
+    let scope = watcher::Config::default();
+    let waited = until(Api::all(world.client.clone()), scope, world.patience.start, |csi_nodes| {
         let offers = |node: &CSINode| node.spec.drivers.iter().any(|driver| driver.name == world.driver.name);
         let offering: Vec<String> =
             csi_nodes.values().filter(|node| offers(node)).map(ResourceExt::name_any).collect();
@@ -53,11 +55,22 @@ async fn offered(world: &World<'_>) -> Result<()> {
             format!("the kubelet of {missing:?} has not registered {}", world.driver.name),
         )
     })
-    .await
-    .map(drop)
+    .await;
+    explained(world, waited).await
 }
 
-/// The last words of every container of the driver: nobody knows better why it does not serve.
+/// A driver that does not serve knows best why: an error ends with what it says.
+async fn explained<T>(world: &World<'_>, waited: Result<T>) -> Result<()> {
+    match waited {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let complaints = complaints(world).await;
+            Err(error.context(format!("the driver does not serve\n{complaints}\nwaited in vain")))
+        }
+    }
+}
+
+/// The last words of every container of the driver.
 pub(in crate::e2e) async fn complaints(world: &World<'_>) -> String {
     let pods = match world.live_driver_pods().await {
         Ok(pods) if pods.is_empty() => return "it has no pods".into(),
