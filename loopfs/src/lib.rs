@@ -43,3 +43,8 @@ pub use volume_store::{
     Condition, FilesystemUuid, InodeStats, Recovered, Space, StoreOptions, Volume, VolumeId, VolumeKind,
     VolumeSpec, VolumeStats, VolumeStore,
 };
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,31 @@
+//! Makes a directory volume and an image volume, grows and deletes them.
+//!
+//! The argument is the mount point of an XFS of its own, mounted with `prjquota`.
+//!
+//! ```console
+//! # cargo run -p loopfs --example store -- /mnt/xfs
+//! ```
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use loopfs::{Bytes, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mount_point = PathBuf::from(std::env::args_os().nth(1).ok_or("give the mount point of an XFS")?);
+    let store = VolumeStore::open(&mount_point, StoreOptions::default())?;
+    println!("file system {}; after the last crash: {:?}", store.filesystem_uuid(), store.recover()?);
+
+    for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
+        let id = VolumeId::parse(&format!("example-{kind}"))?;
+        let volume = store.create(&id, &VolumeSpec::new(kind, Bytes::MIB))?;
+        println!("{id}: {}", volume.capacity());
+        println!("{id}: {}", store.grow(&id, Bytes(4 << 20))?.capacity());
+        println!("{id}: {:?}", store.stats(&id)?);
+        drop(volume);
+        store.delete(&id)?;
+    }
+    println!("{:?}", store.space()?);
+    println!("{} volumes removed", store.empty_trash()?);
+    Ok(())
+}
