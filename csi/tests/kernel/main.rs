@@ -5,6 +5,7 @@
 //! skipped test must not look like a passed one.
 
 mod block;
+mod calls_in_progress;
 mod mount;
 mod restart;
 mod scene;

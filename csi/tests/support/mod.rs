@@ -80,6 +80,33 @@ macro_rules! calls {
 
 #[allow(dead_code, reason = "each test binary makes other calls")]
 impl Client {
+    /// Calls, and hangs up without an answer once `until` has returned.
+    pub(crate) fn publish_and_hang_up(
+        &self,
+        request: wire::NodePublishVolumeRequest,
+        until: impl FnOnce() + Send,
+    ) {
+        let (returned, returns) = tokio::sync::oneshot::channel();
+        let mut node = self.node.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                until();
+                returned.send(()).unwrap();
+            });
+            self.runtime.block_on(async {
+                tokio::select! {
+                    answer = accepted(&mut node, request) => panic!("there is an answer: {answer:?}"),
+                    returned = returns => returned.unwrap(),
+                }
+            });
+        });
+    }
+
+    /// Calls until the volume is not kept by another call any more.
+    pub(crate) fn publish_when_free(&self, request: wire::NodePublishVolumeRequest) -> Result<(), Status> {
+        self.runtime.block_on(accepted(&mut self.node.clone(), request))
+    }
+
     /// Connects to a socket, once it is there.
     pub(crate) fn connect(endpoint: &Path) -> Self {
         let runtime = Runtime::new().unwrap();
@@ -153,6 +180,18 @@ impl Client {
     }
 }
 
+async fn accepted(
+    node: &mut NodeClient<Channel>,
+    request: wire::NodePublishVolumeRequest,
+) -> Result<(), Status> {
+    loop {
+        match node.node_publish_volume(request.clone()).await {
+            Err(status) if status.code() == Code::Aborted => {}
+            answer => return answer.map(drop),
+        }
+    }
+}
+
 /// A driver that runs in this process, with nothing but its directories to remember anything in.
 pub(crate) struct Driver {
     pub(crate) client: Client,
@@ -161,12 +200,18 @@ pub(crate) struct Driver {
     task: JoinHandle<anyhow::Result<()>>,
 }
 
+#[allow(dead_code, reason = "each test binary uses other parts")]
 impl Driver {
     pub(crate) fn start(directories: &Directories) -> Self {
         let runtime = Runtime::new().unwrap();
         let stop = CancellationToken::new();
         let task = runtime.spawn(csi::serve(directories.args(), stop.clone()));
         Self { client: Client::connect(&directories.endpoint), stop, runtime, task }
+    }
+
+    /// As SIGTERM does, without waiting.
+    pub(crate) fn begin_to_stop(&self) {
+        self.stop.cancel();
     }
 
     /// As SIGTERM does.

@@ -1,0 +1,108 @@
+//! Calls that take their time. A lock on a volume's image holds up whatever attaches or detaches it.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use loopfs::{Access, VolumeKind};
+use nix::fcntl::{Flock, FlockArg};
+use tonic::Code;
+
+use crate::scene::{Scene, id, is_block_device};
+use crate::support::*;
+
+fn hold_up(scene: &Scene, volume: &str) -> Flock<OwnedFd> {
+    let image = scene.store.volume(&id(volume)).unwrap().open_image(Access::ReadOnly).unwrap();
+    Flock::lock(image, FlockArg::LockExclusive).unwrap()
+}
+
+/// Waits until a call about the volume is in progress: an expansion of a volume without a device, which is not held up,
+/// is refused then. (It keeps the volume to itself for a moment, so the other call may have to be repeated.)
+fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
+    let start = Instant::now();
+    while node.node_expand_volume(expand(volume, target, 0, 0)).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "nothing is in progress");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_volume_is_kept_to_one_call_and_other_volumes_are_not() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    scene.volume("other", VolumeKind::Block);
+    let (target, others) = (scene.target("target"), scene.target("others"));
+    let lock = hold_up(&scene, "v");
+    let slow = Client::connect(&scene.directories.endpoint);
+    let request = publish("v", &target, block());
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| slow.publish_when_free(request.clone()));
+        wait_until_busy(scene.node(), "v", &target);
+        let staging = scene.target("staging");
+        for refused in [
+            scene.node().node_publish_volume(request.clone()).map(drop),
+            scene.node().node_unpublish_volume(unpublish("v", &target)).map(drop),
+            scene.node().node_stage_volume(stage("v", &staging, block())).map(drop),
+            scene.node().node_unstage_volume(unstage("v", &staging)).map(drop),
+        ] {
+            assert_refused(refused, Code::Aborted, &["in progress", "retry"]);
+        }
+        scene.node().node_publish_volume(publish("other", &others, block())).unwrap();
+        scene.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
+        drop(lock);
+        answer.join().unwrap().unwrap();
+    });
+    drop(slow);
+    assert!(is_block_device(&target));
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_call_whose_client_has_hung_up_still_keeps_the_volume() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    let lock = hold_up(&scene, "v");
+    let impatient = Client::connect(&scene.directories.endpoint);
+    impatient
+        .publish_and_hang_up(publish("v", &target, block()), || wait_until_busy(scene.node(), "v", &target));
+    drop(impatient);
+    let refused = scene.node().node_unpublish_volume(unpublish("v", &target));
+    assert_refused(refused, Code::Aborted, &["in progress"]);
+    drop(lock);
+
+    let start = Instant::now();
+    while let Err(refused) = scene.node().node_unpublish_volume(unpublish("v", &target)) {
+        assert_eq!(refused.code(), Code::Aborted, "{}", refused.message());
+        assert!(start.elapsed() < PATIENCE, "the volume is never free again");
+    }
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn calls_in_progress_are_finished_before_the_driver_ends() {
+    let scene = Scene::without_driver();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    let lock = hold_up(&scene, "v");
+    let slow = Client::connect(&scene.directories.endpoint);
+    let answer = std::thread::spawn({
+        let request = publish("v", &target, block());
+        move || slow.publish_when_free(request)
+    });
+    wait_until_busy(&driver, "v", &target);
+    driver.begin_to_stop();
+    drop(lock);
+    answer.join().unwrap().unwrap();
+    driver.stop();
+    assert!(is_block_device(&target));
+
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    driver.stop();
+    scene.finish();
+}
