@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,7 +102,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     }
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(serve_csi(endpoint_listener(&endpoint)?, identity, node, stop.clone()));
+    tasks.spawn(serve_csi(socket::listen(&endpoint)?, identity, node, stop.clone()));
     tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
     if let Some(registrar) = registrar {
         let stop = stop.clone();
@@ -117,32 +116,30 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     }
     tracing::info!(endpoint = %endpoint.display(), version = env!("CARGO_PKG_VERSION"), "serving");
 
-    // Each of them is needed: the first to end ends the others.
-    let mut outcome = Ok(());
-    let mut deadline = None;
-    while let Some(ended) = match deadline {
-        None => tasks.join_next().await,
-        Some(deadline) => match tokio::time::timeout_at(deadline, tasks.join_next()).await {
-            Ok(ended) => ended,
-            Err(_elapsed) => {
-                tracing::warn!("calls or connections are still open and are cut off");
-                None
-            }
-        },
-    } {
-        let expected = stop.is_cancelled();
-        stop.cancel();
-        deadline.get_or_insert(tokio::time::Instant::now() + GRACE);
-        let ended = ended.map_err(|panic| anyhow!("a defect: {panic}")).flatten();
-        let ended =
-            if expected { ended } else { ended.and_then(|()| Err(anyhow!("a task ended by itself"))) };
-        outcome = outcome.and(ended);
+    finish(tasks, &stop).await
+}
+
+/// Each task is needed: the first to end ends the others. Waits for all of them, though not for ever.
+async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
+    let Some(first) = tasks.join_next().await else { return Ok(()) };
+    let asked = stop.is_cancelled();
+    stop.cancel();
+    let mut outcome =
+        ended(first).and_then(|()| if asked { Ok(()) } else { Err(anyhow!("a task ended by itself")) });
+    let rest = async {
+        while let Some(next) = tasks.join_next().await {
+            // The first failure is the cause of the others.
+            outcome = std::mem::replace(&mut outcome, Ok(())).and(ended(next));
+        }
+    };
+    if tokio::time::timeout(GRACE, rest).await.is_err() {
+        tracing::warn!("calls or connections are still open and are cut off");
     }
     outcome
 }
 
-fn endpoint_listener(endpoint: &Path) -> anyhow::Result<(tokio::net::UnixListener, socket::SocketFile)> {
-    socket::listen(endpoint)
+fn ended(task: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
+    task.map_err(|panic| anyhow!("a defect: {panic}")).flatten()
 }
 
 async fn serve_csi(
