@@ -87,3 +87,103 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Err
 pub(crate) async fn run(ctx: Arc<Context>) {
     tokio::join!(empty_trash(&ctx), remove_orphans(&ctx));
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use loopfs::{Bytes, ErrorKind, VolumeKind};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        api_server::{Bench, Caches, Exchange, expect},
+        fixtures,
+        volume_model::{self, VolumeModel},
+    };
+
+    const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+
+    fn id() -> VolumeId {
+        VolumeId::parse(fixtures::VOLUME).unwrap()
+    }
+
+    /// A volume and the record of its provisioning, and what the caches say of its claim.
+    fn recorded(claims: Vec<PersistentVolumeClaim>, exchanges: Vec<Exchange>) -> (Bench, Intent) {
+        let caches = Caches { claims, ..Caches::default() };
+        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, exchanges);
+        bench.volumes.state().volumes.insert(id(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let intent = Intent::of(&fixtures::claim(json!({})));
+        bench.ctx.intents.record(&id(), &intent).unwrap();
+        (bench, intent)
+    }
+
+    /// Whether the volume and the record are still there.
+    async fn settled(bench: Bench, intent: &Intent) -> (bool, bool) {
+        settle(&id(), intent, &bench.ctx).await.unwrap();
+        let kept = (
+            bench.volumes.capacity(fixtures::VOLUME).is_some(),
+            !bench.ctx.intents.list().unwrap().is_empty(),
+        );
+        bench.finish().await;
+        kept
+    }
+
+    #[tokio::test]
+    async fn a_volume_whose_claim_vanished_before_it_had_an_object_goes() {
+        let (bench, intent) =
+            recorded(vec![], vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")]);
+        assert_eq!(settled(bench, &intent).await, (false, false));
+    }
+
+    #[tokio::test]
+    async fn so_it_does_when_a_new_claim_has_taken_the_name() {
+        let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
+        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
+        let (bench, intent) = recorded(vec![successor], exchanges);
+        assert_eq!(settled(bench, &intent).await, (false, false));
+    }
+
+    #[tokio::test]
+    async fn a_volume_with_an_object_is_kept() {
+        let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
+        let (bench, intent) = recorded(vec![], vec![expect(Method::GET, VOLUME, None).answer(object)]);
+        assert_eq!(settled(bench, &intent).await, (true, false));
+    }
+
+    #[tokio::test]
+    async fn provisioning_that_goes_on_is_left_alone() {
+        let (bench, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
+        assert_eq!(settled(bench, &intent).await, (true, true));
+    }
+
+    #[tokio::test]
+    async fn a_record_ends_with_the_binding() {
+        let (bench, intent) = recorded(vec![fixtures::bound_claim(json!({}))], vec![]);
+        assert_eq!(settled(bench, &intent).await, (true, false));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_is_under_way_is_not_disturbed() {
+        let (bench, intent) = recorded(vec![], vec![]);
+        let ctx = Arc::clone(&bench.ctx);
+        let _exclusive = ctx.in_flight.enter(&id());
+        settle(&id(), &intent, &ctx).await.unwrap();
+        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+    }
+
+    #[tokio::test]
+    async fn without_the_store_or_the_api_server_nothing_is_forgotten() {
+        let exchanges = vec![
+            expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
+            expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
+        ];
+        let (bench, intent) = recorded(vec![], exchanges);
+        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
+        bench.volumes.state().broken = Some(volume_model::error(ErrorKind::NotMounted, "mount it"));
+        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
+        assert_eq!(bench.ctx.intents.list().unwrap().len(), 1);
+        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        bench.finish().await;
+    }
+}
