@@ -10,7 +10,7 @@ use super::node_spec::NodeImages;
 use super::programs::Programs;
 use crate::cache::Recipe;
 use crate::images::kernel::{Kernel, Module};
-use crate::images::{disk, node, oci};
+use crate::images::{disk, node, oci, shell};
 use crate::session::Session;
 use crate::vm::{Hypervisor, choose};
 use crate::{packages, rust_build};
@@ -22,6 +22,8 @@ const MODULE_SETS: [&str; 2] = ["boot", "node"];
 const PAUSE: &str = "docker.io/library/pause:dev";
 /// The image of the pods of tests.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
+/// An image with a shell, for people; csi/examples uses it.
+const SHELL: &str = "docker.io/library/shell:dev";
 /// The image of the driver; the manifests say the same.
 const DRIVER: &str = "docker.io/library/loopfs:dev";
 
@@ -47,9 +49,9 @@ impl NodeParts {
         let system = async {
             let kernel = Kernel::prepare(session, None).await?;
             let root = node::prepare(session, &kernel).await?;
-            anyhow::Ok((kernel, root))
+            anyhow::Ok((kernel, root, shell::busybox(session).await?))
         };
-        let ((guest, driver), (kernel, root)) = tokio::try_join!(programs, system)?;
+        let ((guest, driver), (kernel, root, busybox)) = tokio::try_join!(programs, system)?;
         let hypervisor = choose(session, &kernel, &guest.init).await?;
         let images = [
             Image { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", guest.pause)] },
@@ -58,6 +60,7 @@ impl NodeParts {
                 reference: VOLUME_CHECK,
                 files: vec![("/volume-check", guest.volume_check)],
             },
+            Image { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
             driver,
         ];
         Ok(NodeParts {
@@ -111,6 +114,13 @@ async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
             disk::payload(&dir.join("images.ext4"), &files).await
         })
         .await?;
+    // Where people find them who run the driver on another cluster.
+    let shown = session.workspace.target().join("images");
+    fs::create_dir_all(&shown).with_context(|| format!("make {}", shown.display()))?;
+    for image in images {
+        let (from, to) = (artifact.join(image.archive), shown.join(image.archive));
+        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+    }
     Ok(artifact.join("images.ext4"))
 }
 

@@ -1,10 +1,13 @@
 //! Debian packages, from the mirror and through the proxy this machine is configured with.
 
+use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::process::{Program, find};
+use crate::progress::Notes;
 
 /// Debian's own keys, by which packages of other suites than the host's are checked.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -25,6 +28,10 @@ impl Bootstrap {
             .arg(format!("--include={}", packages.join(",")));
         for option in apt_options().await? {
             program = program.arg(format!("--aptopt={option}"));
+        }
+        if base_suite(suite).is_some() {
+            // Apt takes nothing from such a suite by itself.
+            program = program.arg(format!("--aptopt=APT::Default-Release \"{suite}\";"));
         }
         Ok(Bootstrap { program, suite: suite.to_owned(), sources: sources(suite).await? })
     }
@@ -49,13 +56,41 @@ impl Bootstrap {
     }
 }
 
+/// Unpacks a package and all it depends on, and keeps the files that are wanted by their path from the root. Nothing is
+/// installed and nothing of it runs.
+pub(super) async fn extract(
+    suite: &str,
+    package: &str,
+    directory: &Path,
+    wanted: impl Fn(&Path) -> bool,
+    notes: Notes,
+) -> Result<()> {
+    let tar = directory.join("packages.tar");
+    let note = move |line: &str| notes.note(line.to_owned());
+    Bootstrap::new(suite, "extract", &[package.to_owned()]).await?.run(&tar, note).await?;
+    let file = File::open(&tar).with_context(|| format!("open {}", tar.display()))?;
+    let mut archive = tar::Archive::new(BufReader::new(file));
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?;
+        if wanted(path.strip_prefix(".").unwrap_or(&path)) {
+            entry.unpack_in(directory).with_context(|| format!("unpack into {}", directory.display()))?;
+        }
+    }
+    std::fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
+}
+
 /// Lines for sources.list; none, if apt here knows no Debian mirror: mmdebstrap has a default of its own.
 async fn sources(suite: &str) -> Result<Vec<String>> {
     let Some(mirror) = mirror().await? else { return Ok(Vec::new()) };
-    // A suite beside a release holds only what differs from it.
-    let base = suite.strip_suffix("-backports");
+    let base = base_suite(suite);
     let signed = if Path::new(KEYRING).exists() { format!("[signed-by={KEYRING}] ") } else { String::new() };
     Ok(base.into_iter().chain([suite]).map(|suite| format!("deb {signed}{mirror} {suite} main")).collect())
+}
+
+/// The release that a suite is an addition to: it holds only what differs from that.
+fn base_suite(suite: &str) -> Option<&str> {
+    suite.strip_suffix("-backports")
 }
 
 /// The mirror of Debian proper that apt is configured with.

@@ -9,5 +9,6 @@ pub mod kernel;
 pub mod node;
 pub mod oci;
 pub mod qemu;
+pub mod shell;
 
 mod debian;

@@ -5,16 +5,13 @@
 //! returning from it sets TF, NT or VM at random: Linux allocates memory with cmpxchg16b, so a guest dies sooner or later,
 //! sooner beside a busy host (5 of 7 runs of the kernel tests, 10 of 31 boots). QEMU 10.0 passed all of 15.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian::Bootstrap;
+use super::debian;
 use crate::cache::Recipe;
 use crate::process::Program;
-use crate::progress::Notes;
 use crate::session::Session;
 
 const SUITE: &str = "trixie";
@@ -44,7 +41,7 @@ impl Qemu {
             .cache
             .artifact(&recipe, async |directory: &Path| {
                 let step = session.progress.step("fetch QEMU");
-                fetch(directory, step.notes()).await?;
+                debian::extract(SUITE, PACKAGE, directory, wanted, step.notes()).await?;
                 let version = Qemu { directory: directory.to_owned() }.version().await?;
                 step.done(version.lines().next().unwrap_or_default());
                 Ok(())
@@ -80,27 +77,8 @@ impl Qemu {
     }
 }
 
-async fn fetch(directory: &Path, notes: Notes) -> Result<()> {
-    let tar = directory.join("packages.tar");
-    // Unpacked, not installed: nothing of it runs but QEMU.
-    Bootstrap::new(SUITE, "extract", &[PACKAGE.to_owned()])
-        .await?
-        .run(&tar, move |line| notes.note(line.to_owned()))
-        .await?;
-    let file = File::open(&tar).with_context(|| format!("open {}", tar.display()))?;
-    let mut archive = tar::Archive::new(BufReader::new(file));
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        if wanted(&entry.path()?) {
-            entry.unpack_in(directory).with_context(|| format!("unpack into {}", directory.display()))?;
-        }
-    }
-    std::fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
-}
-
 /// Programs, libraries and firmware; not the device nodes and configuration of a system.
 fn wanted(path: &Path) -> bool {
-    let path = path.strip_prefix(".").unwrap_or(path);
     path == Path::new(PROGRAM)
         || path.starts_with(LIBRARIES)
         || FIRMWARE.iter().any(|firmware| path.starts_with(firmware))
@@ -112,14 +90,12 @@ mod tests {
 
     #[test]
     fn what_qemu_runs_with_is_kept_and_no_more() {
-        for path in [
-            "./usr/bin/qemu-system-x86_64",
-            "usr/lib/x86_64-linux-gnu/libc.so.6",
-            "./usr/share/seabios/bios.bin",
-        ] {
+        for path in
+            ["usr/bin/qemu-system-x86_64", "usr/lib/x86_64-linux-gnu/libc.so.6", "usr/share/seabios/bios.bin"]
+        {
             assert!(wanted(Path::new(path)), "{path}");
         }
-        for path in ["./dev/null", "./etc/passwd", "./usr/bin/bash", "./usr/share/doc/qemu/copyright"] {
+        for path in ["dev/null", "etc/passwd", "usr/bin/bash", "usr/share/doc/qemu/copyright"] {
             assert!(!wanted(Path::new(path)), "{path}");
         }
     }

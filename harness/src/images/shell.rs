@@ -1,0 +1,32 @@
+//! A shell for pods of people who play with the cluster: busybox, which brings its commands along.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::debian;
+use crate::cache::Recipe;
+use crate::session::Session;
+
+const SUITE: &str = "trixie";
+const PACKAGE: &str = "busybox-static";
+const PROGRAM: &str = "usr/bin/busybox";
+
+/// A static busybox of Debian. Called `sh`, it runs its own commands without a file for each.
+///
+/// # Errors
+/// Its package cannot be fetched.
+pub async fn busybox(session: &Session) -> Result<PathBuf> {
+    let recipe = Recipe::new("busybox", 1).with("suite", SUITE).with("package", PACKAGE);
+    let directory = session
+        .cache
+        .artifact(&recipe, async |directory: &Path| {
+            let step = session.progress.step("fetch busybox");
+            let wanted = |path: &Path| path == Path::new(PROGRAM);
+            debian::extract(SUITE, PACKAGE, directory, wanted, step.notes()).await?;
+            step.done("");
+            Ok(())
+        })
+        .await?;
+    Ok(directory.join(PROGRAM))
+}
