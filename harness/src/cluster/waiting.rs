@@ -95,34 +95,41 @@ where
     Ok(objects.into_values().next())
 }
 
-/// Waits for an event with this reason about the object, and answers its message.
+/// Waits for an event about the object, with this reason and a message that is as it should be, and answers
+/// the message.
 pub(crate) async fn until_event<K>(
     client: &Client,
     about: &K,
     reason: &str,
     within: Duration,
+    as_it_should_be: impl Fn(&str) -> bool,
 ) -> Result<String>
 where
     K: Resource<DynamicType = ()>,
 {
     let kind = K::kind(&());
     let name = about.name_any();
-    let scope =
-        watch::Config::default().fields(&format!("involvedObject.kind={kind},involvedObject.name={name}"));
+    let fields = format!("involvedObject.kind={kind},involvedObject.name={name}");
     let api: Api<Event> = match about.namespace() {
         Some(namespace) => Api::namespaced(client.clone(), &namespace),
         None => Api::all(client.clone()),
     };
-    let told = |event: &&Event| event.reason.as_deref() == Some(reason);
-    let events = until(api, scope, within, |events| {
-        let seen: Vec<_> = events.values().map(|event| event.reason.as_deref().unwrap_or_default()).collect();
+    let told = |event: &Event| -> Option<String> {
+        let message = event.message.clone().unwrap_or_default();
+        (event.reason.as_deref() == Some(reason) && as_it_should_be(&message)).then_some(message)
+    };
+    let events = until(api, watch::Config::default().fields(&fields), within, |events| {
+        let seen = events.values().map(|event| {
+            let (reason, message) = (event.reason.as_deref(), event.message.as_deref());
+            format!("{}: {}", reason.unwrap_or_default(), message.unwrap_or_default())
+        });
         State::when(
-            events.values().any(|event| told(&event)),
-            format!("no event {reason} about {kind} {name}; there are {seen:?}"),
+            events.values().any(|event| told(event).is_some()),
+            format!("no such event {reason} about {kind} {name}; there are {:?}", seen.collect::<Vec<_>>()),
         )
     })
     .await?;
-    Ok(events.values().find(told).and_then(|event| event.message.clone()).unwrap_or_default())
+    Ok(events.values().find_map(told).unwrap_or_default())
 }
 
 /// Reads a container's log as it is written until `judge` says that a line is what was waited for.

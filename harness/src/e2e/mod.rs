@@ -255,7 +255,7 @@ async fn tell_in_order(
     }
     stories::install::tell(&mut story, world).await?;
     if let (Some(node), Some(device), Some(Breakage::WrongDisk)) = (world.node, &device, broken) {
-        story.step("break: remove the driver", stories::install::remove(world)).await?;
+        story.step("break: stop the driver", stories::install::stop(world)).await?;
         story.step("break: put another file system there", breakage::replace(node, device)).await?;
         stories::install::tell(&mut story, world).await?;
     }

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::Api;
 
 use super::breakage::{self, Breakage};
 use super::containers::{Container, thaw};
@@ -11,6 +13,8 @@ use super::stories::{flow, install, removal};
 use super::story::Story;
 use super::world::{FOREIGN_NODE, Patience, World};
 use crate::cluster::Node;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::until_event;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
@@ -49,7 +53,7 @@ impl Checker<'_> {
         let told = inner.cases.len();
         match broken {
             Breakage::Quota | Breakage::NoDisk => {
-                install::remove(world).await?;
+                install::stop(world).await?;
                 let device = breakage::data_device(self.node).await?;
                 if broken == Breakage::Quota {
                     breakage::mount_without_quota(self.node, &device).await?;
@@ -62,7 +66,7 @@ impl Checker<'_> {
             Breakage::WrongDisk => {
                 let device = breakage::data_device(self.node).await?;
                 self.install(world, inner).await?;
-                install::remove(world).await?;
+                install::stop(world).await?;
                 breakage::replace(self.node, &device).await?;
                 self.install_fails(world, inner, told, broken).await?;
                 // The record of the file system that is gone, as an operator would remove it on purpose.
@@ -115,7 +119,19 @@ impl Checker<'_> {
         world.patience = patience;
         anyhow::ensure!(outcome.is_err(), "the driver was installed");
         named(inner, told, broken)?;
-        install::remove(world).await
+        self.said_in_an_event(world, broken).await?;
+        install::stop(world).await
+    }
+
+    /// Whoever describes the node reads why its volumes are not served.
+    async fn said_in_an_event(&self, world: &World<'_>, broken: Breakage) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(world.client.clone());
+        let node = nodes.get(self.node.name()).await.map_err(told)?;
+        let message =
+            until_event(&world.client, &node, "StorageUnavailable", world.patience.end, |message| {
+                broken.named_by().iter().all(|word| message.contains(word))
+            });
+        message.await.map(drop)
     }
 
     async fn clean_up(&self, world: &World<'_>) -> Result<()> {
@@ -124,7 +140,7 @@ impl Checker<'_> {
     }
 
     fn story<'r>(&'r self, inner: &'r mut Report, name: &'static str) -> Story<'r> {
-        Story::begin(self.session, inner, name)
+        Story::begin_unseen(self.session, inner, name)
     }
 }
 

@@ -13,6 +13,7 @@ pub(super) struct Story<'a> {
     session: &'a Session,
     report: &'a mut Report,
     name: &'static str,
+    shown: bool,
 }
 
 /// A step failed; the report has the reason.
@@ -24,22 +25,35 @@ pub(super) type Told<T = ()> = Result<T, StoryFailed>;
 
 impl<'a> Story<'a> {
     pub(super) fn begin(session: &'a Session, report: &'a mut Report, name: &'static str) -> Story<'a> {
-        Story { session, report, name }
+        Story { session, report, name, shown: true }
+    }
+
+    /// A story whose steps only go into the report: one that fails on purpose would frighten onlookers.
+    pub(super) fn begin_unseen(
+        session: &'a Session,
+        report: &'a mut Report,
+        name: &'static str,
+    ) -> Story<'a> {
+        Story { session, report, name, shown: false }
     }
 
     /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the story.
     pub(super) async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Told<T> {
-        let shown = self.session.progress.step(format!("{}: {title}", self.name));
+        let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.name)));
         let started = Instant::now();
         let result = self.session.until_cancelled(work).await;
         self.report.record(self.name, title, started.elapsed(), &result);
         match result {
             Ok(value) => {
-                shown.done("");
+                if let Some(step) = shown {
+                    step.done("");
+                }
                 Ok(value)
             }
             Err(error) => {
-                shown.failed(format!("{error:#}"));
+                if let Some(step) = shown {
+                    step.failed(format!("{error:#}"));
+                }
                 self.report.push(self.name, "the rest of this story", Outcome::NotRun, Duration::ZERO);
                 Err(StoryFailed)
             }

@@ -77,10 +77,10 @@ async fn refused(
     let pod = holder(name, name, r#use, false)?;
     world.pods().create(&PostParams::default(), &pod).await.map_err(told).context("create the pod")?;
 
-    let message = until_event(&world.client, &object, REFUSED, world.patience.start).await?;
-    for word in words {
-        anyhow::ensure!(message.contains(word), "the event does not say {word:?}: {message}");
-    }
+    let says = |message: &str| words.iter().all(|word| message.contains(word));
+    until_event(&world.client, &object, REFUSED, world.patience.start, says)
+        .await
+        .with_context(|| format!("expected an event that says {words:?}"))?;
     let pod: Pod = world.pods().get(name).await?;
     let phase = pod.status.and_then(|status| status.phase);
     anyhow::ensure!(phase.as_deref() == Some("Pending"), "the pod is {phase:?}, not Pending");

@@ -55,6 +55,9 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
     story
         .step("[RESIZE-PASSED]", verdict(world, "[RESIZE-PASSED]", "[INIT-FAILED]", world.patience.grow))
         .await?;
+    if world.node.is_some() {
+        story.step("the driver that was killed was started again", killed_and_back(world)).await?;
+    }
     story.step("exec sees the grown volume", exec_sees(world, GROWN)).await?;
     story.step("describe shows what happened to the claims", events(world)).await?;
     story.step("logs of the driver can be read", driver_logs(world)).await
@@ -175,7 +178,7 @@ async fn events(world: &World<'_>) -> Result<()> {
     for name in FLOW_CLAIMS {
         let claim = world.claims().get(name).await?;
         for reason in ["ProvisioningSucceeded", "Resizing", growth_event(&claim)] {
-            until_event(&world.client, &claim, reason, world.patience.start).await?;
+            until_event(&world.client, &claim, reason, world.patience.start, |_| true).await?;
         }
     }
     Ok(())
@@ -194,6 +197,20 @@ async fn driver_logs(world: &World<'_>) -> Result<()> {
         for container in world.driver.containers() {
             let log = last_words(&world.driver_pods(), &pod.name_any(), container, 100).await;
             anyhow::ensure!(log.lines().count() > 1, "{container} of {} logged only {log:?}", pod.name_any());
+        }
+    }
+    Ok(())
+}
+
+/// The kills were real: each container has ended by SIGKILL, and runs.
+async fn killed_and_back(world: &World<'_>) -> Result<()> {
+    const BY_SIGKILL: i32 = 128 + 9;
+    for pod in world.live_driver_pods().await? {
+        for status in pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()) {
+            let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+            let code = ended.map(|ended| ended.exit_code);
+            anyhow::ensure!(code == Some(BY_SIGKILL), "container {} last ended with {code:?}", status.name);
+            anyhow::ensure!(status.ready, "container {} is not back", status.name);
         }
     }
     Ok(())

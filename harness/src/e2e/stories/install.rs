@@ -2,9 +2,11 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::storage::v1::CSINode;
+use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
+use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_one};
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::last_words;
@@ -88,9 +90,13 @@ pub(in crate::e2e) async fn complaints(world: &World<'_>) -> String {
     words.join("\n")
 }
 
-/// Takes the driver out of the cluster again and waits until its pods are gone.
-pub(in crate::e2e) async fn remove(world: &World<'_>) -> Result<()> {
-    world.manifests.delete(&world.client).await?;
+/// Takes the driver's pods away and waits until they are gone; applying the manifests brings them back.
+pub(in crate::e2e) async fn stop(world: &World<'_>) -> Result<()> {
+    let name = world.driver.daemon_set();
+    match world.daemon_sets().delete(name, &DeleteParams::background()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        result => drop(result.map_err(told).with_context(|| format!("delete DaemonSet {name}"))?),
+    }
     let scope = watcher::Config::default().labels(world.driver.pod_labels());
     until(world.driver_pods(), scope, world.patience.end, |pods| {
         State::when(pods.is_empty(), format!("{:?} still exist", pods.keys().collect::<Vec<_>>()))
@@ -98,4 +104,10 @@ pub(in crate::e2e) async fn remove(world: &World<'_>) -> Result<()> {
     .await
     .context("the driver's pods do not end")
     .map(drop)
+}
+
+/// Takes all of the driver out of the cluster.
+pub(in crate::e2e) async fn remove(world: &World<'_>) -> Result<()> {
+    stop(world).await?;
+    world.manifests.delete(&world.client).await
 }
