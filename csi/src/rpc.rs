@@ -31,7 +31,8 @@ pub(crate) async fn traced<T>(
     volume: &str,
     call: impl Future<Output = Result<T>>,
 ) -> Result<Response<T>, Status> {
-    let span = tracing::info_span!(
+    // Of the level that is never left out: a line about a call always says which.
+    let span = tracing::error_span!(
         "rpc",
         rpc,
         request = CALLS.fetch_add(1, Ordering::Relaxed),
