@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::process::{Program, find};
 use crate::session::Session;
 
-/// A program the harness runs, and the Debian package that brings it.
+/// A program the harness runs, or a file it reads, and the Debian package that brings it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tool {
     program: &'static str,
@@ -25,11 +25,13 @@ pub const MKFS_XFS: Tool = tool("mkfs.xfs", "xfsprogs");
 pub const MKE2FS: Tool = tool("mke2fs", "e2fsprogs");
 pub const XZ: Tool = tool("xz", "xz-utils");
 pub const SETPRIV: Tool = tool("setpriv", "util-linux");
+/// Debian's keys, which another distribution need not have.
+const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring");
 /// Sub-ids of an ordinary user, so that a root file system with several owners needs no root.
 const NEWUIDMAP: Tool = tool("newuidmap", "uidmap");
 
 /// What making images and booting them needs.
-pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, MKFS_XFS, MKE2FS, XZ, SETPRIV];
+pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKE2FS, XZ, SETPRIV];
 
 /// Makes sure that every tool is there.
 ///

@@ -395,7 +395,7 @@ fn input(bytes: &[u8]) -> Result<Stdio> {
 #[must_use]
 pub fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
-        return Some(PathBuf::from(program));
+        return Some(PathBuf::from(program)).filter(|path| path.is_file());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(SYSTEM_DIRECTORIES.map(PathBuf::from));

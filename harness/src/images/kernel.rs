@@ -161,7 +161,9 @@ fn place(path: &str) -> Option<String> {
     if let Some(kernel) = path.strip_prefix("boot/") {
         return if kernel.starts_with("vmlinuz-") { Some("vmlinuz".to_owned()) } else { None };
     }
-    path.strip_prefix("lib/modules/").map(|module| format!("modules/{module}"))
+    let module = path.strip_prefix("lib/modules/")?;
+    // Newer packages keep the kernel there, and leave it to the installation to copy it to /boot.
+    if module.ends_with("/vmlinuz") { Some("vmlinuz".to_owned()) } else { Some(format!("modules/{module}")) }
 }
 
 fn release(directory: &Path) -> Result<String> {
@@ -261,6 +263,7 @@ mod tests {
 
     #[rstest]
     #[case("./boot/vmlinuz-6.12.1-cloud-amd64", Some("vmlinuz"))]
+    #[case("./usr/lib/modules/7.2.1-cloud-amd64/vmlinuz", Some("vmlinuz"))]
     #[case("./boot/System.map-6.12.1-cloud-amd64", None)]
     #[case(
         "./usr/lib/modules/6.12.1/kernel/fs/xfs/xfs.ko.xz",

@@ -37,7 +37,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         report.record(SUITE, name, time, &result);
     }
 
-    let (result, time) = timed(session, "tests", &["test", "--workspace"]).await;
+    let (result, time) = timed(session, "tests", &["test", "--workspace", "--no-fail-fast"]).await;
     match result {
         Ok(finished) => {
             let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
