@@ -58,7 +58,7 @@ impl Breakage {
         match self {
             Breakage::Quota => &["prjquota", DATA_DIR],
             Breakage::NoDisk => &["nothing is mounted", DATA_DIR],
-            Breakage::WrongDisk => &["UUID", DATA_DIR],
+            Breakage::WrongDisk => &["was initialised on file system", DATA_DIR],
             Breakage::Readonly => &["a write was allowed on the read-only volume", "/vol/readonly"],
             Breakage::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
             Breakage::Leak => &["leaked", "loop device"],

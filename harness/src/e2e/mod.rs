@@ -1,6 +1,6 @@
 //! The main job, end to end: claims on a real Kubernetes node, mounted, read-only, block, and grown.
 //!
-//! The stories in [`stories`] run against a cluster of the harness's own or against any other by its
+//! The stories run against a cluster of the harness's own or against any other by its
 //! kubeconfig: the same manifests, the same cases. What only the node itself can tell is asked of nodes
 //! of ours, and reported as skipped elsewhere.
 
@@ -14,25 +14,25 @@ mod state_dump;
 mod stories;
 mod story;
 mod talking;
+mod telling;
 
 mod workload;
 mod world;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use self::breakage::Breakage;
-use self::inventory::Inventory;
 use self::manifests::Manifests;
 use self::story::{Story, Told};
 use self::world::{Driver, Patience, World};
 use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, background};
-use crate::report::{Outcome, Report};
+use crate::report::Report;
 use crate::session::Session;
 
 /// The report's and the log directory's name.
@@ -163,7 +163,7 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let world = world(manifests, cluster.client().clone(), cluster.nodes().first())?;
-    tell_all(session, report, &world, args.broken).await;
+    telling::tell_all(session, report, &world, args.broken).await;
     state_dump::write(&world, reports).await;
     if args.self_check {
         self_check::run(session, report, world).await;
@@ -185,15 +185,16 @@ async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config).context("make a client of the API server")?;
     let world = world(manifests, client, None)?;
+    let installed = stories::install::is_installed(&world).await?;
     let mut report = Report::new();
-    tell_all(session, &mut report, &world, None).await;
+    telling::tell_all(session, &mut report, &world, None).await;
     state_dump::write(&world, &session.workspace.reports(RUN)).await;
     let started = Instant::now();
     // Also when a story failed, or was stopped.
     let cleaned = async {
         stories::removal::delete_namespace(&world).await?;
         stories::removal::no_volumes(&world).await?;
-        stories::install::remove(&world).await
+        if installed { Ok(()) } else { stories::install::remove(&world).await }
     };
     let cleaned = cleaned.await;
     report.record("clean-up", "remove what the run made", started.elapsed(), &cleaned);
@@ -208,77 +209,6 @@ fn read_manifests(session: &Session) -> Result<Manifests> {
 fn world(manifests: Manifests, client: Client, node: Option<&cluster::Node>) -> Result<World<'_>> {
     let driver = Driver::of(&manifests)?;
     Ok(World { client, node, manifests, driver, namespace: "loopfs-e2e".into(), patience: Patience::FULL })
-}
-
-/// The stories in their order; those after one that failed are reported as not run.
-async fn tell_all(session: &Session, report: &mut Report, world: &World<'_>, broken: Option<Breakage>) {
-    let names = [
-        stories::install::NAME,
-        stories::flow::NAME,
-        stories::read_only_claims::NAME,
-        stories::bad_claims::NAME,
-        stories::driver_restart::NAME,
-        stories::removal::NAME,
-    ];
-    let mut told = 0;
-    let outcome = tell_in_order(session, report, world, broken, &mut told).await;
-    if outcome.is_err() {
-        for name in &names[told + 1..] {
-            report.push(name, "the whole story", Outcome::NotRun, Duration::ZERO);
-        }
-    }
-}
-
-async fn tell_in_order(
-    session: &Session,
-    report: &mut Report,
-    world: &World<'_>,
-    broken: Option<Breakage>,
-    told: &mut usize,
-) -> Told {
-    let device = match (world.node, broken) {
-        (Some(node), Some(Breakage::Quota | Breakage::NoDisk | Breakage::WrongDisk)) => {
-            let mut story = Story::begin(session, report, stories::install::NAME);
-            Some(story.step("find the data disk", breakage::data_device(node)).await?)
-        }
-        _ => None,
-    };
-    let mut story = Story::begin(session, report, stories::install::NAME);
-    match (world.node, &device, broken) {
-        (Some(node), Some(device), Some(Breakage::Quota)) => {
-            story.step("break: mount without quota", breakage::mount_without_quota(node, device)).await?;
-        }
-        (Some(node), Some(_), Some(Breakage::NoDisk)) => {
-            story.step("break: unmount the data disk", breakage::unmount(node)).await?;
-        }
-        _ => {}
-    }
-    stories::install::tell(&mut story, world).await?;
-    if let (Some(node), Some(device), Some(Breakage::WrongDisk)) = (world.node, &device, broken) {
-        story.step("break: stop the driver", stories::install::stop(world)).await?;
-        story.step("break: put another file system there", breakage::replace(node, device)).await?;
-        stories::install::tell(&mut story, world).await?;
-    }
-    let before = match world.node {
-        Some(node) => Some(story.step("look at the node", Inventory::take(node)).await?),
-        None => None,
-    };
-    *told += 1;
-    stories::flow::tell(&mut Story::begin(session, report, stories::flow::NAME), world, broken).await?;
-    *told += 1;
-    let mut story = Story::begin(session, report, stories::read_only_claims::NAME);
-    stories::read_only_claims::tell(&mut story, world).await?;
-    *told += 1;
-    stories::bad_claims::tell(&mut Story::begin(session, report, stories::bad_claims::NAME), world).await?;
-    *told += 1;
-    stories::driver_restart::tell(&mut Story::begin(session, report, stories::driver_restart::NAME), world)
-        .await?;
-    *told += 1;
-    let mut story = Story::begin(session, report, stories::removal::NAME);
-    if broken == Some(Breakage::Leak) {
-        story.step("break: leak a loop device", breakage::leak_loop_device(world)).await?;
-    }
-    stories::removal::tell(&mut story, world, before.as_ref()).await
 }
 
 #[cfg(test)]

@@ -90,6 +90,12 @@ pub(in crate::e2e) async fn complaints(world: &World<'_>) -> String {
     words.join("\n")
 }
 
+/// Whether somebody has installed the driver already.
+pub(in crate::e2e) async fn is_installed(world: &World<'_>) -> Result<bool> {
+    let found = world.daemon_sets().get_opt(world.driver.daemon_set()).await.map_err(told);
+    found.context("look for the driver").map(|found| found.is_some())
+}
+
 /// Takes the driver's pods away and waits until they are gone; applying the manifests brings them back.
 pub(in crate::e2e) async fn stop(world: &World<'_>) -> Result<()> {
     let name = world.driver.daemon_set();
