@@ -68,7 +68,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
 
 async fn run_e2e(session: &Session, args: e2e::Args) -> Result<Report> {
     let _lock = session.exclusive("e2e").await?;
-    e2e::run(session, args).await
+    e2e::run(session, args.with_self_check()).await
 }
 
 impl Lane {

@@ -5,27 +5,21 @@
 //!   signal follows the *thread* that forked, so each child has a thread that spawns it and then waits for it.
 //! - The child ends and leaves others of its group behind: they are killed.
 
+mod output;
+mod running;
+
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::Pid;
-use tokio::sync::watch;
+
+use output::{LineSink, Output, input};
+pub use running::Process;
 
 /// Directories that hold programs an ordinary user's `PATH` may lack (`mkfs.xfs`, `mke2fs`).
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
-
-type LineSink = Box<dyn FnMut(&str) + Send>;
 
 /// A program about to be run. Its standard input is empty unless given.
 pub struct Program {
@@ -200,197 +194,6 @@ impl Finished {
     }
 }
 
-/// A running child process. Dropping it kills its process group and reaps it.
-#[derive(Debug)]
-pub struct Process {
-    name: String,
-    group: Pid,
-    reaped: Arc<Mutex<bool>>,
-    exit: watch::Receiver<Option<ExitStatus>>,
-    waiter: Option<JoinHandle<()>>,
-    output: Output,
-}
-
-impl Process {
-    fn start(
-        name: String,
-        command: Command,
-        tee: Option<(LineSink, File)>,
-        output: Output,
-    ) -> Result<Process> {
-        let (started, start) = std::sync::mpsc::sync_channel(1);
-        let (ended, exit) = watch::channel(None);
-        let reaped = Arc::new(Mutex::new(false));
-        let waiter = std::thread::Builder::new()
-            .name(format!("wait {name}"))
-            .spawn({
-                let reaped = Arc::clone(&reaped);
-                move || own_child(command, tee, &started, &reaped, &ended)
-            })
-            .context("start a thread")?;
-        let pid = start
-            .recv()
-            .context("the thread that starts a process ended")?
-            .with_context(|| format!("start {name} (by setpriv, of util-linux)"))?;
-        let group = Pid::from_raw(i32::try_from(pid).context("a pid beyond i32")?);
-        Ok(Process { name, group, reaped, exit, waiter: Some(waiter), output })
-    }
-
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    #[must_use]
-    pub fn id(&self) -> i32 {
-        self.group.as_raw()
-    }
-
-    /// How it ended, if it has.
-    #[must_use]
-    pub fn try_wait(&self) -> Option<ExitStatus> {
-        *self.exit.borrow()
-    }
-
-    /// Waits for its end. May be called again.
-    ///
-    /// # Errors
-    /// The thread that waits for it died.
-    pub async fn wait(&mut self) -> Result<ExitStatus> {
-        let status = self.exit.wait_for(Option::is_some).await;
-        let status = status.with_context(|| format!("lost track of {}", self.name))?;
-        status.with_context(|| format!("{} ended without a status", self.name))
-    }
-
-    /// Sends a signal to the process and all of its group; nothing happens once it has been reaped.
-    pub fn signal(&self, signal: Signal) {
-        let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*reaped {
-            // ESRCH cannot be: the leader is unreaped while the lock says so.
-            killpg(self.group, signal).ok();
-        }
-    }
-
-    /// Asks it to end by SIGTERM, insists by SIGKILL after `grace`, and reaps it.
-    ///
-    /// # Errors
-    /// The thread that waits for it died.
-    pub async fn stop(mut self, grace: Duration) -> Result<ExitStatus> {
-        self.signal(Signal::SIGTERM);
-        if let Ok(status) = tokio::time::timeout(grace, self.wait()).await {
-            return status;
-        }
-        self.signal(Signal::SIGKILL);
-        self.wait().await
-    }
-}
-
-impl Drop for Process {
-    /// The safety net; [`Process::stop`] is the orderly way.
-    fn drop(&mut self) {
-        self.signal(Signal::SIGKILL);
-        if let Some(waiter) = self.waiter.take() {
-            // A panic there has been printed; there is nobody here to tell.
-            drop(waiter.join());
-        }
-    }
-}
-
-fn own_child(
-    mut command: Command,
-    tee: Option<(LineSink, File)>,
-    started: &std::sync::mpsc::SyncSender<std::io::Result<u32>>,
-    reaped: &Mutex<bool>,
-    ended: &watch::Sender<Option<ExitStatus>>,
-) {
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return drop(started.send(Err(error))),
-    };
-    // Closes our copies of the child's descriptors.
-    drop(command);
-    let reader = tee.and_then(|(sink, copy)| {
-        let pipe = child.stderr.take()?;
-        Some(std::thread::spawn(move || tee_lines(pipe, sink, copy)))
-    });
-    let pid = child.id();
-    drop(started.send(Ok(pid)));
-
-    let group = Pid::from_raw(pid.cast_signed());
-    // Leaves the zombie in place, so that its group id cannot be given to others before the kill below.
-    while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
-    let mut reaped = reaped.lock().unwrap_or_else(PoisonError::into_inner);
-    killpg(group, Signal::SIGKILL).ok();
-    let status = child.wait();
-    *reaped = true;
-    drop(reaped);
-    if let Some(reader) = reader {
-        drop(reader.join());
-    }
-    if let Ok(status) = status {
-        ended.send_replace(Some(status));
-    }
-}
-
-fn tee_lines(pipe: impl Read, mut sink: LineSink, mut copy: File) {
-    let mut reader = BufReader::new(pipe);
-    let mut line = Vec::new();
-    while matches!(reader.read_until(b'\n', &mut line), Ok(count) if count > 0) {
-        // A full disk shows elsewhere; the reader must go on, or the child blocks.
-        drop(copy.write_all(&line));
-        sink(String::from_utf8_lossy(&line).trim_end());
-        line.clear();
-    }
-}
-
-/// Where a child's output goes: one log file, or two unnamed files that are read when it has ended.
-#[derive(Debug)]
-struct Output {
-    stdout: File,
-    stderr: File,
-    log: Option<PathBuf>,
-}
-
-impl Output {
-    fn open(log: Option<&Path>) -> Result<Output> {
-        let Some(path) = log else {
-            return Ok(Output { stdout: tempfile::tempfile()?, stderr: tempfile::tempfile()?, log: None });
-        };
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
-        }
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .with_context(|| format!("open {}", path.display()))?;
-        Ok(Output { stdout: file.try_clone()?, stderr: file, log: Some(path.to_owned()) })
-    }
-
-    fn read(&mut self) -> Result<(String, String)> {
-        if self.log.is_some() {
-            return Ok(Default::default());
-        }
-        let read = |file: &mut File| -> Result<String> {
-            let mut bytes = Vec::new();
-            file.seek(SeekFrom::Start(0))?;
-            file.read_to_end(&mut bytes)?;
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        };
-        Ok((read(&mut self.stdout)?, read(&mut self.stderr)?))
-    }
-}
-
-fn input(bytes: &[u8]) -> Result<Stdio> {
-    if bytes.is_empty() {
-        return Ok(Stdio::null());
-    }
-    let mut file = tempfile::tempfile()?;
-    file.write_all(bytes)?;
-    file.seek(SeekFrom::Start(0))?;
-    Ok(file.into())
-}
-
 /// Where a program is, if it is installed.
 #[must_use]
 pub fn find(program: &OsStr) -> Option<PathBuf> {
@@ -416,8 +219,10 @@ fn display_name(program: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use nix::sys::signal::kill;
+    use nix::unistd::Pid;
 
     use super::*;
 
