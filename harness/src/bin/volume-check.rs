@@ -7,8 +7,8 @@
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::net::TcpListener;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +23,9 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 const BYTES_PER_INODE: u64 = 2048;
 /// How often a volume that has not grown yet is looked at again; nothing in a pod announces growth.
 const POLL: Duration = Duration::from_millis(500);
+
+/// A caller that connects and says nothing must not keep others from an answer.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
 
 const USAGE: &str = "\
 usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
@@ -162,11 +165,24 @@ fn watch(watch: Watch) -> Checked {
 
 /// Answers every caller with the latest verdict, so that port forwarding can be seen to work.
 fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
-    for mut stream in listener.incoming().flatten() {
-        let body = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for stream in listener.incoming().flatten() {
+        let verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A caller that hangs up early is its own business.
-        drop(write!(stream, "HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+        drop(answer(stream, &verdict));
     }
+}
+
+/// Reads the request to its end first: a socket closed with bytes unread is reset, and the answer lost.
+fn answer(mut stream: TcpStream, verdict: &str) -> io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_TIME))?;
+    let request = BufReader::new(stream.try_clone()?);
+    for line in request.lines() {
+        if line?.is_empty() {
+            break;
+        }
+    }
+    let answer = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n{verdict}", verdict.len());
+    stream.write_all(answer.as_bytes())
 }
 
 /// Checks every volume at `size`; what was written while they had the size `before` must still be there.
@@ -353,6 +369,20 @@ mod tests {
             ["", "--size 1 --grown-size 2", "--size 1 writable:/v", "--size x writable:/v", "writeable:/v"]
         {
             assert!(Watch::parse(&words.split_whitespace().collect::<Vec<_>>()).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_caller_gets_the_whole_verdict() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || serve(&listener, &Mutex::new("[INIT-PASSED]".into())));
+        for _ in 0..50 {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET / HTTP/1.0\r\nHost: pod\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.ends_with("\r\n\r\n[INIT-PASSED]"), "{answer:?}");
         }
     }
 
