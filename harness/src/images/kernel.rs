@@ -45,15 +45,21 @@ pub struct Module {
 }
 
 impl Kernel {
+    /// What the catalogue lists, in its order.
+    ///
+    /// # Errors
+    /// The catalogue cannot be read.
+    pub fn names(session: &Session) -> Result<Vec<String>> {
+        let (_, catalogue) = catalogue(session)?;
+        Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
+    }
+
     /// The kernel of this name in the catalogue, or its default.
     ///
     /// # Errors
     /// The catalogue does not list it, or its package cannot be fetched.
     pub async fn prepare(session: &Session, name: Option<&str>) -> Result<Kernel> {
-        let path = session.workspace.vm_images().join("kernels/kernels.toml");
-        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let catalogue: Catalogue =
-            toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+        let (path, catalogue) = catalogue(session)?;
         let name = name.unwrap_or(&catalogue.default);
         let known = || catalogue.kernel.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
         let row = catalogue
@@ -122,6 +128,13 @@ impl Kernel {
         }
         Ok(order.modules)
     }
+}
+
+fn catalogue(session: &Session) -> Result<(PathBuf, Catalogue)> {
+    let path = session.workspace.vm_images().join("kernels/kernels.toml");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let catalogue = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    Ok((path, catalogue))
 }
 
 async fn fetch(row: &Row, directory: &Path, notes: crate::progress::Notes) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The kernel lane: `tests/kernel` of each crate that has them, as root on a real kernel in QEMU.
+//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, one after the other.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,6 +37,10 @@ pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Repor
 }
 
 async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Report> {
+    let kernels = match kernel {
+        Some(name) => vec![name.to_owned()],
+        None => Kernel::names(session)?,
+    };
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let mut files = Vec::new();
     for package in PACKAGES {
@@ -46,10 +50,17 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         let host = rust_build::test_binary(session, package, TEST, FEATURE).await?;
         files.push(GuestFile { path: format!("/tests/{package}"), mode: 0o755, host });
     }
-    let programs = rust_build::guest_programs(session).await?;
-    let kernel = Kernel::prepare(session, kernel).await?;
-    let hypervisor = vm::choose(session, &kernel, &programs.init).await?;
+    let init = rust_build::guest_programs(session).await?.init;
+    let mut report = Report::new();
+    for name in kernels {
+        let kernel = Kernel::prepare(session, Some(&name)).await?;
+        report.append(run_on(session, &kernel, &init, &files).await?);
+    }
+    Ok(report)
+}
 
+async fn run_on(session: &Session, kernel: &Kernel, init: &Path, files: &[GuestFile]) -> Result<Report> {
+    let hypervisor = vm::choose(session, kernel, init).await?;
     let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
     clear(&logs)?;
     let scratch = tempfile::tempdir().context("make a directory")?;
@@ -59,7 +70,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     disk::xfs(&plain, 512).await?;
     let initramfs = scratch.path().join("initramfs");
     let modules = kernel.modules(&["boot", "tests"]).await?;
-    vm::initramfs(&initramfs, &programs.init, &modules, &files, Mode::Tests(tests(&files)))?;
+    vm::initramfs(&initramfs, init, &modules, files, Mode::Tests(tests(files)))?;
 
     let step = session.progress.step(format!(
         "run the tests on Linux {} ({})",
@@ -101,7 +112,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
     };
 
-    let report = evaluate(&kernel, &files, &results, &ending, &logs)?;
+    let report = evaluate(kernel, files, &results, &ending, &logs)?;
     if report.succeeded() {
         step.done(report.summary())
     } else {

@@ -18,7 +18,7 @@ pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE")]
     lanes: Vec<Lane>,
-    /// Boot this kernel of vm-images/kernels/kernels.toml in the kernel lane, rather than its default.
+    /// Boot only this kernel of vm-images/kernels/kernels.toml in the kernel lane, rather than each.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct TestArgs {
 enum Lane {
     /// Format, lints, unit tests, dependency rules, documentation: no root, no virtual machine.
     Unit,
-    /// Tests of the kernel interface, as root on a real kernel with XFS project quotas, in QEMU.
+    /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU.
     Kernel,
     /// The main job end to end: a real control plane and a real kubelet.
     E2e,
