@@ -20,7 +20,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tower_test::mock;
 
 use crate::{
-    context::Context,
+    context::{Context, Given},
     controller::Object,
     events::{Events, Notice},
     fixtures,
@@ -88,7 +88,7 @@ impl Bench {
         let storage = Storage::default();
         storage.open(volumes.clone());
         let scratch = tempfile::tempdir().unwrap();
-        let ctx = Arc::new(Context {
+        let ctx = Arc::new(Context::new(Given {
             client: Client::new(service, "default"),
             identity: fixtures::identity(),
             events,
@@ -97,19 +97,8 @@ impl Bench {
             claims: cache(caches.claims),
             volumes: cache(caches.volumes),
             classes: cache(caches.classes),
-            claims_synced: Default::default(),
-            volumes_synced: Default::default(),
-            classes_synced: Default::default(),
-            claim_writes: Default::default(),
-            volume_writes: Default::default(),
-            claim_backoff: Default::default(),
-            volume_backoff: Default::default(),
-            in_flight: Default::default(),
-            trash: Default::default(),
-            claims_vanished: Default::default(),
-            chances: Default::default(),
             now: || Timestamp::UNIX_EPOCH,
-        });
+        }));
         for gate in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
             gate.open();
         }

@@ -57,6 +57,47 @@ pub(crate) struct Context {
     pub(crate) now: fn() -> Timestamp,
 }
 
+/// What a [`Context`] is made from; the rest of it begins empty.
+pub(crate) struct Given {
+    pub(crate) client: Client,
+    pub(crate) identity: Identity,
+    pub(crate) events: Events,
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) intents: Intents,
+    pub(crate) claims: Store<PersistentVolumeClaim>,
+    pub(crate) volumes: Store<PersistentVolume>,
+    pub(crate) classes: Store<StorageClass>,
+    pub(crate) now: fn() -> Timestamp,
+}
+
+impl Context {
+    pub(crate) fn new(given: Given) -> Self {
+        let Given { client, identity, events, storage, intents, claims, volumes, classes, now } = given;
+        Self {
+            client,
+            identity,
+            events,
+            storage,
+            intents,
+            claims,
+            volumes,
+            classes,
+            claims_synced: Default::default(),
+            volumes_synced: Default::default(),
+            classes_synced: Default::default(),
+            claim_writes: Default::default(),
+            volume_writes: Default::default(),
+            claim_backoff: Default::default(),
+            volume_backoff: Default::default(),
+            in_flight: Default::default(),
+            trash: Default::default(),
+            claims_vanished: Default::default(),
+            chances: Default::default(),
+            now,
+        }
+    }
+}
+
 /// What the outcome of an attempt depends on. While it is the same, attempts are spaced by back-off.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Circumstances {

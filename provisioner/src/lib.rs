@@ -64,7 +64,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::args::{Args, LogFormat};
 use crate::{
-    context::Context,
+    context::{Context, Given},
     events::Events,
     identity::Identity,
     intents::Intents,
@@ -123,7 +123,7 @@ fn spawn(
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context {
+    let ctx = Arc::new(Context::new(Given {
         client: client.clone(),
         identity: identity.clone(),
         events,
@@ -132,19 +132,8 @@ fn spawn(
         claims,
         volumes,
         classes,
-        claims_synced: Default::default(),
-        volumes_synced: Default::default(),
-        classes_synced: Default::default(),
-        claim_writes: Default::default(),
-        volume_writes: Default::default(),
-        claim_backoff: Default::default(),
-        volume_backoff: Default::default(),
-        in_flight: Default::default(),
-        trash: Default::default(),
-        claims_vanished: Default::default(),
-        chances: Default::default(),
         now: Timestamp::now,
-    });
+    }));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
 
