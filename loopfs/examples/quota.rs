@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let project = ProjectId::new(123_456).ok_or("not an id that can have limits")?;
     // First the limit and then the directory: it is never without one.
-    let kept = quota.set_limits(project, Limits { bytes: Some(Bytes::MIB), inodes: Some(Inodes(100)) })?;
+    let kept = quota.set_limits(project, Limits::hard(Bytes::MIB, Inodes(100)))?;
     println!("limits: {kept:?}");
     assign_project(&directory, project)?;
 

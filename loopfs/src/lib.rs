@@ -37,7 +37,10 @@ pub use loop_device::{
     LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
 pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
-pub use project_quota::{Enforcement, Limits, ProjectId, ProjectQuota, Usage, assign_project, project_of};
+pub use project_quota::{
+    Bounds, Enforcement, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage, assign_project,
+    project_of,
+};
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{
     Condition, FilesystemUuid, InodeStats, Recovered, Space, StoreOptions, Volume, VolumeId, VolumeKind,

@@ -21,6 +21,8 @@ pub(crate) const FS_DQ_ISOFT: u16 = 1 << 0;
 pub(crate) const FS_DQ_IHARD: u16 = 1 << 1;
 pub(crate) const FS_DQ_BSOFT: u16 = 1 << 2;
 pub(crate) const FS_DQ_BHARD: u16 = 1 << 3;
+/// The `_hi` timers count (Linux 5.10).
+pub(crate) const FS_DQ_BIGTIME: u16 = 1 << 15;
 pub(crate) const FS_QUOTA_PDQ_ACCT: u16 = 1 << 4;
 pub(crate) const FS_QUOTA_PDQ_ENFD: u16 = 1 << 5;
 const FS_QSTATV_VERSION1: i8 = 1;
@@ -136,6 +138,9 @@ mod tests {
         assert_eq!(offset_of!(DiskQuota, blk_hardlimit), 8);
         assert_eq!(offset_of!(DiskQuota, bcount), 40);
         assert_eq!(offset_of!(DiskQuota, itimer), 56);
+        assert_eq!(offset_of!(DiskQuota, btimer), 60);
+        assert_eq!(offset_of!(DiskQuota, itimer_hi), 68);
+        assert_eq!(offset_of!(DiskQuota, btimer_hi), 69);
         assert_eq!(offset_of!(DiskQuota, rtb_hardlimit), 72);
         assert_eq!(offset_of!(DiskQuota, rtbtimer), 96);
         assert_eq!(size_of::<QuotaFileStat>(), 24);

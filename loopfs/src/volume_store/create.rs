@@ -69,8 +69,7 @@ impl VolumeStore {
     /// there a volume without a limit.
     fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-        let limits =
-            Limits { bytes: Some(capacity), inodes: Some(inodes_for(capacity, spec.bytes_per_inode)) };
+        let limits = Limits::hard(capacity, inodes_for(capacity, spec.bytes_per_inode));
         let project = project_ids::reserve(&self.layout, quota, &self.options.project_ids, limits)?;
         let staged = layout::unique(id.as_str())?;
         let made = self.stage_directory(id, &staged, project, spec).and_then(|()| {

@@ -48,8 +48,7 @@ impl VolumeStore {
 
 fn grow_quota(volume: &Volume, capacity: Bytes) -> Result<()> {
     let attributes = volume.attributes()?;
-    let limits =
-        Limits { bytes: Some(capacity), inodes: Some(inodes_for(capacity, attributes.bytes_per_inode)) };
+    let limits = Limits::hard(capacity, inodes_for(capacity, attributes.bytes_per_inode));
     volume.quota().set_limits(attributes.project, limits).map(drop)
 }
 

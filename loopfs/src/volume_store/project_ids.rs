@@ -12,7 +12,6 @@ use super::layout::Layout;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectQuota};
 use crate::sys::random;
-use crate::units::{Bytes, Inodes};
 
 /// Chance decides where to look, so the cost does not grow with the ids in use; with a full range
 /// it takes this many misses to notice.
@@ -48,7 +47,7 @@ pub(super) fn release(quota: ProjectQuota<'_>, id: ProjectId) -> Result<bool> {
     quota.finish_frees(id)?;
     match quota.usage(id)? {
         None => Ok(true),
-        Some(usage) if usage.bytes == Bytes(0) && usage.inodes == Inodes(0) => {
+        Some(usage) if usage.is_empty() => {
             quota.clear_limits(id)?;
             Ok(true)
         }

@@ -106,7 +106,7 @@ impl VolumeStore {
         for usage in ProjectQuota::of(self.filesystem.root.as_fd()).ids(self.options.project_ids.clone()) {
             let usage = usage?;
             // Over its limit, a volume takes more than it was promised.
-            volumes = volumes.saturating_add(usage.limits.bytes.unwrap_or_default().max(usage.bytes));
+            volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));
             in_use = in_use.saturating_add(usage.bytes);
         }
         for directory in [&self.layout.volumes, &self.layout.trash] {

@@ -94,7 +94,7 @@ impl VolumeStore {
         }
         drop(directory);
         unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
-        let limit = usage.and_then(|usage| usage.limits.bytes).unwrap_or_default();
+        let limit = usage.and_then(|usage| usage.limits.bytes.hard).unwrap_or_default();
         self.release_later(project, limit);
         self.release_projects()?;
         Ok(Removal::Done { volume: true })

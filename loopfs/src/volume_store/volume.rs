@@ -64,7 +64,7 @@ impl Volume {
         volume.capacity = match kind {
             VolumeKind::Filesystem => {
                 let usage = volume.usage(volume.attributes()?)?;
-                usage.limits.bytes.ok_or_else(|| volume.unlimited())?
+                usage.limits.bytes.hard.ok_or_else(|| volume.unlimited())?
             }
             VolumeKind::Block => {
                 Bytes(fstat(&volume.entry).context("fstat volume", &volume.id)?.st_size as u64)
@@ -129,8 +129,8 @@ impl Volume {
     fn directory_stats(&self) -> Result<VolumeStats> {
         let attributes = self.attributes()?;
         let usage = self.usage(attributes)?;
-        let capacity = usage.limits.bytes.ok_or_else(|| self.unlimited())?;
-        let total = usage.limits.inodes.ok_or_else(|| self.unlimited())?;
+        let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
+        let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
         let filesystem = fstatvfs(&self.entry).context("statfs volume", &self.id)?;
         let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
         let carried = project_of(&self.entry)?;

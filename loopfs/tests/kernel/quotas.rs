@@ -1,8 +1,12 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, chown};
+use std::time::{Duration, SystemTime};
 
-use loopfs::{Bytes, Enforcement, ErrorKind, Inodes, Limits, ProjectId, assign_project, project_of};
+use loopfs::{
+    Bounds, Bytes, Enforcement, ErrorKind, Inodes, Limit, Limits, ProjectId, StoredLimits, assign_project,
+    project_of,
+};
 use nix::errno::Errno;
 
 use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
@@ -14,7 +18,14 @@ fn project(id: u32) -> ProjectId {
 }
 
 fn limits(bytes: u64, inodes: u64) -> Limits {
-    Limits { bytes: Some(Bytes(bytes)), inodes: Some(Inodes(inodes)) }
+    Limits::hard(Bytes(bytes), Inodes(inodes))
+}
+
+fn stored_hard(bytes: u64, inodes: u64) -> StoredLimits {
+    StoredLimits {
+        bytes: Bounds { soft: None, hard: Some(Bytes(bytes)) },
+        inodes: Bounds { soft: None, hard: Some(Inodes(inodes)) },
+    }
 }
 
 /// Writes until refused; answers how much went in, and the errno.
@@ -85,11 +96,110 @@ fn limits_are_rounded_up_to_blocks_and_say_so() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4003));
     let stored = quota.set_limits(id, limits(1_234_567, 100)).unwrap();
-    assert_eq!(stored, limits(302 * 4096, 100));
+    assert_eq!(stored, stored_hard(302 * 4096, 100));
     quota.clear_limits(id).unwrap();
     let error = quota.set_limits(id, limits(0, 100)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "0 would be unlimited");
     assert_eq!(quota.usage(id).unwrap(), None);
+}
+
+#[test]
+fn only_the_limits_asked_are_changed() {
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4006));
+    quota.set_limits(id, limits(MIB, 100)).unwrap();
+    let bytes = Limits { bytes: Limit::Hard(Bytes(2 * MIB)), ..Limits::KEEP };
+    assert_eq!(quota.set_limits(id, bytes).unwrap(), stored_hard(2 * MIB, 100));
+    let inodes = Limits { inodes: Limit::Hard(Inodes(7)), ..Limits::KEEP };
+    assert_eq!(quota.set_limits(id, inodes).unwrap(), stored_hard(2 * MIB, 7));
+    assert_eq!(quota.set_limits(id, Limits::KEEP).unwrap(), stored_hard(2 * MIB, 7));
+    let unlimited = Limits { bytes: Limit::Unlimited, ..Limits::KEEP };
+    let stored = quota.set_limits(id, unlimited).unwrap();
+    assert_eq!((stored.bytes, stored.inodes.hard), (Bounds::UNLIMITED, Some(Inodes(7))));
+    quota.clear_limits(id).unwrap();
+    assert_eq!(quota.set_limits(id, Limits::KEEP).unwrap(), StoredLimits::UNLIMITED);
+    assert_eq!(quota.usage(id).unwrap(), None, "an id that is only looked at stays unused");
+}
+
+#[test]
+fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
+    let leaks = Leaks::watch();
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4007));
+    let asked = Limits {
+        bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
+        inodes: Limit::SoftHard { soft: Inodes(2), hard: Inodes(4) },
+    };
+    let stored = quota.set_limits(id, asked).unwrap();
+    assert_eq!(stored.bytes, Bounds { soft: Some(Bytes(MIB)), hard: Some(Bytes(2 * MIB)) });
+    assert_eq!(stored.inodes, Bounds { soft: Some(Inodes(2)), hard: Some(Inodes(4)) });
+    let directory = directory();
+    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+    let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
+    assert_eq!((statfs.blocks() * statfs.fragment_size(), statfs.files()), (MIB, 2));
+
+    let file = directory.path().join("file");
+    std::fs::write(&file, vec![1; 4096]).unwrap();
+    let usage = quota.usage(id).unwrap().unwrap();
+    assert_eq!((usage.bytes_grace_ends, usage.inodes_grace_ends), (None, None), "at the limit, not above it");
+    // Now, for making a file takes room for its name in the directory too.
+    File::create(directory.path().join("another")).unwrap();
+    assert_eq!(fill(&file), (2 * MIB, Errno::ENOSPC));
+    let usage = quota.usage(id).unwrap().unwrap();
+    let week = Duration::from_secs(7 * 24 * 3600);
+    for ends in [usage.bytes_grace_ends, usage.inodes_grace_ends] {
+        let left = ends.expect("a grace period").duration_since(SystemTime::now()).unwrap();
+        // XFS keeps the time in units of four seconds.
+        assert!(left <= week + Duration::from_secs(4) && left > week / 2, "{left:?}");
+    }
+
+    // A hard limit alone takes the soft one with it, and the size is the hard limit again.
+    assert_eq!(quota.set_limits(id, limits(2 * MIB, 4)).unwrap(), stored_hard(2 * MIB, 4));
+    let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
+    assert_eq!((statfs.blocks() * statfs.fragment_size(), statfs.files()), (2 * MIB, 4));
+    directory.close().unwrap();
+    quota.finish_frees(id).unwrap();
+    quota.clear_limits(id).unwrap();
+    leaks.check();
+}
+
+#[test]
+fn limits_that_the_kernel_would_pass_over_in_silence_are_refused() {
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4008));
+    quota.set_limits(id, limits(MIB, 100)).unwrap();
+    for refused in [
+        Limits { bytes: Limit::SoftHard { soft: Bytes(2 * MIB), hard: Bytes(MIB) }, ..Limits::KEEP },
+        Limits { inodes: Limit::SoftHard { soft: Inodes(2), hard: Inodes(1) }, ..Limits::KEEP },
+        Limits { inodes: Limit::Hard(Inodes(0)), ..Limits::KEEP },
+        limits(u64::MAX, 100),
+    ] {
+        let error = quota.set_limits(id, refused).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_eq!(quota.usage(id).unwrap().unwrap().limits, stored_hard(MIB, 100));
+    }
+    // The most that is accepted is kept as it is and does not wrap round.
+    let most = i64::MAX as u64 - 4095;
+    assert_eq!(quota.set_limits(id, limits(most, u64::MAX)).unwrap(), stored_hard(most, u64::MAX));
+    quota.clear_limits(id).unwrap();
+}
+
+#[test]
+fn lowering_a_limit_below_the_usage_stops_growth_only() {
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4009));
+    quota.set_limits(id, limits(2 * MIB, 16)).unwrap();
+    let directory = directory();
+    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+    let (file, more) = (directory.path().join("file"), directory.path().join("more"));
+    File::create(&more).unwrap();
+    assert_eq!(fill(&file), (2 * MIB, Errno::ENOSPC));
+    assert_eq!(quota.set_limits(id, limits(MIB, 16)).unwrap(), stored_hard(MIB, 16));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 2 * MIB);
+    assert_eq!(fill(&more), (0, Errno::ENOSPC));
+    directory.close().unwrap();
+    quota.finish_frees(id).unwrap();
+    quota.clear_limits(id).unwrap();
 }
 
 #[test]
@@ -139,11 +249,4 @@ fn files_inherit_the_project_and_their_owner_can_leave_it() {
     directory.close().unwrap();
     quota.finish_frees(id).unwrap();
     quota.clear_limits(id).unwrap();
-}
-
-#[test]
-fn a_file_system_without_quota_refuses_limits() {
-    let root = File::open(xfs_without_quota()).unwrap();
-    let error = quota(&root).set_limits(project(4005), limits(MIB, 8)).unwrap_err();
-    assert_eq!(error.errno(), Some(Errno::ENOSYS as i32), "{error}");
 }

@@ -12,7 +12,7 @@ const OURS: u32 = 0x4c00_0123;
 fn reserve(project: u32) -> ProjectId {
     let root = File::open(xfs()).unwrap();
     let project = ProjectId::new(project).unwrap();
-    let limits = Limits { bytes: Some(Bytes(MIB)), inodes: Some(Inodes(512)) };
+    let limits = Limits::hard(Bytes(MIB), Inodes(512));
     quota(&root).set_limits(project, limits).unwrap();
     project
 }

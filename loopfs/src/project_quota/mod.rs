@@ -13,9 +13,12 @@ use nix::errno::Errno;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::fsxattr;
-use crate::sys::quotactl::{self, DiskQuota};
+use crate::sys::quotactl;
 use crate::sys::xfs;
-use crate::units::{Bytes, Inodes};
+
+mod limits;
+
+pub use limits::{Bounds, Limit, Limits, StoredLimits, Usage};
 
 /// A project id that may carry limits: neither 0 (whose limits are everybody's defaults) nor
 /// 4294967295 (which the kernel refuses).
@@ -43,28 +46,6 @@ impl fmt::Display for ProjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
-}
-
-/// Hard limits of a project.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Most bytes; None is unlimited.
-    pub bytes: Option<Bytes>,
-    /// Most inodes, the directory itself among them; None is unlimited.
-    pub inodes: Option<Inodes>,
-}
-
-/// What a project uses and may use, as the file system keeps it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
-    /// The project.
-    pub id: ProjectId,
-    /// Bytes in use, allocated and reserved for delayed allocation.
-    pub bytes: Bytes,
-    /// Inodes in use.
-    pub inodes: Inodes,
-    /// The limits, after the file system's rounding.
-    pub limits: Limits,
 }
 
 /// How far a file system goes with project quotas.
@@ -123,63 +104,42 @@ impl<'fs> ProjectQuota<'fs> {
     #[doc(alias = "Q_XGETQUOTA")]
     pub fn usage(&self, id: ProjectId) -> Result<Option<Usage>> {
         match quotactl::get(self.fs, id.get()) {
-            Ok(quota) => Ok(Some(usage_of(id, &quota))),
+            Ok(quota) => Ok(Some(Usage::read(id, &quota))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::sys("read the quota of project", id, errno)),
         }
     }
 
-    /// Sets both limits and reads them back (`Q_XSETQLIM`). The file system rounds bytes up to
-    /// its block size; what it kept is returned. Lowering a limit below the usage is allowed and
-    /// stops further growth.
+    /// Sets the limits asked, leaves the others, and reads them back (`Q_XSETQLIM`). The file system rounds
+    /// bytes up to its block size; what it keeps is returned. A limit below the usage is allowed and stops
+    /// further growth.
+    ///
+    /// The change is in the journal, and durable, no later than the next syncfs(2) of the file system.
     ///
     /// # Errors
-    /// EPERM without `CAP_SYS_ADMIN`; EROFS on a read-only mount; [`ErrorKind::NotHonoured`] when
-    /// the file system kept less than was asked.
+    /// [`ErrorKind::InvalidInput`]: a limit of 0 or a soft limit above the hard one, which the kernel would
+    /// pass over in silence. [`ErrorKind::NotHonoured`]: the file system keeps less than was asked.
+    /// EPERM without `CAP_SYS_ADMIN`; EROFS on a read-only mount.
     #[doc(alias = "Q_XSETQLIM")]
-    pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<Limits> {
-        let bytes = limits.bytes.map_or(0, Bytes::to_basic_blocks);
-        let inodes = limits.inodes.map_or(0, |inodes| inodes.0);
-        if limits.bytes == Some(Bytes(0)) || limits.inodes == Some(Inodes(0)) {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "limit project",
-                id,
-                "a limit of 0 means unlimited to the kernel; say None for that",
-            ));
+    pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<StoredLimits> {
+        let mut quota = limits::request(id, limits)?;
+        if quota.fieldmask != 0 {
+            quotactl::set_limits(self.fs, &mut quota).context("limit project", id)?;
         }
-        let mut quota = DiskQuota {
-            version: quotactl::FS_DQUOT_VERSION,
-            flags: quotactl::FS_PROJ_QUOTA,
-            // Soft limits are cleared with it: statfs would show them in place of the hard ones.
-            fieldmask: quotactl::FS_DQ_BHARD
-                | quotactl::FS_DQ_IHARD
-                | quotactl::FS_DQ_BSOFT
-                | quotactl::FS_DQ_ISOFT,
-            id: id.get(),
-            blk_hardlimit: bytes,
-            ino_hardlimit: inodes,
-            ..DiskQuota::default()
-        };
-        quotactl::set_limits(self.fs, &mut quota).context("limit project", id)?;
-
-        let none = Limits { bytes: None, inodes: None };
-        let stored = self.usage(id)?.map_or(none, |usage| usage.limits);
-        let kept_bytes = stored.bytes.map_or(0, |bytes| bytes.0) >= limits.bytes.map_or(0, |bytes| bytes.0)
-            && stored.bytes.is_some() == limits.bytes.is_some();
-        if !kept_bytes || stored.inodes != limits.inodes {
+        let stored = self.usage(id)?.map_or(StoredLimits::UNLIMITED, |usage| usage.limits);
+        if !limits::honoured(limits, &stored) {
             let detail = format!("asked {limits:?}, the file system kept {stored:?}");
             return Err(Error::new(ErrorKind::NotHonoured, "limit project", id, detail));
         }
         Ok(stored)
     }
 
-    /// Removes both limits. An id without limits and usage is unused again.
+    /// Removes all limits. An id without limits and usage is unused again.
     ///
     /// # Errors
     /// As [`set_limits`](Self::set_limits).
     pub fn clear_limits(&self, id: ProjectId) -> Result<()> {
-        self.set_limits(id, Limits { bytes: None, inodes: None }).map(drop)
+        self.set_limits(id, Limits::UNLIMITED).map(drop)
     }
 
     /// Every id of `range` that has usage or limits, in order (`Q_XGETNEXTQUOTA`).
@@ -198,7 +158,7 @@ impl<'fs> ProjectQuota<'fs> {
                 // answers EINVAL: neither is asked for.
                 Ok(quota) if quota.id >= from && quota.id <= last => {
                     next = (quota.id < last).then_some(quota.id + 1);
-                    ProjectId::new(quota.id).map(|id| Ok(usage_of(id, &quota)))
+                    ProjectId::new(quota.id).map(|id| Ok(Usage::read(id, &quota)))
                 }
                 // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
                 Ok(_) | Err(Errno::ENOENT | Errno::ESRCH) => None,
@@ -218,19 +178,6 @@ impl<'fs> ProjectQuota<'fs> {
     #[doc(alias = "XFS_IOC_FREE_EOFBLOCKS")]
     pub fn finish_frees(&self, id: ProjectId) -> Result<()> {
         xfs::free_eof_blocks(self.fs, id.get()).context("finish the deferred frees of project", id)
-    }
-}
-
-fn usage_of(id: ProjectId, quota: &DiskQuota) -> Usage {
-    let limit = |value: u64| (value != 0).then_some(value);
-    Usage {
-        id,
-        bytes: Bytes::from_basic_blocks(quota.bcount),
-        inodes: Inodes(quota.icount),
-        limits: Limits {
-            bytes: limit(quota.blk_hardlimit).map(Bytes::from_basic_blocks),
-            inodes: limit(quota.ino_hardlimit).map(Inodes),
-        },
     }
 }
 
