@@ -35,6 +35,8 @@ pub enum ErrorKind {
     Unsupported,
     /// A capability is missing.
     PermissionDenied,
+    /// The process is in a user namespace, where no capability suffices.
+    InUserNamespace,
     /// The file system is read-only.
     ReadOnly,
     /// Anything else the kernel said; see [`Error::errno`].

@@ -49,6 +49,12 @@ impl Limits {
     pub const fn hard(bytes: Bytes, inodes: Inodes) -> Self {
         Self { bytes: Limit::Hard(bytes), inodes: Limit::Hard(inodes) }
     }
+
+    /// Whether anybody is to be limited by these.
+    pub(super) fn restrict(&self) -> bool {
+        !matches!(self.bytes, Limit::Keep | Limit::Unlimited)
+            || !matches!(self.inodes, Limit::Keep | Limit::Unlimited)
+    }
 }
 
 /// The limits of one resource as the file system keeps them; None is unlimited.

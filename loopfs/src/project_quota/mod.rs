@@ -11,12 +11,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fsxattr;
 use crate::sys::quotactl;
 use crate::sys::xfs;
 
 mod limits;
+mod refusal;
+
+pub(crate) use refusal::{Interface, explain};
 
 pub use limits::{Bounds, Limit, Limits, StoredLimits, Usage};
 
@@ -61,10 +64,23 @@ pub enum Enforcement {
     Enforcing,
 }
 
-/// The project quotas of one mounted file system.
+/// The project quotas of one mounted file system (quotactl_fd(2), Linux 5.14).
 ///
-/// Borrows any descriptor on that file system; `O_PATH` is enough. Every call needs
-/// `CAP_SYS_ADMIN` in the initial user namespace (EPERM otherwise, for reading too).
+/// Borrows any descriptor on that file system; `O_PATH` is enough, except for
+/// [`finish_frees`](Self::finish_frees).
+///
+/// # Errors
+/// What all functions here have in common; the error says what to do:
+///
+/// | [`ErrorKind`] | errno | cause |
+/// |---|---|---|
+/// | `Unsupported` | ENOSYS | no `quotactl_fd`: a kernel before Linux 5.14, or a seccomp filter |
+/// | `NotEnforced` | ENOSYS, ESRCH, EINVAL | the file system has no project quotas or is mounted without them |
+/// | `NotEnforced` | | they are counted only (`pqnoenforce`), and a limit was to be set |
+/// | `PermissionDenied` | EPERM | no `CAP_SYS_ADMIN`; reading the quota of a project needs it too |
+/// | `InUserNamespace` | EPERM, EINVAL | the process is not in the initial user namespace |
+/// | `ReadOnly` | EROFS | a change through a read-only mount, or of a read-only file system |
+/// | `Other` | EIO | the file system has shut down |
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectQuota<'fs> {
     fs: BorrowedFd<'fs>,
@@ -77,10 +93,10 @@ impl<'fs> ProjectQuota<'fs> {
         Self { fs }
     }
 
-    /// What the file system does with project limits (`Q_XGETQSTATV`).
+    /// What the file system does with project limits (`Q_XGETQSTATV`, Linux 3.12). Needs no capability.
     ///
     /// # Errors
-    /// EPERM without `CAP_SYS_ADMIN`; EIO if the file system has shut down.
+    /// EIO if the file system has shut down.
     #[doc(alias = "Q_XGETQSTATV")]
     pub fn enforcement(&self) -> Result<Enforcement> {
         if !quotactl::syscall_exists() {
@@ -93,20 +109,32 @@ impl<'fs> ProjectQuota<'fs> {
             Ok(_) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::ESRCH | Errno::EOPNOTSUPP) => {
                 Ok(Enforcement::NoQuota)
             }
+            // Not explained as other refusals are: to explain one, this is asked.
             Err(errno) => Err(Error::sys("read the quota state of", "the file system", errno)),
+        }
+    }
+
+    /// Fails unless limits are enforced, and says what to do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotEnforced`], or [`ErrorKind::Unsupported`] where the kernel has no `quotactl_fd`.
+    pub fn require_enforcing(&self) -> Result<()> {
+        match self.enforcement()?.problem() {
+            None => Ok(()),
+            Some((kind, remedy)) => Err(Error::new(kind, "use the quotas of", "the file system", remedy)),
         }
     }
 
     /// Usage and limits of a project; None where the id has neither (`Q_XGETQUOTA`).
     ///
     /// # Errors
-    /// EPERM without `CAP_SYS_ADMIN`; ENOSYS or ESRCH where quotas are off.
+    /// Those of [`ProjectQuota`].
     #[doc(alias = "Q_XGETQUOTA")]
     pub fn usage(&self, id: ProjectId) -> Result<Option<Usage>> {
         match quotactl::get(self.fs, id.get()) {
             Ok(quota) => Ok(Some(Usage::read(id, &quota))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(Error::sys("read the quota of project", id, errno)),
+            Err(errno) => self.explain(Err(errno), "read the quota of project", id),
         }
     }
 
@@ -119,12 +147,16 @@ impl<'fs> ProjectQuota<'fs> {
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: a limit of 0 or a soft limit above the hard one, which the kernel would
     /// pass over in silence. [`ErrorKind::NotHonoured`]: the file system keeps less than was asked.
-    /// EPERM without `CAP_SYS_ADMIN`; EROFS on a read-only mount.
+    /// And those of [`ProjectQuota`].
     #[doc(alias = "Q_XSETQLIM")]
     pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<StoredLimits> {
         let mut quota = limits::request(id, limits)?;
+        // Where usage is only counted the kernel would take the limit all the same.
+        if limits.restrict() {
+            self.require_enforcing()?;
+        }
         if quota.fieldmask != 0 {
-            quotactl::set_limits(self.fs, &mut quota).context("limit project", id)?;
+            self.explain(quotactl::set_limits(self.fs, &mut quota), "limit project", id)?;
         }
         let stored = self.usage(id)?.map_or(StoredLimits::UNLIMITED, |usage| usage.limits);
         if !limits::honoured(limits, &stored) {
@@ -137,7 +169,7 @@ impl<'fs> ProjectQuota<'fs> {
     /// Removes all limits. An id without limits and usage is unused again.
     ///
     /// # Errors
-    /// As [`set_limits`](Self::set_limits).
+    /// As [`set_limits`](Self::set_limits), but where usage is only counted this works.
     pub fn clear_limits(&self, id: ProjectId) -> Result<()> {
         self.set_limits(id, Limits::UNLIMITED).map(drop)
     }
@@ -162,7 +194,9 @@ impl<'fs> ProjectQuota<'fs> {
                 }
                 // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
                 Ok(_) | Err(Errno::ENOENT | Errno::ESRCH) => None,
-                Err(errno) => Some(Err(Error::sys("list the quotas after project", from, errno))),
+                Err(errno) => {
+                    Some(explain(Err(errno), Interface::Quota(fs), "list the quotas after project", from))
+                }
             }
         })
     }
@@ -173,38 +207,58 @@ impl<'fs> ProjectQuota<'fs> {
     /// Reading the quota of id 0 only hastens those frees since Linux 5.19, it does not wait.
     ///
     /// # Errors
-    /// EBADF where the descriptor is `O_PATH`; EPERM without `CAP_SYS_ADMIN`; EROFS on a read-only
-    /// mount; ENOTTY where the file system is not XFS.
+    /// EBADF, as [`ErrorKind::InvalidInput`]: the descriptor is `O_PATH`. ENOTTY, as
+    /// [`ErrorKind::Unsupported`]: the file system is not XFS. EPERM, as [`ErrorKind::PermissionDenied`] or
+    /// [`ErrorKind::InUserNamespace`]: no `CAP_SYS_ADMIN`. EROFS, as [`ErrorKind::ReadOnly`]: the file system
+    /// is read-only; that one mount of it is does not matter here.
     #[doc(alias = "XFS_IOC_FREE_EOFBLOCKS")]
     pub fn finish_frees(&self, id: ProjectId) -> Result<()> {
-        xfs::free_eof_blocks(self.fs, id.get()).context("finish the deferred frees of project", id)
+        let freed = xfs::free_eof_blocks(self.fs, id.get());
+        explain(freed, Interface::Xfs, "finish the deferred frees of project", id)
+    }
+
+    fn explain<T>(
+        &self,
+        result: crate::sys::Result<T>,
+        operation: &'static str,
+        object: impl fmt::Display,
+    ) -> Result<T> {
+        explain(result, Interface::Quota(self.fs), operation, object)
     }
 }
 
-/// The project id of an open file or directory, 0 where none was set (`FS_IOC_FSGETXATTR`).
+/// The project id of an open file or directory, 0 where none was set (`FS_IOC_FSGETXATTR`,
+/// ioctl_xfs_fsgetxattr(2)). Needs no capability.
 ///
 /// # Errors
-/// EBADF on an `O_PATH` descriptor; ENOTTY where the file system has no such attribute.
+/// EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
+/// [`ErrorKind::Unsupported`]: the file system has no such attribute.
 #[doc(alias = "FS_IOC_FSGETXATTR")]
 pub fn project_of(file: impl AsFd) -> Result<u32> {
-    fsxattr::get(file).map(|attributes| attributes.fsx_projid).context("read the project id of", "a file")
+    let id = fsxattr::get(file).map(|attributes| attributes.fsx_projid);
+    explain(id, Interface::Attributes, "read the project id of", "a file")
 }
 
 /// Puts an empty directory into a project: what is made in it later inherits the id
 /// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
 ///
 /// # Errors
-/// EPERM unless the caller owns the directory or has `CAP_FOWNER`; EINVAL in a user namespace;
-/// EOPNOTSUPP where the file system has no project ids; [`ErrorKind::NotHonoured`] when the id
-/// did not stick.
+/// EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
+/// EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: whoever owns it, ids are changed in the initial user
+/// namespace only. EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
+/// [`ErrorKind::Unsupported`]: the file system has no project ids. EROFS, as [`ErrorKind::ReadOnly`], also
+/// through a read-only mount. [`ErrorKind::NotHonoured`]: the id did not stick.
 #[doc(alias = "FS_IOC_FSSETXATTR")]
 pub fn assign_project(directory: impl AsFd, id: ProjectId) -> Result<()> {
     let directory = directory.as_fd();
-    let mut attributes = fsxattr::get(directory).context("read the project id of", "a directory")?;
+    let read =
+        || explain(fsxattr::get(directory), Interface::Attributes, "read the project id of", "a directory");
+    let mut attributes = read()?;
     attributes.fsx_projid = id.get();
     attributes.fsx_xflags |= fsxattr::FS_XFLAG_PROJINHERIT;
-    fsxattr::set(directory, &attributes).context("put a directory into project", id)?;
-    let stored = fsxattr::get(directory).context("read the project id of", "a directory")?;
+    let set = fsxattr::set(directory, &attributes);
+    explain(set, Interface::Attributes, "put a directory into project", id)?;
+    let stored = read()?;
     // Without the inherit flag nothing below the directory would be limited.
     if stored.fsx_projid != id.get() || stored.fsx_xflags & fsxattr::FS_XFLAG_PROJINHERIT == 0 {
         let detail =

@@ -16,7 +16,7 @@ use nix::sys::stat::Mode;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::mountinfo;
-use crate::project_quota::{Enforcement, ProjectQuota};
+use crate::project_quota::ProjectQuota;
 use crate::sys::{statx, xfs};
 
 /// UUID of an XFS file system.
@@ -112,18 +112,13 @@ impl DataFilesystem {
 
     /// Project quotas can be switched off while mounted, so this is asked again.
     pub(super) fn require_enforcement(&self) -> Result<()> {
-        let problem = match ProjectQuota::of(self.root.as_fd()).enforcement()? {
-            Enforcement::Enforcing => return Ok(()),
-            Enforcement::NoSyscall => "the kernel has no quotactl_fd; Linux 5.14 or later is needed",
-            Enforcement::NoQuota => {
-                "project quotas are off: mount the file system with option prjquota \
-                 (a remount does not switch them on; the kernel needs CONFIG_XFS_QUOTA)"
+        match ProjectQuota::of(self.root.as_fd()).enforcement()?.problem() {
+            None => Ok(()),
+            Some((_, remedy)) => {
+                let shown = self.path.display();
+                Err(Error::new(ErrorKind::NotEnforced, "use the data directory", shown, remedy))
             }
-            Enforcement::AccountingOnly => {
-                "project quotas are counted and not enforced: mount with option prjquota instead of pqnoenforce"
-            }
-        };
-        Err(Error::new(ErrorKind::NotEnforced, "use the data directory", self.path.display(), problem))
+        }
     }
 
     /// Whether the path still leads to the file system that is held open.

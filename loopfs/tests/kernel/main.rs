@@ -8,6 +8,7 @@
 mod environment;
 mod loop_devices;
 mod mounts;
+mod quota_refusals;
 mod quotas;
 mod store;
 mod store_crashes;

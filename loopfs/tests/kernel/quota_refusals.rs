@@ -1,0 +1,246 @@
+//! Each refusal provoked, and told from the others.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use loopfs::{
+    Bytes, Enforcement, ErrorKind, Inodes, Limit, Limits, MountFlags, ProjectId, ProjectQuota,
+    assign_project, bind_mount, mountinfo, project_of, unmount,
+};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::mount::{MsFlags, mount, umount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
+
+const MIB: u64 = 1 << 20;
+const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
+/// A user without any capability.
+const NOBODY: u32 = 65534;
+/// Set in the child; says which directory it works on.
+const CHILD: &str = "LOOPFS_TEST_CHILD";
+
+fn project(id: u32) -> ProjectId {
+    ProjectId::new(id).unwrap()
+}
+
+fn assert_refused<T: std::fmt::Debug>(
+    result: loopfs::Result<T>,
+    kind: ErrorKind,
+    errno: Errno,
+    remedy: &str,
+) {
+    let error = result.unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (kind, Some(errno as i32)), "{error}");
+    assert!(error.to_string().contains(remedy), "no remedy ({remedy}) in: {error}");
+}
+
+/// Runs the rest of this test as a user without capabilities, on a directory that this user owns: in a
+/// process of its own, which is this test again. None in the parent, once the child has passed.
+fn as_nobody() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os(CHILD) {
+        return Some(path.into());
+    }
+    let owned = directory();
+    chown(owned.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let test = std::thread::current().name().expect("the thread has the name of its test").to_owned();
+    // One process for that user: libtest then cannot start a thread for the test and runs it in the only one
+    // there is; and only a process of one thread may enter a user namespace.
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
+    setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args([&test, "--exact", "--test-threads=1", "--nocapture"])
+        .env(CHILD, owned.path())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output();
+    setrlimit(Resource::RLIMIT_NPROC, soft, hard).unwrap();
+    let child = child.unwrap();
+    let output = String::from_utf8_lossy(&child.stdout) + String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success() && output.contains("1 passed"), "{output}");
+    owned.close().unwrap();
+    None
+}
+
+#[test]
+fn without_capabilities() {
+    let Some(owned) = as_nobody() else { return };
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4101));
+    let denied = ErrorKind::PermissionDenied;
+    assert_refused(quota.usage(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_refused(quota.set_limits(id, SOME), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_refused(quota.clear_limits(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_refused(quota.finish_frees(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    let mut ids = quota.ids(id..=id);
+    assert_refused(ids.next().unwrap(), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert!(ids.next().is_none(), "an error ends the list");
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing, "that anybody may ask");
+
+    assert_eq!(project_of(&root).unwrap(), 0, "and this");
+    assert_refused(assign_project(&root, id), denied, Errno::EPERM, "owner");
+    // The documented weakness, so that a kernel that closes it is noticed.
+    assign_project(File::open(owned).unwrap(), id).unwrap();
+}
+
+#[test]
+fn in_a_user_namespace_with_all_its_capabilities() {
+    let Some(owned) = as_nobody() else { return };
+    unshare(CloneFlags::CLONE_NEWUSER).unwrap();
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4102));
+    let refused = ErrorKind::InUserNamespace;
+    assert_refused(quota.usage(id), refused, Errno::EPERM, "initial one");
+    assert_refused(quota.set_limits(id, SOME), refused, Errno::EPERM, "initial one");
+    assert_refused(quota.finish_frees(id), refused, Errno::EPERM, "initial one");
+    assert_refused(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
+    assert_refused(assign_project(&root, id), refused, Errno::EPERM, "initial one");
+    // Here the owner cannot leave its project.
+    assert_refused(assign_project(File::open(owned).unwrap(), id), refused, Errno::EINVAL, "initial one");
+}
+
+#[test]
+fn without_quotas_on_xfs() {
+    let root = File::open(xfs_without_quota()).unwrap();
+    let (quota, id) = (quota(&root), project(4103));
+    let off = ErrorKind::NotEnforced;
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::NoQuota);
+    assert_refused(quota.usage(id), off, Errno::ENOSYS, "option prjquota");
+    assert_refused(quota.clear_limits(id), off, Errno::ENOSYS, "option prjquota");
+    assert_refused(quota.ids(id..=id).next().unwrap(), off, Errno::ENOSYS, "option prjquota");
+    for error in [quota.set_limits(id, SOME).unwrap_err(), quota.require_enforcing().unwrap_err()] {
+        assert_eq!((error.kind(), error.errno()), (off, None), "asked before, not tried");
+        assert!(error.to_string().contains("option prjquota"), "{error}");
+    }
+    quota.finish_frees(id).unwrap();
+}
+
+#[test]
+fn on_a_file_system_that_knows_no_project_quotas() {
+    let scratch = scratch();
+    let root = File::open(scratch.path()).unwrap();
+    let (quota, id) = (quota(&root), project(4104));
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::NoQuota);
+    assert_refused(quota.usage(id), ErrorKind::NotEnforced, Errno::ENOSYS, "option prjquota");
+    assert_eq!(quota.set_limits(id, SOME).unwrap_err().kind(), ErrorKind::NotEnforced);
+    assert_refused(quota.finish_frees(id), ErrorKind::Unsupported, Errno::ENOTTY, "not XFS");
+    let error = assign_project(&root, id).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+#[test]
+fn with_a_descriptor_that_cannot_be_read_from() {
+    let root = File::options().read(true).custom_flags(OFlag::O_PATH.bits()).open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4105));
+    // The quota calls ask for no more than the file system.
+    quota.set_limits(id, SOME).unwrap();
+    assert!(quota.usage(id).unwrap().is_some());
+    quota.clear_limits(id).unwrap();
+    let invalid = ErrorKind::InvalidInput;
+    assert_refused(quota.finish_frees(id), invalid, Errno::EBADF, "O_PATH");
+    assert_refused(project_of(&root), invalid, Errno::EBADF, "O_PATH");
+    assert_refused(assign_project(&root, id), invalid, Errno::EBADF, "O_PATH");
+}
+
+#[test]
+fn through_a_read_only_mount() {
+    let leaks = Leaks::watch();
+    let (directory, target) = (directory(), scratch());
+    let flags = MountFlags { read_only: true, ..MountFlags::default() };
+    bind_mount(File::open(directory.path()).unwrap().as_fd(), target.path(), flags).unwrap();
+    let root = File::open(target.path()).unwrap();
+    let (quota, id) = (quota(&root), project(4106));
+    let read_only = ErrorKind::ReadOnly;
+    assert_refused(quota.set_limits(id, SOME), read_only, Errno::EROFS, "writable mount");
+    assert_refused(quota.clear_limits(id), read_only, Errno::EROFS, "writable mount");
+    assert_refused(assign_project(&root, id), read_only, Errno::EROFS, "writable mount");
+    assert_eq!(quota.usage(id).unwrap(), None, "reading is not refused");
+    quota.finish_frees(id).unwrap();
+    drop(root);
+    assert!(unmount(target.path()).unwrap());
+    directory.close().unwrap();
+    leaks.check();
+}
+
+/// The file system without quotas, mounted otherwise for one test.
+struct Remounted {
+    path: PathBuf,
+    source: PathBuf,
+}
+
+const HARDENED: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
+
+impl Remounted {
+    fn with(options: &str, flags: MsFlags) -> Self {
+        let path = xfs_without_quota();
+        let source = mountinfo::at(&mountinfo::read().unwrap(), &path).expect("a mount").source.clone();
+        umount(&path).unwrap();
+        let remounted = Self { path, source };
+        remounted.mount(options, flags).unwrap();
+        remounted
+    }
+
+    fn mount(&self, options: &str, flags: MsFlags) -> nix::Result<()> {
+        mount(Some(&self.source), Path::new(&self.path), Some("xfs"), HARDENED | flags, Some(options))
+    }
+}
+
+impl Drop for Remounted {
+    fn drop(&mut self) {
+        // Either may have failed before; what counts is how it is mounted in the end.
+        umount(&self.path).ok();
+        self.mount("noquota", MsFlags::empty()).ok();
+    }
+}
+
+#[test]
+fn where_usage_is_only_counted() {
+    let counted = Remounted::with("pqnoenforce", MsFlags::empty());
+    let root = File::open(&counted.path).unwrap();
+    let (quota, id) = (quota(&root), project(4107));
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::AccountingOnly);
+    let bytes = Limits { bytes: Limit::Hard(Bytes(MIB)), ..Limits::KEEP };
+    for error in [quota.set_limits(id, bytes).unwrap_err(), quota.require_enforcing().unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::NotEnforced);
+        assert!(error.to_string().contains("instead of pqnoenforce"), "{error}");
+    }
+    assert_eq!(quota.usage(id).unwrap(), None, "nothing was set");
+
+    let directory = tempfile::tempdir_in(&counted.path).unwrap();
+    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+    assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(1), "counted");
+    quota.clear_limits(id).unwrap();
+    directory.close().unwrap();
+    drop(root);
+    drop(counted);
+    assert_eq!(
+        ProjectQuota::of(File::open(xfs_without_quota()).unwrap().as_fd()).enforcement().unwrap(),
+        Enforcement::NoQuota
+    );
+}
+
+#[test]
+fn on_a_read_only_file_system() {
+    let read_only = Remounted::with("prjquota", MsFlags::empty());
+    mount(
+        None::<&Path>,
+        &read_only.path,
+        None::<&Path>,
+        HARDENED | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY,
+        None::<&Path>,
+    )
+    .unwrap();
+    let root = File::open(&read_only.path).unwrap();
+    let (quota, id) = (quota(&root), project(4108));
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
+    assert_refused(quota.set_limits(id, SOME), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
+    assert_refused(quota.finish_frees(id), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
+    assert_eq!(quota.usage(id).unwrap(), None);
+}
