@@ -27,6 +27,8 @@ impl VolumeStore {
         let capacity = spec.rounded(id)?;
         let _lock = self.layout.lock_shared()?;
         if let Some(volume) = self.existing(id, spec.kind, capacity)? {
+            // Whoever made it may have died before it was durable.
+            self.layout.make_durable()?;
             return Ok(volume);
         }
         self.promise(id, capacity, "create volume")?;

@@ -28,12 +28,14 @@ impl VolumeStore {
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
         if volume.capacity() >= capacity {
+            // Whoever made it so may have died before it was durable.
+            self.layout.make_durable()?;
             return Ok(volume);
         }
         let more = capacity.saturating_sub(volume.capacity());
         self.promise(id, more, "grow volume")?;
         let grown = match volume.kind() {
-            VolumeKind::Filesystem => grow_quota(&volume, capacity),
+            VolumeKind::Filesystem => grow_quota(&volume, capacity).and_then(|()| self.layout.make_durable()),
             VolumeKind::Block => grow_image(&volume, capacity),
         };
         match grown {

@@ -15,7 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, OpenHow, RenameFlags, ResolveFlag, openat2, renameat2};
-use nix::sys::stat::{FileStat, Mode, fstatat, mkdirat};
+use nix::sys::stat::{FileStat, Mode, fstatat, futimens, mkdirat};
+use nix::sys::time::TimeSpec;
 use nix::unistd::fsync;
 
 use super::id::VolumeId;
@@ -103,6 +104,15 @@ impl Layout {
     fn flock(&self, name: &str, how: FlockArg) -> Result<Flock<OwnedFd>> {
         let file = open_file(&self.private, name, OFlag::O_RDWR)?;
         Flock::lock(file, how).map_err(|(_, errno)| Error::sys("lock", format!(".loopfs/{name}"), errno))
+    }
+
+    /// Makes durable what was changed before the call, also where there is no file to fsync: a limit
+    /// is in the file system's log, which nothing need write for half a minute. Touching a file puts
+    /// it behind that in the log, and fsync of it writes the log up to there.
+    pub(super) fn make_durable(&self) -> Result<()> {
+        let file = open_file(&self.private, "lock", OFlag::O_RDWR)?;
+        futimens(&file, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).context("touch", ".loopfs/lock")?;
+        fsync(&file).context("fsync", ".loopfs/lock")
     }
 
     /// What `volumes/ID` is; None where there is nothing.

@@ -31,7 +31,8 @@ impl VolumeStore {
         let name = layout::unique(id.as_str())?;
         match self.layout.rename(&self.layout.volumes, id.as_str(), &self.layout.trash, &name) {
             Ok(()) => Ok(true),
-            Err(Errno::ENOENT) => Ok(false),
+            // Whoever deleted it may have died before that was durable.
+            Err(Errno::ENOENT) => self.layout.make_durable().map(|()| false),
             Err(errno) => Err(Error::sys("delete volume", id, errno)),
         }
     }
