@@ -4,19 +4,23 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
 
 use super::attributes::Attributes;
 use super::{VolumeStore, layout, project_ids};
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, ProjectQuota, project_of};
+use crate::units::Bytes;
 
 /// What [`VolumeStore::recover`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Directories that never became volumes, removed.
     pub unfinished: usize,
+    /// Images that had blocks past their end, from growing, which were given back.
+    pub trimmed: usize,
     /// Project ids with limits and without a directory, freed.
     pub released_ids: usize,
     /// Project ids without a directory that files are still charged to, left as they are.
@@ -39,6 +43,9 @@ impl VolumeStore {
                 .context("remove from staging", &name)?;
             recovered.unfinished += 1;
         }
+        for name in layout::names(&self.layout.volumes, "volumes")? {
+            recovered.trimmed += usize::from(self.trim(&name)?);
+        }
         let mut carried = HashSet::new();
         for directory in [&self.layout.volumes, &self.layout.trash] {
             carry(directory, &mut carried)?;
@@ -55,6 +62,30 @@ impl VolumeStore {
             }
         }
         Ok(recovered)
+    }
+
+    /// Drops the blocks that an image has past its end: growing allocates first. Blocks of the map of
+    /// its blocks count too, so more blocks than bytes are only a reason to look.
+    fn trim(&self, name: &str) -> Result<bool> {
+        let absent_or = |errno| match errno {
+            Errno::ENOENT => Ok(false),
+            errno => Err(Error::sys("look for blocks past the end of", name, errno)),
+        };
+        let before = match fstatat(&self.layout.volumes, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => status,
+            Err(errno) => return absent_or(errno),
+        };
+        let allocated = Bytes::from_basic_blocks(before.st_blocks as u64);
+        if before.st_mode & libc::S_IFMT != libc::S_IFREG || allocated <= Bytes(before.st_size as u64) {
+            return Ok(false);
+        }
+        let image = match layout::open_beneath(self.layout.volumes.as_fd(), name, OFlag::O_RDWR) {
+            Ok(image) => image,
+            Err(errno) => return absent_or(errno),
+        };
+        ftruncate(&image, before.st_size).context("drop the blocks past the end of", name)?;
+        let after = fstat(&image).context("fstat", name)?;
+        Ok(after.st_blocks < before.st_blocks)
     }
 }
 

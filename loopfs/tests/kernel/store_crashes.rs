@@ -1,8 +1,11 @@
 //! What a crash leaves at each step of an operation, and that recovery takes away just that.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 
 use loopfs::{Bytes, Inodes, Limits, ProjectId, Recovered, VolumeKind, VolumeSpec, assign_project};
+
+use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::environment::{Leaks, id, quota, store, xfs};
 
@@ -34,7 +37,27 @@ fn after_making_the_directory_and_after_tagging_it() {
     std::fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
     std::fs::create_dir(xfs().join("staging/tagged.1")).unwrap();
     assign_project(File::open(xfs().join("staging/tagged.1")).unwrap(), reserve(OURS)).unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered { unfinished: 2, released_ids: 1, busy_ids: 0 });
+    assert_eq!(
+        store.recover().unwrap(),
+        Recovered { unfinished: 2, released_ids: 1, ..Recovered::default() }
+    );
+    leaks.check();
+}
+
+#[test]
+fn after_allocating_for_a_larger_image_and_before_making_it_larger() {
+    let leaks = Leaks::watch();
+    let store = store();
+    store.create(&id("grown"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let image = File::options().write(true).open(xfs().join("volumes/grown")).unwrap();
+    fallocate(&image, FallocateFlags::FALLOC_FL_KEEP_SIZE, MIB as i64, MIB as i64).unwrap();
+    assert_eq!(image.metadata().unwrap().blocks() * 512, 2 * MIB);
+    assert_eq!(store.recover().unwrap(), Recovered { trimmed: 1, ..Recovered::default() });
+    assert_eq!(image.metadata().unwrap().blocks() * 512, MIB);
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    drop(image);
+    assert!(store.delete(&id("grown")).unwrap());
+    assert_eq!(store.empty_trash().unwrap(), 1);
     leaks.check();
 }
 
