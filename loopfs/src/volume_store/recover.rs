@@ -61,6 +61,8 @@ impl VolumeStore {
                 false => recovered.busy_ids += 1,
             }
         }
+        // What was promised to them is in no count that is taken from now on.
+        self.count_anew();
         Ok(recovered)
     }
 

@@ -84,6 +84,11 @@ impl VolumeStore {
         }
     }
 
+    /// Forgets the count: what it says is no longer so.
+    pub(super) fn count_anew(&self) {
+        *self.promised() = None;
+    }
+
     fn promised(&self) -> MutexGuard<'_, Option<Promised>> {
         // A panic in between leaves a count that is too high at worst, and is counted again.
         self.promised.lock().unwrap_or_else(PoisonError::into_inner)

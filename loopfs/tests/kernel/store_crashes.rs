@@ -62,6 +62,16 @@ fn after_allocating_for_a_larger_image_and_before_making_it_larger() {
 }
 
 #[test]
+fn what_recovery_frees_can_be_promised_again() {
+    let store = store();
+    reserve(OURS);
+    let promised = store.space().unwrap().available;
+    store.recover().unwrap();
+    // Give or take a block that the quota's own records take.
+    assert!(store.space().unwrap().available >= Bytes(promised.0 + MIB - 64 * 1024), "{promised} before");
+}
+
+#[test]
 fn after_moving_a_volume_to_the_trash() {
     let leaks = Leaks::watch();
     let store = store();
