@@ -149,9 +149,27 @@ fn check(fd: &OwnedFd, index: u32, backing: &OwnedFd, options: &AttachOptions) -
     let file_size = fstat(backing.as_fd()).context("fstat", "the backing file")?.st_size as u64;
     let problem = options.mismatch(&status).or_else(|| wrong_size(&status, file_size, options));
     match problem {
-        Some(problem) => Err(Error::new(ErrorKind::NotHonoured, "attach", name, problem)),
+        Some(problem) => {
+            let remedy = if options.direct_io == DirectIo::Require && !status.direct_io {
+                blocks_too_small(backing, status.block_size).unwrap_or_default()
+            } else {
+                String::new()
+            };
+            Err(Error::new(ErrorKind::NotHonoured, "attach", name, problem + &remedy))
+        }
         None => Ok(status.binding),
     }
+}
+
+/// Why direct I/O was not granted, where the reason is the file: one that shares blocks with another is written
+/// in whole blocks of its file system, and the kernel says so from Linux 6.15 on.
+fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
+    let unit = statx::direct_io_alignment(backing).ok()?;
+    (block_size < unit).then(|| {
+        format!(
+            "; direct I/O on this file takes {unit} bytes at a time: ask for such blocks, or only prefer it"
+        )
+    })
 }
 
 /// The kernel gives an offset past the end a device of no size, and rounds down without a word.

@@ -5,6 +5,7 @@
 
 use nix::errno::Errno;
 
+pub(crate) mod fiemap;
 pub(crate) mod fsxattr;
 pub(crate) mod loop_abi;
 #[cfg(not(test))]
@@ -15,6 +16,7 @@ pub(crate) mod loop_dev;
 pub(crate) mod mount;
 pub(crate) mod quotactl;
 pub(crate) mod random;
+pub(crate) mod reflink;
 pub(crate) mod statx;
 pub(crate) mod xattr;
 pub(crate) mod xfs;

@@ -1,18 +1,16 @@
 //! Making a volume: complete or not at all.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
+use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
 
 use super::attributes::Attributes;
 use super::grow::preallocate;
 use super::id::VolumeId;
 use super::{Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout, project_ids};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device;
 use crate::project_quota::{Limits, ProjectId, ProjectQuota, assign_project};
 use crate::units::Bytes;
 
@@ -26,7 +24,7 @@ impl VolumeStore {
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
         let _lock = self.layout.lock_shared()?;
-        if let Some(volume) = self.existing(id, spec.kind, capacity)? {
+        if let Some(volume) = self.existing(id, spec.kind, capacity, None)? {
             // Whoever made it may have died before it was durable.
             self.layout.make_durable()?;
             return Ok(volume);
@@ -38,33 +36,55 @@ impl VolumeStore {
         };
         match made {
             Ok(()) => self.volume(id),
-            Err(error) => {
-                self.withdraw(capacity);
-                // Another call for the same id was faster: then its volume is the answer.
-                match self.existing(id, spec.kind, capacity) {
-                    Ok(Some(volume)) if error.errno() == Some(libc::EEXIST) => Ok(volume),
-                    Err(conflict) if error.errno() == Some(libc::EEXIST) => Err(conflict),
-                    _ => Err(error),
-                }
-            }
+            Err(error) => self.give_up_for_other(error, id, spec.kind, capacity, None),
         }
     }
 
-    fn existing(&self, id: &VolumeId, kind: VolumeKind, capacity: Bytes) -> Result<Option<Volume>> {
+    /// The volume of that id, if it is what was asked: empty at first, or a clone of `source`.
+    pub(super) fn existing(
+        &self,
+        id: &VolumeId,
+        kind: VolumeKind,
+        capacity: Bytes,
+        source: Option<&VolumeId>,
+    ) -> Result<Option<Volume>> {
         let volume = match self.volume(id) {
             Ok(volume) => volume,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        if volume.kind() == kind && volume.capacity() >= capacity {
+        let found_source = volume.source()?;
+        if volume.kind() == kind && volume.capacity() >= capacity && found_source.as_ref() == source {
             return Ok(Some(volume));
         }
+        let of =
+            |source: Option<&VolumeId>| source.map(|id| format!(", a clone of {id}")).unwrap_or_default();
         let detail = format!(
-            "a {} volume of {} has that id; a {kind} volume of {capacity} was asked",
+            "a {} volume of {}{} has that id; a {kind} volume of {capacity}{} was asked",
             volume.kind(),
-            volume.capacity()
+            volume.capacity(),
+            of(found_source.as_ref()),
+            of(source),
         );
         Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, detail))
+    }
+
+    /// Takes the promise back after an error. Where that was that another call for the same id was
+    /// faster, its volume is the answer.
+    pub(super) fn give_up_for_other(
+        &self,
+        error: Error,
+        id: &VolumeId,
+        kind: VolumeKind,
+        capacity: Bytes,
+        source: Option<&VolumeId>,
+    ) -> Result<Volume> {
+        self.withdraw(capacity);
+        match self.existing(id, kind, capacity, source) {
+            Ok(Some(volume)) if error.errno() == Some(libc::EEXIST) => Ok(volume),
+            Err(conflict) if error.errno() == Some(libc::EEXIST) => Err(conflict),
+            _ => Err(error),
+        }
     }
 
     /// Limits are reserved, then the directory is tagged, then it gets its name: at no moment is
@@ -109,15 +129,8 @@ impl VolumeStore {
 
     /// The image has no name until it is complete, so a crash leaves nothing to take away.
     fn create_image(&self, id: &VolumeId, capacity: Bytes) -> Result<()> {
-        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
-        let image = openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
-            .context("make the image of volume", id)?;
+        let image = self.unnamed_image(id)?;
         preallocate(&image, Bytes(0), capacity).context("preallocate volume", id)?;
-        loop_device::record_attachments(&image).context("set up volume", id)?;
-        fsync(&image).context("fsync volume", id)?;
-        let path = format!("/proc/self/fd/{}", image.as_raw_fd());
-        linkat(AT_FDCWD, path.as_str(), &self.layout.volumes, id.as_str(), AtFlags::AT_SYMLINK_FOLLOW)
-            .context("create volume", id)?;
-        fsync(&self.layout.volumes).context("fsync", "volumes")
+        self.publish_image(&image, id)
     }
 }

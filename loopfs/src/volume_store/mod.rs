@@ -16,6 +16,7 @@ use crate::project_quota::ProjectId;
 use crate::units::{Bytes, Inodes};
 
 mod attributes;
+mod clone;
 mod create;
 mod grow;
 mod id;
@@ -23,6 +24,7 @@ mod identity;
 mod layout;
 mod project_ids;
 mod recover;
+mod sharing;
 mod space;
 mod trash;
 mod volume;

@@ -1,17 +1,18 @@
 //! What the file system can still promise.
 //!
 //! A directory's limit is a promise although nothing is allocated for it, so free blocks alone
-//! would let volumes be sold twice.
+//! would let volumes be sold twice. So it is with a clone: its blocks are the source's until one of
+//! the two is written, and then there must be others.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{MutexGuard, PoisonError};
 
-use nix::fcntl::AtFlags;
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
-use std::os::fd::AsFd;
-
 use super::id::VolumeId;
+use super::sharing::{self, SharedBlocks};
 use super::{VolumeStore, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectQuota;
@@ -114,18 +115,46 @@ impl VolumeStore {
             volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));
             in_use = in_use.saturating_add(usage.bytes);
         }
+        let mut shared = SharedBlocks::default();
         for directory in [&self.layout.volumes, &self.layout.trash] {
             for name in layout::names(directory, "volumes and trash")? {
-                let Ok(status) = fstatat(directory, name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) else {
-                    continue; // removed since it was listed
-                };
-                if status.st_mode & libc::S_IFMT == libc::S_IFREG {
-                    volumes = volumes.saturating_add(Bytes(status.st_size as u64));
-                    in_use = in_use.saturating_add(Bytes::from_basic_blocks(status.st_blocks as u64));
+                if let Some(image) = count_image(directory, &name, &mut shared)? {
+                    volumes = volumes.saturating_add(image.promised);
+                    in_use = in_use.saturating_add(image.alone);
                 }
             }
         }
+        in_use = in_use.saturating_add(shared.once());
         let (total, free) = self.blocks()?;
         Ok(Promised { volumes, overhead: total.saturating_sub(free).saturating_sub(in_use) })
     }
+}
+
+struct ImageSpace {
+    promised: Bytes,
+    /// In use, without the blocks that it shares.
+    alone: Bytes,
+}
+
+/// None for what is not an image, and for one that was removed since it was listed.
+fn count_image(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Result<Option<ImageSpace>> {
+    let Ok(status) = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { return Ok(None) };
+    if status.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Ok(None);
+    }
+    let size = Bytes(status.st_size as u64);
+    let mut alone = Bytes::from_basic_blocks(status.st_blocks as u64);
+    let mut margin = Bytes(0);
+    let Ok(image) = layout::open_beneath(directory.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) else {
+        return Ok(None);
+    };
+    if sharing::may_share(&image).context("read the attributes of image", name)? {
+        let common = shared.add(&image).context("list the blocks of image", name)?;
+        alone = alone.saturating_sub(common);
+        if common > Bytes(0) {
+            margin = sharing::margin(size);
+        }
+    }
+    // The extent tree of a fragmented image comes on top of its size.
+    Ok(Some(ImageSpace { promised: size.max(alone).saturating_add(margin), alone }))
 }

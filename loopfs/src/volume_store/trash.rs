@@ -13,7 +13,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{VolumeStore, layout, project_ids};
+use super::{VolumeStore, layout, project_ids, sharing};
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, ProjectQuota};
 use crate::units::Bytes;
@@ -73,8 +73,16 @@ impl VolumeStore {
             Err(errno) => return Err(Error::sys("stat in the trash", name, errno)),
         };
         if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
+            let shares = is_shared_image(trash, name)?;
             unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
-            self.withdraw(Bytes(status.st_size as u64));
+            if shares {
+                // Those it shared with need less than before, and none of its blocks are to be counted.
+                let quota = ProjectQuota::of(self.filesystem.root.as_fd());
+                quota.finish_frees(*self.options.project_ids.start())?;
+                self.count_anew();
+            } else {
+                self.withdraw(Bytes(status.st_size as u64));
+            }
             return Ok(Removal::Done { volume: true });
         }
         let directory = layout::open_directory(trash, name)?;
@@ -167,6 +175,15 @@ impl VolumeStore {
             }
         }
         Ok(any_lifted)
+    }
+}
+
+/// Whether a file of the trash is an image that may share blocks with others.
+fn is_shared_image(trash: &OwnedFd, name: &str) -> Result<bool> {
+    match layout::open_beneath(trash.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+        Ok(image) => sharing::may_share(&image).context("read the attributes of image", name),
+        // Not a regular file, or gone.
+        Err(_) => Ok(false),
     }
 }
 

@@ -8,7 +8,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{VolumeKind, layout};
+use super::{VolumeKind, layout, sharing};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::Access;
 use crate::project_quota::{ProjectQuota, Usage, project_of};
@@ -113,6 +113,17 @@ impl Volume {
             Access::ReadOnly => OFlag::O_RDONLY,
         };
         crate::loop_device::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
+    }
+
+    /// The volume it was cloned from, whether that is still there or not; None where it was made empty.
+    ///
+    /// # Errors
+    /// Those of fgetxattr(2).
+    pub fn source(&self) -> Result<Option<VolumeId>> {
+        match self.kind {
+            VolumeKind::Filesystem => Ok(None),
+            VolumeKind::Block => sharing::source_of(&self.entry),
+        }
     }
 
     /// Use and capacity, in constant time.

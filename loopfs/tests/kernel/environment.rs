@@ -83,3 +83,11 @@ pub(crate) fn image(directory: &Path, name: &str, size: u64) -> File {
     file.set_len(size).expect("the size");
     file
 }
+
+/// Whether the running kernel is this version or a later one, where behaviour differs between them.
+pub(crate) fn linux_at_least(major: u32, minor: u32) -> bool {
+    let uname = nix::sys::utsname::uname().expect("uname");
+    let release = uname.release().to_str().expect("a release in ASCII");
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}

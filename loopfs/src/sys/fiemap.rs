@@ -1,0 +1,73 @@
+//! `FS_IOC_FIEMAP` (linux/fiemap.h; Documentation/filesystems/fiemap.rst of the kernel): where a file's
+//! blocks are.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use ioctl_sys::ioctl;
+use linux_raw_sys::ioctl::FS_IOC_FIEMAP;
+use nix::errno::Errno;
+
+use super::Result;
+
+pub(crate) use linux_raw_sys::ioctl::{FIEMAP_EXTENT_LAST as LAST, FIEMAP_EXTENT_SHARED as SHARED};
+
+/// `struct fiemap_extent`: one range of a file, all in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extent {
+    pub(crate) logical: u64,
+    pub(crate) physical: u64,
+    pub(crate) length: u64,
+    reserved64: [u64; 2],
+    pub(crate) flags: u32,
+    reserved: [u32; 3],
+}
+
+/// Extents asked for at once: some 28 KiB of them.
+const BATCH: usize = 512;
+
+/// `struct fiemap` with its array of extents.
+#[repr(C)]
+struct Request {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [Extent; BATCH],
+}
+
+ioctl!(bad read fs_ioc_fiemap with FS_IOC_FIEMAP; Request);
+
+/// The extents of a file from offset `start` on, in order, at most 512 of them; none where there are no more.
+pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<Extent>> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut request = Request {
+        start,
+        length: u64::MAX - start,
+        flags: 0,
+        mapped_extents: 0,
+        extent_count: BATCH as u32,
+        reserved: 0,
+        extents: [Extent::default(); BATCH],
+    };
+    // SAFETY: FS_IOC_FIEMAP reads a `struct fiemap` and writes it and as many extents as it says follow.
+    let result = unsafe { fs_ioc_fiemap(fd, &mut request) };
+    Errno::result(result)?;
+    Ok(request.extents[..request.mapped_extents as usize].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_and_request_match_the_kernel_headers() {
+        assert_eq!(size_of::<Extent>(), 56);
+        assert_eq!(std::mem::offset_of!(Extent, flags), 40);
+        assert_eq!(std::mem::offset_of!(Request, extents), 32);
+        // The size in the number is that of the structure without its extents.
+        assert_eq!(ioctl_sys::iorw!(b'f', 11, 32), FS_IOC_FIEMAP);
+    }
+}

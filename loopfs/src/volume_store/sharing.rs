@@ -1,0 +1,111 @@
+//! Blocks that several images have in common after a clone.
+//!
+//! The size of a file counts shared blocks for each file, and the file system has them once. Where
+//! they lie is asked only of images that took part in a clone, which an attribute tells: for all
+//! others the count stays one call for each.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+
+use super::id::VolumeId;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::{fiemap, xattr};
+use crate::units::Bytes;
+
+/// On an image that others were made from.
+const SHARES: &CStr = c"trusted.loopfs.shares";
+/// On an image that was made from another: the id of that volume.
+const SOURCE: &CStr = c"trusted.loopfs.source";
+
+/// Says that the image's blocks may be shared, before they are: a crash leaves a mark too many.
+pub(super) fn mark_source(image: impl AsFd) -> Result<(), Errno> {
+    xattr::set(image, SHARES, b"yes")
+}
+
+/// Says of an image that has no name yet which volume it is a clone of.
+pub(super) fn record_source(image: impl AsFd, source: &VolumeId) -> Result<(), Errno> {
+    xattr::set(image, SOURCE, source.as_str().as_bytes())
+}
+
+/// The volume an image was made from; None where it was made empty.
+pub(super) fn source_of(image: impl AsFd) -> Result<Option<VolumeId>> {
+    const OPERATION: &str = "read the source of";
+    let Some(value) = xattr::get(image, SOURCE).context(OPERATION, "an image")? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&value);
+    VolumeId::parse(&text)
+        .map(Some)
+        .map_err(|error| Error::new(ErrorKind::Other, OPERATION, "an image", error))
+}
+
+/// Whether some of the image's blocks may be in other files too.
+pub(super) fn may_share(image: impl AsFd) -> Result<bool, Errno> {
+    let image = image.as_fd();
+    Ok(xattr::get(image, SHARES)?.is_some() || xattr::get(image, SOURCE)?.is_some())
+}
+
+/// What an image that shares blocks may take beyond its size. A write to a shared block needs a new one, its
+/// neighbours set aside with it, and an entry in an extent tree that grows until no two blocks of the image lie
+/// together: 16 bytes for 4096, and its leaves may be half empty. Measured on a full file system: 1 MiB was
+/// enough and 512 KiB was not for an image of 400 MiB overwritten in random order.
+pub(super) fn margin(size: Bytes) -> Bytes {
+    Bytes(size.0 / 128).saturating_add(Bytes::MIB)
+}
+
+/// Physical ranges of the file system, each counted as often as it was met and once.
+#[derive(Debug, Default)]
+pub(super) struct SharedBlocks {
+    /// First byte and the one after the last.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl SharedBlocks {
+    /// Notes the shared blocks of an image; answers how many bytes of it they are.
+    pub(super) fn add(&mut self, image: impl AsFd) -> Result<Bytes, Errno> {
+        let image = image.as_fd();
+        let (mut shared, mut position) = (0u64, 0);
+        loop {
+            let extents = fiemap::extents(image, position)?;
+            for extent in extents.iter().filter(|extent| extent.flags & fiemap::SHARED != 0) {
+                shared = shared.saturating_add(extent.length);
+                self.ranges.push((extent.physical, extent.physical.saturating_add(extent.length)));
+            }
+            match extents.last() {
+                Some(last) if last.flags & fiemap::LAST == 0 => {
+                    position = last.logical.saturating_add(last.length);
+                }
+                _ => return Ok(Bytes(shared)),
+            }
+        }
+    }
+
+    /// The space they take, each block once.
+    pub(super) fn once(mut self) -> Bytes {
+        self.ranges.sort_unstable();
+        let (mut total, mut counted_to) = (0u64, 0u64);
+        for (start, end) in self.ranges {
+            total = total.saturating_add(end.saturating_sub(start.max(counted_to)));
+            counted_to = counted_to.max(end);
+        }
+        Bytes(total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn each_byte_is_counted_once(ranges in proptest::collection::vec((0u64..200, 0u64..50), 0..20)) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(start, length)| (start, start + length)).collect();
+            let bytes: HashSet<u64> = ranges.iter().flat_map(|(start, end)| *start..*end).collect();
+            prop_assert_eq!(SharedBlocks { ranges }.once(), Bytes(bytes.len() as u64));
+        }
+    }
+}

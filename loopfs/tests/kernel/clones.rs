@@ -1,0 +1,339 @@
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use loopfs::{
+    Access, AttachOptions, BlockSize, Bytes, Detach, DirectIo, ErrorKind, LoopControl, StoreOptions, Volume,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+};
+use rstest::rstest;
+
+use crate::environment::{Leaks, id, linux_at_least, store, xfs};
+
+const MIB: u64 = 1 << 20;
+
+fn block(store: &VolumeStore, name: &str, size: u64) -> (VolumeId, File) {
+    let id = id(name);
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(size))).unwrap();
+    (id, open(&volume))
+}
+
+fn open(volume: &Volume) -> File {
+    File::from(volume.open_image(Access::ReadWrite).unwrap())
+}
+
+/// Bytes that no other place of the image has.
+fn fill(image: &File, from: u64, to: u64, seed: u8) {
+    for offset in (from..to).step_by(4096) {
+        image.write_all_at(&page(offset, seed), offset).unwrap();
+    }
+}
+
+fn page(offset: u64, seed: u8) -> Vec<u8> {
+    [offset.to_le_bytes(), [seed; 8]].concat().repeat(256)
+}
+
+#[track_caller]
+fn assert_filled(image: &File, from: u64, to: u64, seed: u8) {
+    let mut found = vec![0; 4096];
+    for offset in (from..to).step_by(4096) {
+        image.read_exact_at(&mut found, offset).unwrap();
+        assert!(found == page(offset, seed), "at {offset}: {:?}", &found[..16]);
+    }
+}
+
+fn allocated(image: &File) -> u64 {
+    image.metadata().unwrap().blocks() * 512
+}
+
+fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
+    for id in ids {
+        assert!(store.delete(id).unwrap());
+    }
+    assert_eq!(store.empty_trash().unwrap(), ids.len());
+}
+
+#[test]
+fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let (source, original) = block(&store, "source", 4 * MIB);
+    // In the page cache and nowhere else: the clone has it all the same.
+    fill(&original, 0, 4 * MIB, 1);
+    let volume = store.clone_image(&source, &id("clone"), Bytes(6 * MIB)).unwrap();
+    assert_eq!((volume.kind(), volume.capacity()), (VolumeKind::Block, Bytes(6 * MIB)));
+    assert_eq!(volume.source().unwrap().as_ref(), Some(&source));
+    assert_eq!(store.volume(&source).unwrap().source().unwrap(), None);
+    assert_eq!(store.stats(&id("clone")).unwrap().capacity, Bytes(6 * MIB));
+    let clone = open(&volume);
+    assert_ne!(clone.metadata().unwrap().ino(), original.metadata().unwrap().ino());
+    assert_filled(&clone, 0, 4 * MIB, 1);
+    let mut rest = vec![1; 2 * MIB as usize];
+    clone.read_exact_at(&mut rest, 4 * MIB).unwrap();
+    assert!(rest.iter().all(|byte| *byte == 0), "no earlier tenant's data");
+    assert_eq!(allocated(&clone), 6 * MIB, "preallocated, and no blocks past the end");
+
+    fill(&clone, 0, MIB, 2);
+    fill(&original, MIB, 2 * MIB, 3);
+    assert_filled(&original, 0, MIB, 1);
+    assert_filled(&clone, MIB, 2 * MIB, 1);
+    // A clone grows, is cloned, and outlives its source as any other volume.
+    store.grow(&id("clone"), Bytes(8 * MIB)).unwrap();
+    let second = open(&store.clone_image(&id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
+    drop(original);
+    remove(&store, &[&source]);
+    assert_filled(&second, 0, MIB, 2);
+    assert_filled(&clone, MIB, 4 * MIB, 1);
+    drop((volume, clone, second));
+    remove(&store, &[&id("clone"), &id("second")]);
+    leaks.check();
+}
+
+#[test]
+fn cloning_again_answers_the_clone_even_when_its_source_is_gone() {
+    let store = store();
+    let (source, _) = block(&store, "source", MIB);
+    let (other, _) = block(&store, "other", MIB);
+    let inode = |volume: Volume| open(&volume).metadata().unwrap().ino();
+    let first = inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap());
+    assert_eq!(inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap()), first);
+    store.grow(&id("clone"), Bytes(2 * MIB)).unwrap();
+    assert_eq!(inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap()), first);
+
+    let conflicts = [
+        store.clone_image(&other, &id("clone"), Bytes(MIB)).unwrap_err(),
+        store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap_err(),
+        store.clone_image(&source, &other, Bytes(MIB)).unwrap_err(),
+        store.create(&id("clone"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap_err(),
+        store.create(&id("clone"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap_err(),
+    ];
+    for error in conflicts {
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(error.to_string().contains("a clone of source"), "{error}");
+    }
+    remove(&store, &[&source]);
+    assert_eq!(inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap()), first);
+    remove(&store, &[&other, &id("clone")]);
+}
+
+#[rstest]
+#[case::no_such_source("absent", 4 * MIB, ErrorKind::NotFound)]
+#[case::a_directory("directory", 4 * MIB, ErrorKind::InvalidInput)]
+#[case::smaller_than_the_source("source", 2 * MIB, ErrorKind::WouldShrink)]
+#[case::of_no_size("source", 0, ErrorKind::InvalidInput)]
+#[case::beyond_any_file("source", u64::MAX, ErrorKind::InvalidInput)]
+#[case::more_than_there_is("source", 1 << 40, ErrorKind::NoSpace)]
+fn a_clone_that_cannot_be_leaves_nothing(
+    #[case] source: &str,
+    #[case] capacity: u64,
+    #[case] expected: ErrorKind,
+) {
+    let leaks = Leaks::watch();
+    let store = store();
+    drop(block(&store, "source", 4 * MIB));
+    store.create(&id("directory"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    let before = store.space().unwrap().available;
+    let error = store.clone_image(&id(source), &id("clone"), Bytes(capacity)).unwrap_err();
+    assert_eq!(error.kind(), expected, "{error}");
+    assert_eq!(store.volume(&id("clone")).unwrap_err().kind(), ErrorKind::NotFound);
+    // A refusal for want of space counts anew.
+    assert_close(store.space().unwrap().available.0, before.0);
+    remove(&store, &[&id("source"), &id("directory")]);
+    leaks.check();
+}
+
+#[test]
+fn calls_for_one_clone_at_once_make_one() {
+    let store = store();
+    let (source, original) = block(&store, "source", MIB);
+    fill(&original, 0, MIB, 5);
+    let before = store.space().unwrap().available;
+    let clone = id("clone");
+    let inodes: Vec<u64> = std::thread::scope(|scope| {
+        let call =
+            || open(&store.clone_image(&source, &clone, Bytes(MIB)).unwrap()).metadata().unwrap().ino();
+        let workers: Vec<_> = (0..8).map(|_| scope.spawn(call)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
+    assert_eq!(store.space().unwrap().available.0, before.0 - MIB - 2 * margin(MIB), "promised once");
+    remove(&store, &[&source, &clone]);
+}
+
+/// Up to Linux 6.14 a device has direct I/O and blocks of 512 bytes on a file that shares blocks too. Later ones
+/// know that such a file takes direct writes in whole blocks, and grant only one of the two to a device that is
+/// attached after the clone was made. One that was attached before keeps both.
+#[test]
+fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let control = LoopControl::open().unwrap();
+    let (source, original) = block(&store, "source", 4 * MIB);
+    let options = AttachOptions::new(Access::ReadWrite);
+    let device = control.ensure_attached(original.as_fd(), &options).unwrap();
+    let mut through = File::options().write(true).open(device.path()).unwrap();
+    through.write_all(&page(0, 7)).unwrap();
+    through.sync_all().unwrap();
+
+    let volume = store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap();
+    let clone = open(&volume);
+    assert_filled(&clone, 0, 4096, 7);
+    assert!(control.find(clone.as_fd()).unwrap().is_empty(), "the clone has the hint of its source");
+    let status = device.status().unwrap();
+    assert_eq!((status.direct_io, status.block_size), (true, 512));
+    through.write_all(&[9; 512]).unwrap();
+    through.sync_all().unwrap();
+    let mut written = [0; 512];
+    original.read_exact_at(&mut written, 4096).unwrap();
+    assert_eq!(written, [9; 512], "writes of one sector go on");
+    clone.read_exact_at(&mut written, 4096).unwrap();
+    assert_eq!(written, [0; 512], "and do not reach the clone");
+
+    drop((through, device));
+    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Gone);
+    let whole_blocks_only = linux_at_least(6, 15);
+    for image in [&original, &clone] {
+        match control.ensure_attached(image.as_fd(), &options) {
+            Ok(device) => {
+                assert!(!whole_blocks_only);
+                let status = device.status().unwrap();
+                assert_eq!((status.direct_io, status.block_size), (true, 512));
+            }
+            Err(error) => {
+                assert!(whole_blocks_only, "{error}");
+                assert_eq!(error.kind(), ErrorKind::NotHonoured, "{error}");
+                assert!(error.to_string().contains("4096"), "no remedy in: {error}");
+            }
+        }
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    }
+    drop((original, clone, volume));
+    remove(&store, &[&source, &id("clone")]);
+    leaks.check();
+}
+
+#[rstest]
+#[case::the_sectors_of_its_source(DirectIo::Prefer, BlockSize::Exact(512), 512, !linux_at_least(6, 15))]
+#[case::direct_io(DirectIo::Require, BlockSize::Exact(4096), 4096, true)]
+#[case::what_the_file_takes(
+    DirectIo::Require, BlockSize::MatchDirectIo, if linux_at_least(6, 15) { 4096 } else { 512 }, true
+)]
+#[case::what_the_kernel_takes(
+    DirectIo::Require, BlockSize::KernelDefault, if linux_at_least(6, 15) { 4096 } else { 512 }, true
+)]
+fn a_clone_is_attached_with(
+    #[case] direct_io: DirectIo,
+    #[case] asked: BlockSize,
+    #[case] block_size: u32,
+    #[case] granted: bool,
+) {
+    let store = store();
+    let control = LoopControl::open().unwrap();
+    let (source, original) = block(&store, "source", MIB);
+    fill(&original, 0, MIB, 1);
+    let clone = open(&store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap());
+    let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(asked);
+    let device = control.attach(clone.as_fd(), &options).unwrap();
+    let status = device.status().unwrap();
+    assert_eq!((status.block_size, status.direct_io), (block_size, granted));
+    // Whatever the way of writing, it takes nothing from the source.
+    let through = File::options().write(true).open(device.path()).unwrap();
+    through.write_all_at(&vec![8; block_size as usize], u64::from(block_size)).unwrap();
+    through.sync_all().unwrap();
+    let mut written = vec![0; block_size as usize];
+    clone.read_exact_at(&mut written, u64::from(block_size)).unwrap();
+    assert!(written.iter().all(|byte| *byte == 8));
+    assert_filled(&original, 0, MIB, 1);
+    drop((through, device));
+    assert_eq!(control.detach_all(clone.as_fd()).unwrap(), Detach::Gone);
+    remove(&store, &[&source, &id("clone")]);
+}
+
+/// What an image that shares blocks is promised beyond its size.
+fn margin(size: u64) -> u64 {
+    size / 128 + MIB
+}
+
+#[test]
+fn shared_blocks_are_promised_to_each_volume_and_counted_once() {
+    let store = store();
+    let (source, original) = block(&store, "source", 32 * MIB);
+    fill(&original, 0, 32 * MIB, 1);
+    original.sync_all().unwrap();
+    let recount = || {
+        let restarted = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+        restarted.space().unwrap().available.0
+    };
+    let (before, recounted) = (store.space().unwrap().available.0, recount());
+    assert_eq!(recounted, before);
+    let with_margins = |images| 32 * MIB + images * margin(32 * MIB);
+    store.clone_image(&source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
+    assert_eq!(store.space().unwrap().available.0, before - with_margins(2));
+    // A process that counts anew also sees the blocks of the file system's own records.
+    assert_close(recount(), before - with_margins(2));
+    store.clone_image(&source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
+    assert_eq!(store.space().unwrap().available.0, before - 32 * MIB - with_margins(3));
+    assert_close(recount(), before - 32 * MIB - with_margins(3));
+    // Written, they are the clone's own; nothing changes in what is promised.
+    let clone = open(&store.volume(&id("clone-1")).unwrap());
+    // Every second block, so that there are more extents than one question answers.
+    for offset in (0..20 * MIB).step_by(8192) {
+        clone.write_all_at(&page(offset, 2), offset).unwrap();
+    }
+    clone.sync_all().unwrap();
+    assert_close(recount(), before - 32 * MIB - with_margins(3));
+    // Deleted, and still shared: the blocks stay, and the promise too until the trash is emptied.
+    assert!(store.delete(&source).unwrap());
+    drop(original);
+    assert_close(recount(), before - 32 * MIB - with_margins(3));
+    store.empty_trash().unwrap();
+    assert_close(recount(), before - with_margins(2));
+    assert_close(store.space().unwrap().available.0, before - with_margins(2));
+    drop(clone);
+    remove(&store, &[&id("clone-1")]);
+    assert_close(store.space().unwrap().available.0, before);
+    assert_close(recount(), before);
+    remove(&store, &[&id("clone-2")]);
+    assert_close(recount(), before + 32 * MIB);
+}
+
+/// The same but for a few blocks of directories, inodes and extent trees.
+#[track_caller]
+fn assert_close(found: u64, expected: u64) {
+    assert!(found.abs_diff(expected) <= MIB / 2, "{found} instead of {expected}");
+}
+
+#[test]
+fn a_clone_is_overwritten_whole_on_a_file_system_full_of_promises() {
+    const SIZE: u64 = 24 * MIB;
+    let leaks = Leaks::watch();
+    let store = store();
+    let (source, original) = block(&store, "source", SIZE);
+    fill(&original, 0, SIZE, 1);
+    original.sync_all().unwrap();
+    let clone = open(&store.clone_image(&source, &id("clone"), Bytes(SIZE)).unwrap());
+    // All that can be promised is, and taken at once.
+    let restarted = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+    let rest = restarted.space().unwrap().available.0 / 4096 * 4096;
+    drop(block(&restarted, "rest", rest));
+    let error =
+        restarted.create(&id("more"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+
+    // In an order that leaves no two neighbours together, and both volumes.
+    for seed in [2, 3] {
+        for start in (0..32).map(|n| n * 13 % 32 * 4096) {
+            for offset in (start..SIZE).step_by(32 * 4096) {
+                clone.write_all_at(&page(offset, seed), offset).unwrap();
+            }
+            clone.sync_data().unwrap();
+        }
+    }
+    fill(&original, 0, SIZE, 4);
+    original.sync_all().unwrap();
+    assert_filled(&clone, 0, SIZE, 3);
+    drop((clone, original));
+    remove(&store, &[&source, &id("clone"), &id("rest")]);
+    leaks.check();
+}
