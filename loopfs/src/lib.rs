@@ -3,6 +3,7 @@
 //! - [`LoopControl`] and [`LoopDevice`]: attach a file as a block device with direct I/O, find the
 //!   device of a file, grow it in use, detach it.
 //! - [`ProjectQuota`]: limits on the bytes and inodes of a directory tree.
+//! - [`tag_tree`], [`audit_tree`]: a directory tree that exists is put into a project, or compared with one.
 //! - [`bind_mount`], [`unmount`], [`mountinfo`]: mounts that are never visible without their flags.
 //! - [`VolumeStore`]: a file system full of volumes, each a directory with a quota or a
 //!   preallocated image.
@@ -27,6 +28,7 @@ mod loop_device;
 mod mount;
 pub mod mountinfo;
 mod project_quota;
+mod project_tree;
 mod sys;
 mod units;
 mod volume_store;
@@ -40,6 +42,10 @@ pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
 pub use project_quota::{
     Bounds, Enforcement, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage, assign_project,
     project_of,
+};
+pub use project_tree::{
+    HardLinks, LeftOut, LeftOutInode, LeftOutReason, SpecialFiles, StrayInode, TagOptions, TreeAudit,
+    TreeReport, audit_tree, audit_tree_reporting, clear_tree, tag_tree, tag_tree_reporting,
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{

@@ -6,7 +6,10 @@
 use nix::errno::Errno;
 
 pub(crate) mod fiemap;
+pub(crate) mod file_attr;
 pub(crate) mod fsxattr;
+pub(crate) mod generation;
+pub(crate) mod getdents;
 pub(crate) mod loop_abi;
 #[cfg(not(test))]
 pub(crate) mod loop_dev;

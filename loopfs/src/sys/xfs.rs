@@ -79,6 +79,28 @@ pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
+/// `struct xfs_fsop_counts`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) free_data: u64,
+    pub(crate) free_realtime: u64,
+    pub(crate) free_inodes: u64,
+    pub(crate) allocated_inodes: u64,
+}
+
+ioctl!(read xfs_ioc_fscounts with b'X', 113; Counts);
+
+/// `XFS_IOC_FSCOUNTS`: of the whole file system, where statfs(2) would show a project. ENOTTY where it is not
+/// XFS.
+pub(crate) fn counts(file: impl AsFd) -> Result<Counts> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut counts = Counts::default();
+    // SAFETY: XFS_IOC_FSCOUNTS writes one `struct xfs_fsop_counts`.
+    let result = unsafe { xfs_ioc_fscounts(fd, &mut counts) };
+    Errno::result(result).map(|_| counts)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,5 +113,7 @@ mod tests {
         assert_eq!(ioctl_sys::ior!(b'X', 100, size_of::<Geometry>()), 0x8070_5864);
         assert_eq!(size_of::<EofBlocks>(), 128);
         assert_eq!(std::mem::offset_of!(EofBlocks, min_file_size), 24);
+        assert_eq!(size_of::<Counts>(), 32);
+        assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<Counts>()), 0x8020_5871);
     }
 }

@@ -1,0 +1,275 @@
+//! One inode of a tree: held while it is looked at, whatever becomes of its name.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, fstat};
+
+use crate::error::{Context, Result};
+use crate::sys::file_attr;
+use crate::sys::fsxattr::{self, FS_XFLAG_PROJINHERIT};
+use crate::sys::generation;
+
+/// What sort of inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Directory,
+    File,
+    Symlink,
+    Socket,
+    Fifo,
+    Device,
+}
+
+impl Kind {
+    pub(super) fn of(mode: libc::mode_t) -> Self {
+        match mode & libc::S_IFMT {
+            libc::S_IFDIR => Self::Directory,
+            libc::S_IFREG => Self::File,
+            libc::S_IFLNK => Self::Symlink,
+            libc::S_IFSOCK => Self::Socket,
+            libc::S_IFIFO => Self::Fifo,
+            _ => Self::Device,
+        }
+    }
+}
+
+/// Which directory, among all that ever were: the number of one that is gone is soon another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: libc::dev_t,
+    inode: libc::ino_t,
+    generation: Option<libc::c_long>,
+}
+
+impl Identity {
+    pub(super) fn of(directory: &OwnedFd) -> std::result::Result<Self, Errno> {
+        let status = fstat(directory)?;
+        let generation = match generation::get(directory) {
+            Ok(generation) => Some(generation),
+            Err(Errno::ENOTTY | Errno::EOPNOTSUPP) => None,
+            Err(errno) => return Err(errno),
+        };
+        Ok(Self { device: status.st_dev, inode: status.st_ino, generation })
+    }
+}
+
+/// Opens an entry of a directory, and nothing else: no symbolic link, no other mount (EXDEV).
+pub(super) fn open_entry(
+    directory: BorrowedFd<'_>,
+    name: &CStr,
+    flags: OFlag,
+) -> std::result::Result<OwnedFd, Errno> {
+    let resolve =
+        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let flags = flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    openat2(directory, name, OpenHow::new().flags(flags).resolve(resolve))
+}
+
+/// Opens a directory for reading, with its access time left alone where the caller may ask for that.
+pub(super) fn open_directory(directory: BorrowedFd<'_>, name: &CStr) -> std::result::Result<OwnedFd, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+    match open_entry(directory, name, flags | OFlag::O_NOATIME) {
+        Err(Errno::EPERM) => open_entry(directory, name, flags),
+        other => other,
+    }
+}
+
+/// The directory above, if it is on the same mount.
+pub(super) fn open_parent(directory: &OwnedFd) -> std::result::Result<OwnedFd, Errno> {
+    let resolve = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    openat2(directory, c"..", OpenHow::new().flags(flags).resolve(resolve))
+}
+
+/// How attributes of inodes that are not open can be had on this kernel.
+///
+/// An entry is first opened with `O_PATH`, which has no effect on what it is, and looked at. From then on it is
+/// reached by the link that proc(5) has for that descriptor, never by its name, which may be another's by now.
+pub(super) struct Attributes {
+    /// `/proc/thread-self/fd`.
+    links: OwnedFd,
+    by_path: bool,
+}
+
+impl Attributes {
+    /// # Errors
+    /// ENOENT where proc(5) is not mounted on /proc.
+    pub(super) fn new() -> Result<Self> {
+        const LINKS: &str = "/proc/thread-self/fd";
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let links = open(LINKS, flags, Mode::empty())
+            .context("open", LINKS)
+            .map_err(|error| error.explain("proc(5) must be mounted on /proc"))?;
+        Ok(Self { links, by_path: file_attr::exists() })
+    }
+
+    fn link(held: &OwnedFd) -> CString {
+        let digits = held.as_raw_fd().to_string();
+        CString::new(digits).unwrap_or_default()
+    }
+}
+
+/// An inode of the tree that is held.
+pub(super) struct Inode<'a> {
+    pub(super) kind: Kind,
+    /// How many names it has.
+    pub(super) links: u64,
+    access: Access<'a>,
+}
+
+enum Access<'a> {
+    Directory(BorrowedFd<'a>),
+    /// Before Linux 6.17 what can be opened without effect: a regular file.
+    Open(OwnedFd),
+    /// From Linux 6.17 on everything.
+    Link {
+        links: BorrowedFd<'a>,
+        held: &'a OwnedFd,
+    },
+    /// Before Linux 6.17 the rest.
+    OutOfReach,
+}
+
+impl<'a> Inode<'a> {
+    /// A directory that is open for reading.
+    pub(super) fn directory(directory: &'a OwnedFd) -> Self {
+        Self { kind: Kind::Directory, links: 1, access: Access::Directory(directory.as_fd()) }
+    }
+
+    /// Anything else, held by `O_PATH`. A regular file is opened with `O_NONBLOCK`: its owner could have a lease
+    /// on it (fcntl(2)), which answers EAGAIN then.
+    pub(super) fn other(
+        attributes: &'a Attributes,
+        held: &'a OwnedFd,
+        status: &FileStat,
+    ) -> std::result::Result<Self, Errno> {
+        let kind = Kind::of(status.st_mode);
+        let access = if attributes.by_path {
+            Access::Link { links: attributes.links.as_fd(), held }
+        } else if kind == Kind::File {
+            let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+            let link = Attributes::link(held);
+            Access::Open(openat(&attributes.links, link.as_c_str(), flags, Mode::empty())?)
+        } else {
+            Access::OutOfReach
+        };
+        #[allow(clippy::unnecessary_cast, reason = "st_nlink is 32 bits wide on aarch64")]
+        Ok(Self { kind, links: status.st_nlink as u64, access })
+    }
+
+    /// Its project; None where this kernel or file system cannot tell for this sort of inode.
+    pub(super) fn project(&self) -> std::result::Result<Option<Project>, Errno> {
+        let stored = match &self.access {
+            Access::Directory(directory) => Stored::Open(fsxattr::get(directory)?),
+            Access::Open(file) => Stored::Open(fsxattr::get(file)?),
+            Access::Link { links, held } => match file_attr::get(links, &Attributes::link(held)) {
+                Err(Errno::EOPNOTSUPP | Errno::ENOTTY) if self.kind != Kind::File => return Ok(None),
+                answer => Stored::Path(answer?),
+            },
+            Access::OutOfReach => return Ok(None),
+        };
+        Ok(Some(Project { stored }))
+    }
+
+    /// Writes back what [`Project::with`] has changed; every other attribute stays as it was read.
+    pub(super) fn set(&self, project: &Project) -> std::result::Result<(), Errno> {
+        match (&self.access, &project.stored) {
+            (Access::Directory(directory), Stored::Open(stored)) => fsxattr::set(directory, stored),
+            (Access::Open(file), Stored::Open(stored)) => fsxattr::set(file, stored),
+            (Access::Link { links, held }, Stored::Path(stored)) => {
+                file_attr::set(links, &Attributes::link(held), stored)
+            }
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+}
+
+/// The project of an inode, with the attributes that are written along with it.
+#[derive(Clone, Copy)]
+pub(super) struct Project {
+    stored: Stored,
+}
+
+#[derive(Clone, Copy)]
+enum Stored {
+    Open(fsxattr::fsxattr),
+    Path(file_attr::file_attr),
+}
+
+impl Project {
+    pub(super) fn id(&self) -> u32 {
+        match &self.stored {
+            Stored::Open(stored) => stored.fsx_projid,
+            Stored::Path(stored) => stored.fa_projid,
+        }
+    }
+
+    /// Whether what is made in the directory gets its id.
+    pub(super) fn inherits(&self) -> bool {
+        match &self.stored {
+            Stored::Open(stored) => stored.fsx_xflags & FS_XFLAG_PROJINHERIT != 0,
+            Stored::Path(stored) => stored.fa_xflags & u64::from(FS_XFLAG_PROJINHERIT) != 0,
+        }
+    }
+
+    pub(super) fn with(mut self, id: u32, inherits: bool) -> Self {
+        let flag = |set: bool| if set { FS_XFLAG_PROJINHERIT } else { 0 };
+        match &mut self.stored {
+            Stored::Open(stored) => {
+                stored.fsx_projid = id;
+                stored.fsx_xflags = stored.fsx_xflags & !FS_XFLAG_PROJINHERIT | flag(inherits);
+            }
+            Stored::Path(stored) => {
+                stored.fa_projid = id;
+                stored.fa_xflags =
+                    stored.fa_xflags & !u64::from(FS_XFLAG_PROJINHERIT) | u64::from(flag(inherits));
+            }
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_project_is_changed_and_nothing_else() {
+        let read = fsxattr::fsxattr {
+            fsx_xflags: 0x8000_0008,
+            fsx_extsize: 1,
+            fsx_nextents: 2,
+            fsx_projid: 3,
+            fsx_cowextsize: 4,
+            fsx_pad: [0; 8],
+        };
+        let project = Project { stored: Stored::Open(read) };
+        assert_eq!((project.id(), project.inherits()), (3, false));
+        let changed = project.with(9, true);
+        assert_eq!((changed.id(), changed.inherits()), (9, true));
+        let Stored::Open(back) = changed.with(3, false).stored else { panic!("another form") };
+        assert_eq!((back.fsx_xflags, back.fsx_projid, back.fsx_extsize), (0x8000_0008, 3, 1));
+        let read = file_attr::file_attr {
+            fa_xflags: 1 << 40,
+            fa_extsize: 1,
+            fa_nextents: 2,
+            fa_projid: 3,
+            fa_cowextsize: 4,
+        };
+        let changed = Project { stored: Stored::Path(read) }.with(9, true);
+        assert_eq!((changed.id(), changed.inherits()), (9, true));
+        let Stored::Path(back) = changed.with(3, false).stored else { panic!("another form") };
+        assert_eq!((back.fa_xflags, back.fa_projid, back.fa_cowextsize), (1 << 40, 3, 4));
+    }
+
+    #[test]
+    fn kinds_follow_the_mode() {
+        let kinds = [libc::S_IFDIR, libc::S_IFREG, libc::S_IFLNK, libc::S_IFSOCK, libc::S_IFIFO]
+            .map(|mode| Kind::of(mode | 0o644));
+        assert_eq!(kinds, [Kind::Directory, Kind::File, Kind::Symlink, Kind::Socket, Kind::Fifo]);
+        assert_eq!([libc::S_IFCHR, libc::S_IFBLK].map(Kind::of), [Kind::Device; 2]);
+    }
+}

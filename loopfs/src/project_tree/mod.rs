@@ -1,0 +1,28 @@
+//! Project ids of a whole directory tree: put an existing one into a project, and find what has left it.
+//!
+//! XFS lets what is new inherit the id of its directory; what exists keeps the id it has. So a tree is tagged
+//! inode by inode, its root first: what is made meanwhile inherits. The tree may be its owner's to change at the
+//! same time, and its owner may be hostile:
+//!
+//! - Symbolic links are never followed, and what is mounted in the tree is never entered.
+//! - No device, FIFO or socket is opened. Every inode is held before it is looked at, and what is changed is what
+//!   was looked at, whatever stands under its name by then.
+//! - The walk takes four descriptors at any depth, and no stack. It does not follow a directory that is moved out
+//!   of the tree to what is there.
+//! - Each walk ends, and how often it is repeated is bounded.
+//!
+//! The owner of a file may change its project id at any time (see [the crate](crate)): a tree that was tagged, or
+//! found clean, may be different a moment later. Those who must not be able to need an image.
+
+mod audit;
+mod inode;
+mod left_out;
+mod tag;
+mod walk;
+
+pub use audit::{StrayInode, TreeAudit, audit_tree, audit_tree_reporting};
+pub use left_out::{LeftOut, LeftOutInode, LeftOutReason, SpecialFiles};
+pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree, tag_tree_reporting};
+
+/// Names between two reports of progress.
+const REPORT_EVERY: u64 = 1024;

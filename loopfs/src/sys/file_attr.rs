@@ -1,0 +1,83 @@
+//! `file_getattr(2)` and `file_setattr(2)` (Linux 6.17, linux/fs.h): what `FS_IOC_FSGETXATTR` and
+//! `FS_IOC_FSSETXATTR` read and write, also of inodes that cannot be opened.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd};
+
+use linux_raw_sys::general::{__NR_file_getattr, __NR_file_setattr};
+use nix::errno::Errno;
+
+use super::Result;
+
+pub(crate) use linux_raw_sys::general::file_attr;
+
+/// Whether the kernel has the calls. A filter of system calls (seccomp(2)) that does not know them may answer
+/// EPERM in its stead.
+pub(crate) fn exists() -> bool {
+    !matches!(getattr(-1, c"", &mut empty()), Err(Errno::ENOSYS | Errno::EPERM))
+}
+
+/// `file_getattr(directory, path)`, following symbolic links. EOPNOTSUPP where the file system does not keep
+/// them for this sort of inode.
+pub(crate) fn get(directory: impl AsFd, path: &CStr) -> Result<file_attr> {
+    let mut attributes = empty();
+    getattr(directory.as_fd().as_raw_fd(), path, &mut attributes).map(|()| attributes)
+}
+
+fn getattr(directory: i32, path: &CStr, attributes: &mut file_attr) -> Result<()> {
+    // SAFETY: file_getattr reads a NUL-terminated path and writes one `struct file_attr` of the size told.
+    let result = unsafe {
+        libc::syscall(
+            libc::c_long::from(__NR_file_getattr),
+            directory,
+            path.as_ptr(),
+            attributes as *mut file_attr,
+            size_of::<file_attr>(),
+            0,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// `file_setattr(directory, path)`, following symbolic links. The flags that only report (`FS_XFLAG_HASATTR`,
+/// `FS_XFLAG_PREALLOC`) are ignored, so that what was read can be written back.
+pub(crate) fn set(directory: impl AsFd, path: &CStr, attributes: &file_attr) -> Result<()> {
+    let directory = directory.as_fd().as_raw_fd();
+    // SAFETY: file_setattr reads a NUL-terminated path and one `struct file_attr` of the size told.
+    let result = unsafe {
+        libc::syscall(
+            libc::c_long::from(__NR_file_setattr),
+            directory,
+            path.as_ptr(),
+            attributes as *const file_attr,
+            size_of::<file_attr>(),
+            0,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+fn empty() -> file_attr {
+    file_attr { fa_xflags: 0, fa_extsize: 0, fa_nextents: 0, fa_projid: 0, fa_cowextsize: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn layout_and_numbers_match_the_kernel_headers() {
+        assert_eq!(size_of::<file_attr>(), linux_raw_sys::general::FILE_ATTR_SIZE_VER0 as usize);
+        assert_eq!(offset_of!(file_attr, fa_projid), 16);
+        // The same on every architecture but alpha.
+        assert_eq!((__NR_file_getattr, __NR_file_setattr), (468, 469));
+    }
+
+    #[test]
+    fn a_descriptor_that_is_none_is_told_from_a_call_that_is_none() {
+        let answer = getattr(-1, c"", &mut empty());
+        assert_eq!(exists(), answer == Err(Errno::EBADF) || answer == Err(Errno::ENOENT), "{answer:?}");
+    }
+}

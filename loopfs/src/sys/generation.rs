@@ -1,0 +1,28 @@
+//! `FS_IOC_GETVERSION` (linux/fs.h, ioctl_iflags(2)): which of the inodes that had a number in turn this is.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use ioctl_sys::ioctl;
+use nix::errno::Errno;
+
+use super::Result;
+
+ioctl!(read fs_ioc_getversion with b'v', 1; libc::c_long);
+
+/// `FS_IOC_GETVERSION`. ENOTTY where the file system does not tell; EBADF on an O_PATH descriptor.
+pub(crate) fn get(file: impl AsFd) -> Result<libc::c_long> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut generation = 0;
+    // SAFETY: FS_IOC_GETVERSION writes an int, by its number a long, and there is room for the larger.
+    let result = unsafe { fs_ioc_getversion(fd, &mut generation) };
+    Errno::result(result).map(|_| generation)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_request_matches_the_kernel_headers() {
+        let request = ioctl_sys::ior!(b'v', 1, size_of::<libc::c_long>());
+        assert_eq!(request, linux_raw_sys::ioctl::FS_IOC_GETVERSION);
+    }
+}

@@ -1,0 +1,225 @@
+//! Trees of every shape that stand still.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use loopfs::{
+    Bytes, Inodes, Limits, StrayInode, TagOptions, TreeReport, assign_project, clear_tree, tag_tree_reporting,
+};
+use nix::fcntl::{OFlag, openat, renameat};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::{Scene, nothing, project_at};
+use crate::environment::{quota, xfs};
+
+/// Three directories and three files of different sizes.
+fn plant(tree: &Path) {
+    fs::create_dir_all(tree.join("a/b")).unwrap();
+    fs::write(tree.join("empty"), "").unwrap();
+    fs::write(tree.join("a/small"), [1; 100]).unwrap();
+    fs::write(tree.join("a/b/large"), vec![2; 300_000]).unwrap();
+}
+
+/// Bytes and inodes of a tree without hard links, as stat(2) tells them.
+fn weigh(directory: &Path) -> (u64, u64) {
+    let own = fs::symlink_metadata(directory).unwrap();
+    let mut sum = (own.blocks() * 512, 1);
+    for entry in fs::read_dir(directory).unwrap() {
+        let entry = entry.unwrap();
+        let (bytes, inodes) = if entry.file_type().unwrap().is_dir() {
+            weigh(&entry.path())
+        } else {
+            (entry.metadata().unwrap().blocks() * 512, 1)
+        };
+        sum = (sum.0 + bytes, sum.1 + inodes);
+    }
+    sum
+}
+
+#[test]
+fn a_tagged_tree_is_charged_with_its_blocks_and_inodes_and_hands_its_id_down() {
+    let scene = Scene::new(5001);
+    plant(&scene.tree());
+    let report = scene.tag().unwrap();
+    let expected = TreeReport { passes: 2, changed: 6, names: 6, directories: 3, left_out: nothing() };
+    assert_eq!(report, expected);
+    assert_eq!(scene.charged(), weigh(&scene.tree()));
+    assert_eq!(project_at(&scene.tree().join("a/b/large")), 5001);
+
+    fs::create_dir(scene.tree().join("a/b/new")).unwrap();
+    fs::write(scene.tree().join("a/b/new/file"), [3; 5000]).unwrap();
+    assert_eq!(scene.charged(), weigh(&scene.tree()));
+    let again = scene.tag().unwrap();
+    assert_eq!((again.passes, again.changed), (1, 0), "what is new inherited the id");
+    let audit = scene.audit();
+    assert!(audit.is_clean() && audit.left_out.is_empty() && !audit.disturbed, "{audit:?}");
+    assert_eq!((audit.names, audit.directories), (8, 4));
+    scene.end();
+}
+
+#[test]
+fn a_cleared_tree_is_charged_to_nobody_and_hands_down_nothing() {
+    let scene = Scene::new(5002);
+    plant(&scene.tree());
+    scene.tag().unwrap();
+    let report = clear_tree(File::open(scene.tree()).unwrap().as_fd(), &TagOptions::default()).unwrap();
+    assert_eq!((report.changed, report.left_out), (6, nothing()));
+    assert_eq!(scene.charged(), (0, 0));
+    let audit = scene.audit();
+    assert_eq!((audit.other_project, audit.not_inheriting), (6, 3));
+    fs::write(scene.tree().join("a/b/new"), "").unwrap();
+    assert_eq!(project_at(&scene.tree().join("a/b/new")), 0);
+    scene.end();
+}
+
+#[test]
+fn a_tree_may_have_more_than_its_project_may_grow_to() {
+    let scene = Scene::new(5003);
+    plant(&scene.tree());
+    let root = File::open(xfs()).unwrap();
+    quota(&root).set_limits(scene.id, Limits::hard(Bytes(4096), Inodes(2))).unwrap();
+    assert_eq!(scene.tag().unwrap().changed, 6);
+    assert_eq!(scene.charged(), weigh(&scene.tree()));
+    let refused = File::create(scene.tree().join("a/one more")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    quota(&root).clear_limits(scene.id).unwrap();
+    scene.end();
+}
+
+#[test]
+fn an_audit_names_what_its_owner_took_out_of_the_project() {
+    let scene = Scene::new(5004);
+    plant(&scene.tree());
+    scene.tag().unwrap();
+    // A file made while its directory is in another project stays in that one.
+    let b = File::open(scene.tree().join("a/b")).unwrap();
+    assign_project(&b, loopfs::ProjectId::new(5005).unwrap()).unwrap();
+    fs::write(scene.tree().join("a/b/hidden"), [4; 9000]).unwrap();
+    let stray = |path: &str, project, inherits| StrayInode { path: PathBuf::from(path), project, inherits };
+    let found = scene.audit();
+    assert_eq!((found.other_project, found.not_inheriting), (2, 0));
+    assert_eq!(found.strays, [stray("a/b", 5005, true), stray("a/b/hidden", 5005, false)]);
+    assign_project(&b, scene.id).unwrap();
+    assert_eq!(scene.audit().strays, [stray("a/b/hidden", 5005, false)]);
+    assert_ne!(scene.charged(), weigh(&scene.tree()));
+
+    assert_eq!(scene.tag().unwrap().changed, 1);
+    assert!(scene.audit().is_clean());
+    assert_eq!(scene.charged(), weigh(&scene.tree()));
+
+    clear_tree(b.as_fd(), &TagOptions::default()).unwrap();
+    let cleared = scene.audit();
+    assert_eq!((cleared.other_project, cleared.not_inheriting), (3, 1));
+    assert!(cleared.strays.contains(&stray("a/b", 0, false)), "{cleared:?}");
+    drop(b);
+    scene.end();
+}
+
+#[test]
+fn names_may_be_any_bytes() {
+    let scene = Scene::new(5006);
+    let long = [b'x'; 255];
+    let names: [&[u8]; 5] = [b"line\nfeed", b"\xff\xfe", b"...", b" ", &long];
+    for name in names {
+        let directory = scene.tree().join(OsStr::from_bytes(name));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join(OsStr::from_bytes(name)), "").unwrap();
+    }
+    let found = scene.audit();
+    for name in names {
+        let path = Path::new(OsStr::from_bytes(name)).join(OsStr::from_bytes(name));
+        assert!(found.strays.iter().any(|stray| stray.path == path), "{path:?} of {found:?}");
+    }
+    assert_eq!(scene.tag().unwrap().changed, 11);
+    assert!(scene.audit().is_clean());
+    scene.end();
+}
+
+#[test]
+fn twenty_thousand_entries_in_one_directory_are_met_once_each() {
+    const ENTRIES: u64 = 20_000;
+    let scene = Scene::new(5007);
+    let mut directories = 1;
+    for n in 0..ENTRIES {
+        let path = scene.tree().join(format!("entry with a name of some length {n}"));
+        // The list is left and taken up again at each directory.
+        if n % 50 == 0 {
+            fs::create_dir(path).unwrap();
+            directories += 1;
+        } else {
+            File::create(path).unwrap();
+        }
+    }
+    let mut reports = Vec::new();
+    let report = tag_tree_reporting(
+        File::open(scene.tree()).unwrap().as_fd(),
+        scene.id,
+        &TagOptions::default(),
+        &mut |report| reports.push((report.passes, report.names, report.changed)),
+    )
+    .unwrap();
+    let expected =
+        TreeReport { passes: 2, changed: ENTRIES + 1, names: ENTRIES + 1, directories, left_out: nothing() };
+    assert_eq!(report, expected);
+    assert_eq!(reports.first(), Some(&(1, 1024, 1023)), "reported before the last of them is changed");
+    assert_eq!(reports.last(), Some(&(2, ENTRIES + 1, ENTRIES + 1)));
+    assert_eq!(reports.len(), 40, "every 1024 names, and at the end of both passes");
+    assert_eq!(scene.charged().1, ENTRIES + 1);
+    scene.end();
+}
+
+#[test]
+fn three_thousand_levels_take_as_many_descriptors_as_three() {
+    const LEVELS: u64 = 3000;
+    let scene = Scene::new(5008);
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut here = OwnedFd::from(File::open(scene.tree()).unwrap());
+    for _ in 0..LEVELS {
+        mkdirat(&here, "d", Mode::S_IRWXU).unwrap();
+        here = openat(&here, "d", flags, Mode::empty()).unwrap();
+    }
+    drop(openat(&here, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap());
+
+    let root = File::open(scene.tree()).unwrap();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let highest = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap())
+        .max();
+    // The highest may have been the list's own, which is closed again.
+    setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
+    let tagged = loopfs::tag_tree(root.as_fd(), scene.id, &TagOptions::default());
+    let audited = loopfs::audit_tree(root.as_fd(), loopfs::ProjectId::new(5009).unwrap());
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+
+    let report = tagged.unwrap();
+    assert_eq!((report.changed, report.directories), (LEVELS + 2, LEVELS + 1));
+    assert!(scene.audit().is_clean());
+    let audit = audited.unwrap();
+    assert_eq!(audit.other_project, LEVELS + 2);
+    assert_eq!(audit.strays[2].path, Path::new("d/d"));
+    drop(here);
+    remove_levels(&root);
+    drop(root);
+    scene.end();
+}
+
+/// `remove_dir_all` takes a descriptor for each level.
+fn remove_levels(tree: &File) {
+    loop {
+        match renameat(tree, "d/d", tree, "below") {
+            Ok(()) => {
+                unlinkat(tree, "d", UnlinkatFlags::RemoveDir).unwrap();
+                renameat(tree, "below", tree, "d").unwrap();
+            }
+            Err(nix::errno::Errno::ENOENT) => break,
+            Err(errno) => panic!("{errno}"),
+        }
+    }
+}
