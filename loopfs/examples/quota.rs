@@ -1,4 +1,4 @@
-//! Limits a directory to 1 MiB and 100 inodes, shows that the limit holds, and lifts it.
+//! Limits a directory to 1 MiB and 100 inodes, shows that the limit holds, and takes both away.
 //!
 //! The directory must be on XFS mounted with `prjquota`.
 //!
@@ -11,34 +11,29 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-use loopfs::{Bytes, Enforcement, Inodes, Limits, ProjectId, ProjectQuota, assign_project};
+use loopfs::{Bytes, Inodes, Limits, ProjectId, ProjectIds, ProjectQuota};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = PathBuf::from(std::env::args_os().nth(1).ok_or("give the path of a directory to make")?);
     std::fs::create_dir(&path)?;
-    let directory = File::open(&path)?;
-    let quota = ProjectQuota::of(directory.as_fd());
-    if quota.enforcement()? != Enforcement::Enforcing {
-        return Err("mount the file system with prjquota".into());
-    }
+    // Not the directory itself: while it is open, and be it deleted, it is charged to its project.
+    let parent = File::open(path.join(".."))?;
+    let quota = ProjectQuota::of(parent.as_fd());
+    quota.require_enforcing()?;
 
-    let project = ProjectId::new(123_456).ok_or("not an id that can have limits")?;
+    // All that use the range use the lock, and nobody else uses the range.
+    let (first, last) = (ProjectId::new(123_000), ProjectId::new(123_999));
+    let range = first.zip(last).map(|(first, last)| first..=last).ok_or("not ids that can have limits")?;
+    let lock = File::create("/run/loopfs-example-project-ids.lock")?;
+    let ids = ProjectIds::new(parent.as_fd(), lock.as_fd(), range)?;
     // First the limit and then the directory: it is never without one.
-    let kept = quota.set_limits(project, Limits::hard(Bytes::MIB, Inodes(100)))?;
-    println!("limits: {kept:?}");
-    assign_project(&directory, project)?;
+    let project = ids.create(File::open(&path)?, Limits::hard(Bytes::MIB, Inodes(100)))?;
 
     let refused = std::fs::write(path.join("file"), vec![0; 2 << 20]);
     println!("writing 2 MiB: {refused:?}");
     println!("usage: {:?}", quota.usage(project)?);
 
     std::fs::remove_dir_all(&path)?;
-    drop(directory);
-    // Through another descriptor, for the directory itself counts until its last close.
-    let parent = File::open(path.parent().ok_or("the root of the file system")?)?;
-    let quota = ProjectQuota::of(parent.as_fd());
-    quota.finish_frees(project)?;
-    quota.clear_limits(project)?;
-    println!("usage: {:?}", quota.usage(project)?);
+    println!("project {project}: {:?}", ids.release(project)?);
     Ok(())
 }

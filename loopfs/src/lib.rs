@@ -2,7 +2,7 @@
 //!
 //! - [`LoopControl`] and [`LoopDevice`]: attach a file as a block device with direct I/O, find the
 //!   device of a file, grow it in use, detach it.
-//! - [`ProjectQuota`]: limits on the bytes and inodes of a directory tree.
+//! - [`ProjectQuota`]: limits on the bytes and inodes of a directory tree; [`ProjectIds`] gives out ids for them.
 //! - [`tag_tree`], [`audit_tree`]: a directory tree that exists is put into a project, or compared with one.
 //! - [`bind_mount`], [`unmount`], [`mountinfo`]: mounts that are never visible without their flags.
 //! - [`VolumeStore`]: a file system full of volumes, each a directory with a quota or a
@@ -40,8 +40,8 @@ pub use loop_device::{
 };
 pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
 pub use project_quota::{
-    Bounds, Enforcement, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage, assign_project,
-    project_of,
+    Bounds, Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, Reclaimed, Release,
+    StoredLimits, Usage, assign_project, project_of,
 };
 pub use project_tree::{
     HardLinks, LeftOut, LeftOutInode, LeftOutReason, SpecialFiles, StrayInode, TagOptions, TreeAudit,

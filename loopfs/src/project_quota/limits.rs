@@ -96,8 +96,8 @@ pub struct Usage {
     pub inodes: Inodes,
     /// The limits, after the file system's rounding.
     pub limits: StoredLimits,
-    /// Set while more than the soft limit of bytes is in use: from then on the soft limit holds like a hard
-    /// one. To a few seconds, in which XFS keeps it.
+    /// Set while more than the soft limit of bytes is in use (or more than the hard one, which was lowered):
+    /// from then on the soft limit holds like a hard one. XFS keeps it to four seconds.
     pub bytes_grace_ends: Option<SystemTime>,
     /// The same for inodes.
     pub inodes_grace_ends: Option<SystemTime>,

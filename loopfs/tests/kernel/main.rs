@@ -9,6 +9,7 @@ mod clones;
 mod environment;
 mod loop_devices;
 mod mounts;
+mod project_ids;
 mod project_trees;
 mod quota_refusals;
 mod quotas;

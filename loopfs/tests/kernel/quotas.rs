@@ -196,6 +196,9 @@ fn lowering_a_limit_below_the_usage_stops_growth_only() {
     assert_eq!(fill(&file), (2 * MIB, Errno::ENOSPC));
     assert_eq!(quota.set_limits(id, limits(MIB, 16)).unwrap(), stored_hard(MIB, 16));
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 2 * MIB);
+    let usage = quota.usage(id).unwrap().unwrap();
+    assert_eq!(usage.bytes, Bytes(2 * MIB));
+    assert_eq!((usage.bytes_grace_ends.is_some(), usage.inodes_grace_ends), (true, None));
     assert_eq!(fill(&more), (0, Errno::ENOSPC));
     directory.close().unwrap();
     quota.finish_frees(id).unwrap();
@@ -220,6 +223,31 @@ fn ids_are_listed_in_order_and_within_the_range() {
         quota.clear_limits(project(id)).unwrap();
     }
     assert!(listed(5001, u32::MAX - 1).is_empty());
+}
+
+#[test]
+fn what_comes_from_another_project_is_refused_and_what_goes_keeps_its_id() {
+    let leaks = Leaks::watch();
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4010));
+    quota.set_limits(id, limits(MIB, 64)).unwrap();
+    let (inside, outside) = (directory(), directory());
+    assign_project(File::open(inside.path()).unwrap(), id).unwrap();
+    let (coming, going) = (outside.path().join("coming"), inside.path().join("going"));
+    File::create(&coming).unwrap();
+    File::create(&going).unwrap();
+    let errno =
+        |result: std::io::Result<()>| result.map_err(|error| error.raw_os_error().map(Errno::from_raw));
+    assert_eq!(errno(std::fs::rename(&coming, inside.path().join("x"))), Err(Some(Errno::EXDEV)));
+    assert_eq!(errno(std::fs::hard_link(&coming, inside.path().join("x"))), Err(Some(Errno::EXDEV)));
+    std::fs::rename(&going, outside.path().join("gone")).unwrap();
+    assert_eq!(project_of(File::open(outside.path().join("gone")).unwrap()).unwrap(), id.get());
+    assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(2), "the directory, and what went");
+    inside.close().unwrap();
+    outside.close().unwrap();
+    quota.finish_frees(id).unwrap();
+    quota.clear_limits(id).unwrap();
+    leaks.check();
 }
 
 #[test]

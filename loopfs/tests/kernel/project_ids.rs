@@ -1,0 +1,271 @@
+//! Ids given out, given up, and found again after a crash.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use loopfs::{
+    Bytes, ErrorKind, Inodes, Limit, Limits, ProjectId, ProjectIds, Release, assign_project, project_of,
+};
+
+use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
+
+const MIB: u64 = 1 << 20;
+const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
+/// Set in a child process: the lock file.
+const CHILD: &str = "LOOPFS_TEST_LOCK";
+
+fn project(id: u32) -> ProjectId {
+    ProjectId::new(id).unwrap()
+}
+
+fn range(first: u32, count: u32) -> RangeInclusive<ProjectId> {
+    project(first)..=project(first + count - 1)
+}
+
+fn all(range: &RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
+    (range.start().get()..=range.end().get()).map(project).collect()
+}
+
+/// As another process has it: nothing is shared but the lock file.
+fn open(lock: &Path, range: RangeInclusive<ProjectId>) -> ProjectIds {
+    let lock = File::options().read(true).write(true).create(true).truncate(false).open(lock).unwrap();
+    ProjectIds::new(File::open(xfs()).unwrap().as_fd(), lock.as_fd(), range).unwrap()
+}
+
+fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
+    quota(&File::open(xfs()).unwrap()).ids(range).map(|usage| usage.unwrap().id).collect()
+}
+
+#[test]
+fn a_range_is_used_up_exactly_and_then_says_so() {
+    let leaks = Leaks::watch();
+    let (scratch, range) = (scratch(), range(6_000_001, 8));
+    let ids = open(&scratch.path().join("lock"), range.clone());
+    let taken: HashSet<_> = (0..8).map(|_| ids.reserve(SOME).unwrap()).collect();
+    assert_eq!(taken, all(&range));
+    let error = ids.reserve(SOME).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    for end in [range.start(), range.end()] {
+        assert!(error.to_string().contains(&end.to_string()), "{error}");
+    }
+    assert_eq!(ids.release(project(6_000_005)).unwrap(), Release::Freed);
+    assert_eq!(ids.reserve(SOME).unwrap(), project(6_000_005), "the only gap");
+    for id in taken {
+        assert_eq!(ids.release(id).unwrap(), Release::Freed);
+        assert_eq!(ids.release(id).unwrap(), Release::Freed, "repeated");
+    }
+    leaks.check();
+}
+
+#[test]
+fn processes_and_threads_never_share_an_id() {
+    const EACH: u32 = 20;
+    const PROCESSES: u32 = 3;
+    const THREADS: u32 = 2;
+    // Exactly as many as are taken: one given out twice would be one too few for somebody.
+    let range = range(6_100_001, PROCESSES * THREADS * EACH);
+    if let Some(lock) = std::env::var_os(CHILD) {
+        let ids = open(lock.as_ref(), range);
+        // The parent closes it when all are ready.
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| (0..EACH).for_each(|_| println!("took {}", ids.reserve(SOME).unwrap())));
+            }
+        });
+        return;
+    }
+    let leaks = Leaks::watch();
+    let scratch = scratch();
+    let lock = scratch.path().join("lock");
+    let ids = open(&lock, range.clone());
+    let test = std::thread::current().name().expect("the thread has the name of its test").to_owned();
+    let children: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            Command::new(std::env::current_exe().unwrap())
+                .args([&test, "--exact", "--nocapture"])
+                .env(CHILD, &lock)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let mut taken = Vec::new();
+    // All inputs are closed before any output is awaited.
+    let children: Vec<_> = children.into_iter().map(|mut child| (child.stdin.take(), child).1).collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}");
+        taken.extend(text.lines().filter_map(|line| line.split_once("took ")?.1.parse().ok()).map(project));
+    }
+    assert_eq!(taken.len(), (PROCESSES * THREADS * EACH) as usize);
+    assert_eq!(taken.iter().copied().collect::<HashSet<_>>(), all(&range));
+    assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), taken.len());
+    leaks.check();
+}
+
+#[test]
+fn what_a_crash_leaves_after_each_step_is_recovered_and_nothing_else() {
+    let leaks = Leaks::watch();
+    let (scratch, range) = (scratch(), range(6_200_001, 1000));
+    let lock = scratch.path().join("lock");
+    let foreign = [project(6_200_000), project(6_201_001)];
+    let root = File::open(xfs()).unwrap();
+    for id in foreign {
+        quota(&root).set_limits(id, SOME).unwrap();
+    }
+    let before = open(&lock, range.clone());
+    let reserved = before.reserve(SOME).unwrap();
+    let (living, unnamed, removed) = (directory(), directory(), directory());
+    let [of_living, of_unnamed, of_removed] = [&living, &unnamed, &removed]
+        .map(|directory| before.create(File::open(directory.path()).unwrap(), SOME).unwrap());
+    removed.close().unwrap();
+    drop(before);
+
+    let after = open(&lock, range.clone());
+    let carried = HashSet::from([of_living]);
+    let reclaimed = after.recover(&carried).unwrap();
+    assert_eq!(
+        reclaimed.freed.iter().copied().collect::<HashSet<_>>(),
+        HashSet::from([reserved, of_removed])
+    );
+    let draining: Vec<_> = reclaimed.draining.iter().map(|usage| (usage.id, usage.inodes)).collect();
+    assert_eq!(draining, [(of_unnamed, Inodes(1))], "a directory that nobody named is charged all the same");
+    assert_eq!(used(range.clone()), HashSet::from([of_living, of_unnamed]));
+
+    unnamed.close().unwrap();
+    assert_eq!(after.retry_draining(&carried).unwrap().freed, [of_unnamed]);
+    assert_eq!(after.recover(&carried).unwrap(), loopfs::Reclaimed::default(), "repeated");
+    assert_eq!(used(range.clone()), HashSet::from([of_living]));
+    let limits = quota(&root).usage(of_living).unwrap().unwrap().limits;
+    assert_eq!((limits.bytes.hard, limits.inodes.hard), (Some(Bytes(MIB)), Some(Inodes(64))));
+
+    living.close().unwrap();
+    assert_eq!(after.release(of_living).unwrap(), Release::Freed);
+    for id in foreign {
+        assert!(quota(&root).usage(id).unwrap().is_some(), "an id of others was touched");
+        assert_eq!(after.release(id).unwrap_err().kind(), ErrorKind::InvalidInput);
+        quota(&root).clear_limits(id).unwrap();
+    }
+    leaks.check();
+}
+
+#[test]
+fn an_id_with_an_open_file_drains_and_is_not_given_out_meanwhile() {
+    let leaks = Leaks::watch();
+    let (scratch, range) = (scratch(), range(6_300_001, 1));
+    let lock = scratch.path().join("lock");
+    let ids = open(&lock, range.clone());
+    let directory = directory();
+    let id = ids.create(File::open(directory.path()).unwrap(), SOME).unwrap();
+    let file = File::create(directory.path().join("file")).unwrap();
+    directory.close().unwrap();
+    let Release::Draining(usage) = ids.release(id).unwrap() else { panic!("a file is charged to it") };
+    assert_eq!(
+        (usage.id, usage.inodes),
+        (id, Inodes(2)),
+        "the file, and the directory that it keeps from going"
+    );
+    assert_eq!(ids.draining(), [id]);
+    assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
+    // Another process, or this one after a crash, finds the same.
+    let other = open(&lock, range);
+    assert_eq!(other.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(other.recover(&HashSet::new()).unwrap().draining.len(), 1);
+
+    drop(file);
+    assert_eq!(other.retry_draining(&HashSet::new()).unwrap().freed, [id]);
+    assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().freed, [id], "what was freed by another is free");
+    assert_eq!((ids.draining(), other.draining()), (vec![], vec![]));
+    assert_eq!(ids.reserve(SOME).unwrap(), id);
+    assert_eq!(ids.release(id).unwrap(), Release::Freed);
+    leaks.check();
+}
+
+#[test]
+fn an_id_that_another_process_freed_and_gave_out_again_is_left_to_its_new_owner() {
+    let leaks = Leaks::watch();
+    let (scratch, range) = (scratch(), range(6_400_001, 1));
+    let lock = scratch.path().join("lock");
+    let (ids, other) = (open(&lock, range.clone()), open(&lock, range));
+    let first = directory();
+    let id = ids.create(File::open(first.path()).unwrap(), SOME).unwrap();
+    assert!(matches!(ids.release(id).unwrap(), Release::Draining(_)));
+    first.close().unwrap();
+    assert_eq!(other.release(id).unwrap(), Release::Freed);
+    let second = directory();
+    assert_eq!(other.create(File::open(second.path()).unwrap(), SOME).unwrap(), id);
+
+    // Not even where the caller does not know that somebody carries it.
+    assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
+    assert_eq!(ids.retry_draining(&HashSet::from([id])).unwrap(), loopfs::Reclaimed::default());
+    assert_eq!(ids.draining(), [], "it is forgotten");
+    let usage = quota(&File::open(xfs()).unwrap()).usage(id).unwrap().unwrap();
+    assert_eq!(usage.limits.bytes.hard, Some(Bytes(MIB)), "the new owner lost its limit");
+    second.close().unwrap();
+    assert_eq!(other.release(id).unwrap(), Release::Freed);
+    leaks.check();
+}
+
+#[test]
+fn what_cannot_be_made_leaves_no_id_and_no_tag() {
+    let leaks = Leaks::watch();
+    let (scratch, range) = (scratch(), range(6_500_001, 4));
+    let ids = open(&scratch.path().join("lock"), range.clone());
+    let refused = |directory: &Path, limits| ids.create(File::open(directory).unwrap(), limits).unwrap_err();
+
+    let plain = tempfile::tempdir_in(xfs_without_quota()).unwrap();
+    let error = refused(plain.path(), SOME);
+    assert_eq!(error.kind(), ErrorKind::NotHonoured, "limited here, charged there: {error}");
+    assert_eq!(project_of(File::open(plain.path()).unwrap()).unwrap(), 0, "the tag was left");
+    assert_eq!(refused(scratch.path(), SOME).kind(), ErrorKind::Unsupported);
+
+    let directory = directory();
+    for nothing in [Limits::UNLIMITED, Limits::KEEP] {
+        assert_eq!(refused(directory.path(), nothing).kind(), ErrorKind::InvalidInput);
+    }
+    let bytes = Limit::SoftHard { soft: Bytes(2), hard: Bytes(1) };
+    assert_eq!(refused(directory.path(), Limits { bytes, ..Limits::KEEP }).kind(), ErrorKind::InvalidInput);
+    assert_eq!(project_of(File::open(directory.path()).unwrap()).unwrap(), 0);
+    assign_project(File::open(directory.path()).unwrap(), project(6_599_999)).unwrap();
+    assert_eq!(refused(directory.path(), SOME).kind(), ErrorKind::AlreadyExists);
+    assert_eq!(project_of(File::open(directory.path()).unwrap()).unwrap(), 6_599_999);
+
+    assert_eq!(used(range), HashSet::new());
+    assert_eq!(ids.draining(), []);
+    directory.close().unwrap();
+    leaks.check();
+}
+
+#[test]
+fn a_thousand_ids_are_distinct_and_lie_together() {
+    let leaks = Leaks::watch();
+    let (scratch, range) = (scratch(), range(7_000_001, 1 << 24));
+    let ids = open(&scratch.path().join("lock"), range.clone());
+    let taken: Vec<_> = (0..1000).map(|_| ids.reserve(SOME).unwrap().get()).collect();
+    assert_eq!(used(range).len(), 1000);
+    let near = taken.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
+    assert!(
+        near >= 998,
+        "each new block of quota records is one that stays for ever: {near} of 999 are near"
+    );
+    assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), 1000);
+    leaks.check();
+}
+
+#[test]
+fn an_empty_range_is_refused() {
+    let root = File::open(xfs()).unwrap();
+    let reversed = RangeInclusive::new(project(2), project(1));
+    let error = ProjectIds::new(root.as_fd(), root.as_fd(), reversed).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+}
