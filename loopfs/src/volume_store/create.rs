@@ -1,6 +1,6 @@
 //! Making a volume: complete or not at all.
 
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, fchmod, mkdirat};
@@ -9,9 +9,9 @@ use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
 use super::attributes::Attributes;
 use super::grow::preallocate;
 use super::id::VolumeId;
-use super::{Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout, project_ids};
+use super::{Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::{Limits, ProjectId, ProjectQuota, assign_project};
+use crate::project_quota::{Limits, ProjectId};
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -88,43 +88,34 @@ impl VolumeStore {
     }
 
     /// Limits are reserved, then the directory is tagged, then it gets its name: at no moment is
-    /// there a volume without a limit.
+    /// there a volume without a limit. What cannot be undone after an error is undone by recovery.
     fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
-        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
         let limits = Limits::hard(capacity, inodes_for(capacity, spec.bytes_per_inode));
-        let project = project_ids::reserve(&self.layout, quota, &self.options.project_ids, limits)?;
+        let staging = &self.layout.staging;
         let staged = layout::unique(id.as_str())?;
-        let made = self.stage_directory(id, &staged, project, spec).and_then(|()| {
+        mkdirat(staging, staged.as_str(), Mode::S_IRWXU).context("make the directory of volume", id)?;
+        let unstage = || unlinkat(staging, staged.as_str(), UnlinkatFlags::RemoveDir);
+        let tagged = layout::open_directory(staging, &staged)
+            .and_then(|directory| self.ids.create(&directory, limits).map(|project| (directory, project)));
+        let (directory, project) = match tagged {
+            Ok(tagged) => tagged,
+            Err(error) => {
+                unstage().ok();
+                return Err(error);
+            }
+        };
+        let made = complete_directory(id, &directory, project, spec).and_then(|()| {
             self.layout
-                .rename(&self.layout.staging, &staged, &self.layout.volumes, id.as_str())
+                .rename(staging, &staged, &self.layout.volumes, id.as_str())
                 .context("create volume", id)
         });
+        // An open directory is charged.
+        drop(directory);
         made.inspect_err(|_| {
-            // What cannot be undone now is undone by recovery: the directory is in staging.
-            if let Ok(()) | Err(Errno::ENOENT) =
-                unlinkat(&self.layout.staging, staged.as_str(), UnlinkatFlags::RemoveDir)
-            {
-                self.release_later(project, Bytes(0));
+            if let Ok(()) | Err(Errno::ENOENT) = unstage() {
+                self.release_project(project, Bytes(0)).ok();
             }
         })
-    }
-
-    fn stage_directory(
-        &self,
-        id: &VolumeId,
-        staged: &str,
-        project: ProjectId,
-        spec: &VolumeSpec,
-    ) -> Result<()> {
-        let staging = &self.layout.staging;
-        mkdirat(staging, staged, Mode::S_IRWXU).context("make the directory of volume", id)?;
-        let directory = layout::open_directory(staging, staged)?;
-        Attributes { project, bytes_per_inode: spec.bytes_per_inode }.write(&directory)?;
-        assign_project(&directory, project)?;
-        // As an emptyDir: whichever user the pod runs as can write. The parent directories let
-        // nobody else through, and mkdir's mode was subject to the umask.
-        fchmod(&directory, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO).context("chmod volume", id)?;
-        fsync(&directory).context("fsync volume", id)
     }
 
     /// The image has no name until it is complete, so a crash leaves nothing to take away.
@@ -133,4 +124,17 @@ impl VolumeStore {
         preallocate(&image, Bytes(0), capacity).context("preallocate volume", id)?;
         self.publish_image(&image, id)
     }
+}
+
+fn complete_directory(
+    id: &VolumeId,
+    directory: &OwnedFd,
+    project: ProjectId,
+    spec: &VolumeSpec,
+) -> Result<()> {
+    Attributes { project, bytes_per_inode: spec.bytes_per_inode }.write(directory)?;
+    // As an emptyDir: whichever user the pod runs as can write. The parent directories let
+    // nobody else through, and mkdir's mode was subject to the umask.
+    fchmod(directory, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO).context("chmod volume", id)?;
+    fsync(directory).context("fsync volume", id)
 }

@@ -95,8 +95,9 @@ impl Layout {
         self.flock("lock", FlockArg::LockExclusive)
     }
 
-    pub(super) fn lock_project_ids(&self) -> Result<Flock<OwnedFd>> {
-        self.flock("project-ids", FlockArg::LockExclusive)
+    /// The lock file of [`ProjectIds`](crate::ProjectIds).
+    pub(super) fn project_ids(&self) -> Result<OwnedFd> {
+        open_file(&self.private, "project-ids", OFlag::O_RDWR)
     }
 
     /// The files are never renamed or replaced: a waiter must not wake up holding a lock on a

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::ProjectId;
+use crate::project_quota::{ProjectId, ProjectIds};
 use crate::units::{Bytes, Inodes};
 
 mod attributes;
@@ -22,7 +22,6 @@ mod grow;
 mod id;
 mod identity;
 mod layout;
-mod project_ids;
 mod recover;
 mod sharing;
 mod space;
@@ -120,10 +119,11 @@ pub struct VolumeStore {
     filesystem: DataFilesystem,
     layout: Layout,
     options: StoreOptions,
+    ids: ProjectIds,
     /// Bytes promised to volumes; counted at first use, then kept by this process's changes.
     promised: Mutex<Option<space::Promised>>,
-    /// Project ids of removed volumes that were still charged, with the limits they have.
-    unreleased: Mutex<Vec<(ProjectId, Bytes)>>,
+    /// Promises to removed volumes whose project id is draining, to be withdrawn when it is free.
+    withheld: Mutex<Vec<(ProjectId, Bytes)>>,
 }
 
 impl VolumeStore {
@@ -156,12 +156,15 @@ impl VolumeStore {
             filesystem.write_record()?;
         }
         let layout = Layout::open(filesystem.root.as_fd())?;
+        let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
+        let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?;
         Ok(Self {
             filesystem,
             layout,
             options,
+            ids,
             promised: Mutex::new(None),
-            unreleased: Mutex::new(Vec::new()),
+            withheld: Mutex::new(Vec::new()),
         })
     }
 

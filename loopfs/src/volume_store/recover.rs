@@ -9,9 +9,9 @@ use nix::sys::stat::{fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
 
 use super::attributes::Attributes;
-use super::{VolumeStore, layout, project_ids};
+use super::{VolumeStore, layout};
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{ProjectId, ProjectQuota, project_of};
+use crate::project_quota::{ProjectId, Usage, project_of};
 use crate::units::Bytes;
 
 /// What [`VolumeStore::recover`] found.
@@ -46,24 +46,23 @@ impl VolumeStore {
         for name in layout::names(&self.layout.volumes, "volumes")? {
             recovered.trimmed += usize::from(self.trim(&name)?);
         }
-        let mut carried = HashSet::new();
-        for directory in [&self.layout.volumes, &self.layout.trash] {
-            carry(directory, &mut carried)?;
-        }
-        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-        let mut orphans = Vec::new();
-        for usage in quota.ids(self.options.project_ids.clone()) {
-            orphans.extend(Some(usage?.id).filter(|id| !carried.contains(id)));
-        }
-        for id in orphans {
-            match project_ids::release(quota, id)? {
-                true => recovered.released_ids += 1,
-                false => recovered.busy_ids += 1,
-            }
-        }
-        // What was promised to them is in no count that is taken from now on.
+        let reclaimed = self.ids.recover(&self.carried()?)?;
+        recovered.released_ids = reclaimed.freed.len();
+        recovered.busy_ids = reclaimed.draining.len();
+        let promise = |usage: &Usage| (usage.id, usage.limits.bytes.hard.unwrap_or_default());
+        *self.withheld() = reclaimed.draining.iter().map(promise).collect();
+        // What was promised to the others is in no count that is taken from now on.
         self.count_anew();
         Ok(recovered)
+    }
+
+    /// The project ids that a directory of the store carries or is recorded to carry.
+    pub(super) fn carried(&self) -> Result<HashSet<ProjectId>> {
+        let mut carried = HashSet::new();
+        for directory in [&self.layout.volumes, &self.layout.staging, &self.layout.trash] {
+            carry(directory, &mut carried)?;
+        }
+        Ok(carried)
     }
 
     /// Drops the blocks that an image has past its end: growing allocates first. Blocks of the map of

@@ -13,9 +13,9 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{VolumeStore, layout, project_ids, sharing};
+use super::{VolumeStore, layout, sharing};
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{ProjectId, ProjectQuota};
+use crate::project_quota::{ProjectId, ProjectQuota, Release};
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -45,7 +45,7 @@ impl VolumeStore {
     /// The first one met; the other volumes are removed all the same.
     pub fn empty_trash(&self) -> Result<usize> {
         let mut removed = 0;
-        let mut first_error = self.release_projects().err();
+        let mut first_error = self.retry_draining().err();
         loop {
             let mut progress = false;
             for name in layout::names(&self.layout.trash, "trash")? {
@@ -102,39 +102,51 @@ impl VolumeStore {
             return Ok(Removal::InUse);
         }
         drop(directory);
+        // Recovery, which frees what no directory carries, is kept out until this has freed it.
+        let _lock = self.layout.lock_shared()?;
         unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
         let limit = usage.and_then(|usage| usage.limits.bytes.hard).unwrap_or_default();
-        self.release_later(project, limit);
-        self.release_projects()?;
+        self.release_project(project, limit)?;
         Ok(Removal::Done { volume: true })
     }
 
-    /// Notes an id whose directory is gone, and what to withdraw with it.
-    pub(super) fn release_later(&self, project: ProjectId, promised: Bytes) {
-        self.unreleased().push((project, promised));
-    }
-
-    /// Frees the ids whose directory is gone. One that is still mounted or open somewhere keeps
-    /// its inode charged; it is tried again with the next emptying, or found by recovery.
-    fn release_projects(&self) -> Result<()> {
-        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-        let waiting = std::mem::take(&mut *self.unreleased());
-        let mut outcome = Ok(());
-        for (project, limit) in waiting {
-            match project_ids::release(quota, project) {
-                Ok(true) => self.withdraw(limit),
-                Ok(false) => self.unreleased().push((project, limit)),
-                Err(error) => {
-                    self.unreleased().push((project, limit));
-                    outcome = Err(error);
-                }
+    /// Gives up the id of a directory that is gone, and takes back what was promised to it when the id is
+    /// free. While it is still open or mounted somewhere its inode is charged; it is tried again with the
+    /// next emptying, or found by recovery.
+    pub(super) fn release_project(&self, project: ProjectId, promised: Bytes) -> Result<()> {
+        match self.ids.release(project) {
+            Ok(Release::Freed) => {
+                self.withdraw(promised);
+                Ok(())
+            }
+            draining => {
+                self.withheld().push((project, promised));
+                draining.map(drop)
             }
         }
-        outcome
     }
 
-    fn unreleased(&self) -> MutexGuard<'_, Vec<(ProjectId, Bytes)>> {
-        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Tries again to free ids that were draining. No volume is half made meanwhile, so an id that a
+    /// directory carries was freed by another process and taken anew, and is not touched.
+    fn retry_draining(&self) -> Result<()> {
+        if self.ids.draining().is_empty() {
+            return Ok(());
+        }
+        let _lock = self.layout.lock_exclusive()?;
+        let retried = self.ids.retry_draining(&self.carried()?);
+        let draining = self.ids.draining();
+        self.withheld().retain(|(id, promised)| {
+            let still = draining.contains(id);
+            if !still {
+                self.withdraw(*promised);
+            }
+            still
+        });
+        retried.map(drop)
+    }
+
+    pub(super) fn withheld(&self) -> MutexGuard<'_, Vec<(ProjectId, Bytes)>> {
+        self.withheld.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes everything in a directory of the trash. A directory that is not empty is lifted

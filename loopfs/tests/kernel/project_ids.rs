@@ -9,10 +9,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use loopfs::{
-    Bytes, ErrorKind, Inodes, Limit, Limits, ProjectId, ProjectIds, Release, assign_project, project_of,
+    Bytes, ErrorKind, Inodes, Limit, Limits, ProjectId, ProjectIds, Release, StoreOptions, VolumeKind,
+    VolumeSpec, VolumeStore, assign_project, project_of,
 };
 
-use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
+use crate::environment::{Leaks, directory, id, quota, scratch, store, xfs, xfs_without_quota};
 
 const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
@@ -268,4 +269,30 @@ fn an_empty_range_is_refused() {
     let reversed = RangeInclusive::new(project(2), project(1));
     let error = ProjectIds::new(root.as_fd(), root.as_fd(), reversed).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+}
+
+#[test]
+fn two_stores_do_not_take_the_limits_of_each_others_volumes() {
+    let leaks = Leaks::watch();
+    drop(store());
+    let open = || VolumeStore::open(&xfs(), StoreOptions { project_ids: range(6_600_001, 1) }).unwrap();
+    let (a, b) = (open(), open());
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    let held = a.create(&id("held"), &spec).unwrap().open_dir().unwrap();
+    assert!(a.delete(&id("held")).unwrap());
+    a.empty_trash().unwrap();
+    assert_eq!(b.create(&id("anew"), &spec).unwrap_err().kind(), ErrorKind::NoSpace, "the id is draining");
+
+    drop(held);
+    assert_eq!(b.recover().unwrap().released_ids, 1);
+    b.create(&id("anew"), &spec).unwrap();
+    a.empty_trash().unwrap();
+    assert_eq!(b.volume(&id("anew")).unwrap().capacity(), Bytes(MIB));
+    assert_eq!(a.stats(&id("anew")).unwrap().capacity, Bytes(MIB));
+
+    // And it goes as any other.
+    assert!(a.delete(&id("anew")).unwrap());
+    assert_eq!(a.empty_trash().unwrap(), 1);
+    assert_eq!(used(range(6_600_001, 1)), HashSet::new());
+    leaks.check();
 }
