@@ -69,7 +69,7 @@ impl VolumeStore {
         }
         let promised = promise_of(&original, source, size, capacity)?;
         self.promise(id, promised, "clone volume")?;
-        match self.link_clone(&original, source, size, id, capacity) {
+        match self.link_clone(&original, source, id, capacity) {
             Ok(()) => self.volume(id),
             Err(error) => {
                 let outcome = self.give_up_for_other(error, id, VolumeKind::Block, capacity, Some(source));
@@ -85,7 +85,6 @@ impl VolumeStore {
         &self,
         original: &OwnedFd,
         source: &VolumeId,
-        size: Bytes,
         id: &VolumeId,
         capacity: Bytes,
     ) -> Result<()> {
@@ -93,10 +92,8 @@ impl VolumeStore {
         sharing::mark_source(original).context("mark volume", source)?;
         sharing::record_source(&image, source).context("set up volume", id)?;
         share(original, &image, id)?;
-        // There is no preallocating nothing: EINVAL.
-        if capacity > size {
-            preallocate(&image, size, capacity).context("preallocate volume", id)?;
-        }
+        // All of it: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
+        preallocate(&image, Bytes(0), capacity).context("preallocate volume", id)?;
         self.publish_image(&image, id)
     }
 

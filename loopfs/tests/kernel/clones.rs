@@ -58,7 +58,7 @@ fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
 fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     let leaks = Leaks::watch();
     let store = store();
-    let (source, original) = block(&store, "source", 4 * MIB);
+    let (source, original) = block(&store, "source", 5 * MIB);
     // In the page cache and nowhere else: the clone has it all the same.
     fill(&original, 0, 4 * MIB, 1);
     let volume = store.clone_image(&source, &id("clone"), Bytes(6 * MIB)).unwrap();
@@ -69,6 +69,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     let clone = open(&volume);
     assert_ne!(clone.metadata().unwrap().ino(), original.metadata().unwrap().ino());
     assert_filled(&clone, 0, 4 * MIB, 1);
+    // Of which the source has one megabyte that was never written.
     let mut rest = vec![1; 2 * MIB as usize];
     clone.read_exact_at(&mut rest, 4 * MIB).unwrap();
     assert!(rest.iter().all(|byte| *byte == 0), "no earlier tenant's data");
