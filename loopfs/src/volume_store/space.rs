@@ -24,7 +24,8 @@ pub struct Space {
     /// Its size.
     pub total: Bytes,
     /// The largest volume that can be made now: what is neither promised to a volume, whether
-    /// used or not, nor taken by the file system's own structures.
+    /// used or not, nor taken by the file system's own structures. For an image it is some ten
+    /// blocks less, which the file system wants to have free meanwhile.
     pub available: Bytes,
 }
 
@@ -61,7 +62,9 @@ impl VolumeStore {
         };
         let mut space = self.space_beside(counted)?;
         if bytes > space.available {
-            // Another process may have deleted volumes since they were counted.
+            // Another process may have deleted volumes since they were counted, and XFS frees the blocks of
+            // what was deleted in the background.
+            ProjectQuota::of(self.filesystem.root.as_fd()).finish_frees(*self.options.project_ids.start())?;
             counted = self.count()?;
             space = self.space_beside(counted)?;
         }

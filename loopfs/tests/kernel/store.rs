@@ -5,8 +5,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use loopfs::{
-    Access, Bytes, Condition, Enforcement, ErrorKind, Inodes, MountFlags, ProjectId, StoreOptions, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore, assign_project, bind_mount, project_of, unmount,
+    Access, Bytes, Condition, Enforcement, ErrorKind, Inodes, Limits, MountFlags, ProjectId, StoreOptions,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStore, assign_project, bind_mount, project_of, unmount,
 };
 use rstest::rstest;
 
@@ -157,6 +157,77 @@ fn a_directory_s_limit_is_space_promised_once() {
     remove(&store, &id("first"));
     store.create(&id("second"), &spec).unwrap();
     remove(&store, &id("second"));
+}
+
+/// The last blocks are not to be had for an image: the file system wants some for its own records meanwhile.
+#[test]
+fn an_image_that_finds_no_blocks_stays_as_it_was() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("block-1"));
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
+    image.write_all_at(b"kept", 4096).unwrap();
+    image.sync_all().unwrap();
+    let before = store.space().unwrap().available;
+    let error = store.grow(&id, Bytes(MIB + before.0)).unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(libc::ENOSPC)), "not by counting");
+    let metadata = image.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.blocks() * 512), (MIB, MIB));
+    let mut kept = [0; 4];
+    image.read_exact_at(&mut kept, 4096).unwrap();
+    assert_eq!(&kept, b"kept");
+    assert_eq!(store.space().unwrap().available, before);
+    // The file system is none the worse for it.
+    store.grow(&id, Bytes(before.0 / 2)).unwrap();
+    drop((image, volume));
+    remove(&store, &id);
+    leaks.check();
+}
+
+/// What a process that starts now finds to promise.
+fn recount() -> u64 {
+    VolumeStore::open(&xfs(), StoreOptions::default()).unwrap().space().unwrap().available.0
+}
+
+/// Waits for what earlier tests removed: the file system frees it in the background.
+fn settle() {
+    quota(&File::open(xfs()).unwrap()).finish_frees(ProjectId::new(1).unwrap()).unwrap();
+}
+
+#[rstest]
+#[case::filesystem(VolumeKind::Filesystem)]
+#[case::block(VolumeKind::Block)]
+fn a_deleted_volume_s_space_is_promised_until_the_trash_is_empty(#[case] kind: VolumeKind) {
+    settle();
+    let (store, id) = (store(), id("deleted"));
+    let before = store.space().unwrap().available.0;
+    let most = VolumeSpec::new(kind, Bytes(before / 4 * 3));
+    store.create(&id, &most).unwrap();
+    let taken = store.space().unwrap().available.0;
+    // Making it took a few blocks for directories and inodes.
+    assert!(taken.abs_diff(before - most.capacity.round_up().unwrap().0) <= MIB / 8);
+    assert!(store.delete(&id).unwrap());
+    assert_eq!(store.space().unwrap().available.0, taken);
+    assert!(recount().abs_diff(taken) <= MIB / 8, "{} instead of {taken}", recount());
+    assert_eq!(store.create(&id, &most).unwrap_err().kind(), ErrorKind::NoSpace);
+    store.empty_trash().unwrap();
+    // At once, though the file system frees blocks in the background.
+    store.create(&id, &most).unwrap();
+    remove(&store, &id);
+}
+
+#[test]
+fn a_reserved_project_s_limit_is_promised_before_there_is_a_directory() {
+    let leaks = Leaks::watch();
+    settle();
+    let before = recount();
+    let root = File::open(xfs()).unwrap();
+    let reserved = *StoreOptions::default().project_ids.start();
+    quota(&root).set_limits(reserved, Limits::hard(Bytes(32 * MIB), Inodes(64))).unwrap();
+    assert!(recount().abs_diff(before - 32 * MIB) <= MIB / 8);
+    assert_eq!(store().recover().unwrap().released_ids, 1);
+    assert!(recount().abs_diff(before) <= MIB / 8);
+    leaks.check();
 }
 
 #[rstest]
