@@ -71,8 +71,9 @@ impl MountFlags {
 /// `mount_setattr`, `move_mount`; Linux 5.12).
 ///
 /// # Errors
-/// ENOENT: no such target. ENOTDIR: a directory onto a file or the reverse. EPERM: without
-/// `CAP_SYS_ADMIN`. ELOOP: the target is a symbolic link.
+/// ENOENT: no such target. ENOTDIR: a part of its path is a file. EINVAL: a directory onto a file or the
+/// reverse, or onto a symbolic link. EPERM: without `CAP_SYS_ADMIN`.
+/// [`ErrorKind::InvalidInput`] without an errno: the path holds a NUL.
 #[doc(alias = "open_tree")]
 #[doc(alias = "mount_setattr")]
 #[doc(alias = "move_mount")]

@@ -117,8 +117,8 @@ impl LoopDevice {
     /// its last user closes it. No effect on one that is not being detached.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: it is mounted, and the kernel (from Linux 6.19) changes nothing on a
-    /// device that is held exclusively. [`ErrorKind::NotFound`]: gone by now.
+    /// [`ErrorKind::Busy`]: it is mounted, and the kernel (Linux 6.19, no longer 7.3) changes nothing on
+    /// a device that is held exclusively. [`ErrorKind::NotFound`]: gone by now.
     #[doc(alias = "LOOP_SET_STATUS64")]
     pub fn keep(&self) -> Result<()> {
         if !self.status()?.auto_clear {

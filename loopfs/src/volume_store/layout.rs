@@ -97,7 +97,7 @@ impl Layout {
 
     /// The lock file of [`ProjectIds`](crate::ProjectIds).
     pub(super) fn project_ids(&self) -> Result<OwnedFd> {
-        open_file(&self.private, "project-ids", OFlag::O_RDWR)
+        open_file(&self.private, "project-ids", OFlag::O_RDONLY)
     }
 
     /// The files are never renamed or replaced: a waiter must not wake up holding a lock on a

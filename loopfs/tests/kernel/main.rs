@@ -13,5 +13,6 @@ mod project_ids;
 mod project_trees;
 mod quota_refusals;
 mod quotas;
+mod refusals;
 mod store;
 mod store_crashes;

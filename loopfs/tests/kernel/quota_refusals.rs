@@ -43,7 +43,7 @@ fn assert_refused<T: std::fmt::Debug>(
 
 /// Runs the rest of this test as a user without capabilities, on a directory that this user owns: in a
 /// process of its own, which is this test again. None in the parent, once the child has passed.
-fn as_nobody() -> Option<PathBuf> {
+pub(crate) fn as_nobody() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(CHILD) {
         return Some(path.into());
     }

@@ -1,0 +1,341 @@
+//! Each refusal of loop devices, mounts and the store that can be provoked, and what it says.
+//! Those of quotas are in `quota_refusals`.
+
+use std::fs::{File, Permissions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use loopfs::{
+    Access, AttachOptions, Bytes, Detach, DeviceNumber, DirectIo, ErrorKind, IndexPolicy, LoopControl,
+    LoopDevice, MountFlags, PoolOptions, StoreOptions, VolumeKind, VolumeSpec, VolumeStore, bind_mount,
+    mountinfo, unmount,
+};
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{major, minor};
+
+use crate::environment::{Leaks, directory, id, image, linux_at_least, scratch, store, xfs};
+use crate::quota_refusals::as_nobody;
+
+const MIB: u64 = 1 << 20;
+const READ_WRITE: Access = Access::ReadWrite;
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(result: loopfs::Result<T>, kind: ErrorKind, errno: Option<Errno>) {
+    let error = result.unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (kind, errno.map(|errno| errno as i32)), "{error}");
+}
+
+/// Runs `work` where an empty tmpfs covers `path`, in a mount namespace that goes with its thread.
+fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> T {
+    let covered = || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let nothing = None::<&str>;
+        mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
+        mount(Some("none"), path, Some("tmpfs"), MsFlags::empty(), nothing).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(covered).join().unwrap())
+}
+
+#[test]
+fn without_the_host_s_dev_there_is_no_loop_control() {
+    let error = with_covered("/dev", LoopControl::open).unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::NotFound, Some(libc::ENOENT)));
+    assert!(error.to_string().contains("load the loop module"), "no remedy in: {error}");
+}
+
+#[test]
+fn without_a_node_a_device_is_not_bound_and_not_taken_for_absent() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let (image, bound) = (image(directory.path(), "image", MIB), image(directory.path(), "bound", MIB));
+    let control = LoopControl::open().unwrap();
+    let options = AttachOptions::new(READ_WRITE);
+    drop(control.attach(bound.as_fd(), &options).unwrap());
+    let error = with_covered("/dev", || control.attach(image.as_fd(), &options)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("devtmpfs"), "no remedy in: {error}");
+    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    assert_eq!(control.detach_all(bound.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}
+
+#[test]
+fn without_sysfs_devices_cannot_be_listed() {
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let absent = Some(Errno::ENOENT);
+    assert_refused(with_covered("/sys", LoopControl::open), ErrorKind::NotFound, absent);
+    assert_refused(with_covered("/sys", || control.snapshot()), ErrorKind::NotFound, absent);
+    assert_refused(with_covered("/sys", || control.find(image.as_fd())), ErrorKind::NotFound, absent);
+}
+
+#[test]
+fn without_proc_there_is_no_mount_table() {
+    assert_refused(with_covered("/proc", mountinfo::read), ErrorKind::NotFound, Some(Errno::ENOENT));
+}
+
+#[test]
+fn without_capabilities() {
+    let Some(owned) = as_nobody() else { return };
+    let denied = ErrorKind::PermissionDenied;
+    assert_refused(LoopControl::open(), denied, Some(Errno::EACCES));
+    let source = File::open(&owned).unwrap();
+    assert_refused(bind_mount(source.as_fd(), &owned, MountFlags::default()), denied, Some(Errno::EPERM));
+    assert_refused(unmount(&xfs()), denied, Some(Errno::EPERM));
+    assert_eq!(VolumeStore::open(&xfs(), StoreOptions::default()).unwrap_err().kind(), denied);
+}
+
+#[test]
+fn a_range_of_indices_can_be_used_up() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let images: Vec<File> = (0..3).map(|n| image(directory.path(), &format!("image-{n}"), MIB)).collect();
+    let range = 0x5_0000..0x5_0002;
+    let control = LoopControl::with_pool(PoolOptions { range, keep_idle: 2 }).unwrap();
+    let options = AttachOptions::new(READ_WRITE);
+    for image in &images[..2] {
+        drop(control.attach(image.as_fd(), &options).unwrap());
+    }
+    assert_refused(control.attach(images[2].as_fd(), &options), ErrorKind::NoSpace, None);
+    assert_eq!(control.detach_all(images[0].as_fd()).unwrap(), Detach::Gone);
+    drop(control.attach(images[2].as_fd(), &options).unwrap());
+    for image in &images[1..] {
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    }
+    assert_eq!(control.trim(0), 2);
+    let beyond = AttachOptions::new(READ_WRITE).index(IndexPolicy::Exact(1 << 20));
+    assert_refused(control.attach(images[0].as_fd(), &beyond), ErrorKind::InvalidInput, Some(Errno::EINVAL));
+    leaks.check();
+}
+
+#[test]
+fn files_that_cannot_be_attached() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let options = AttachOptions::new(READ_WRITE).direct_io(DirectIo::Off);
+    let is_directory = File::open(directory.path()).unwrap();
+    assert_refused(control.attach(is_directory.as_fd(), &options), ErrorKind::Other, Some(Errno::EISDIR));
+    let terminal = File::options().read(true).write(true).open("/dev/null").unwrap();
+    assert_refused(control.attach(terminal.as_fd(), &options), ErrorKind::InvalidInput, Some(Errno::EINVAL));
+    drop(is_directory);
+
+    // On a mount that is read-only a file is attached read-only and not otherwise.
+    image(directory.path(), "image", MIB);
+    let read_only = scratch();
+    let flags = MountFlags { read_only: true, ..MountFlags::default() };
+    bind_mount(File::open(directory.path()).unwrap().as_fd(), read_only.path(), flags).unwrap();
+    let image = File::open(read_only.path().join("image")).unwrap();
+    assert_refused(control.attach(image.as_fd(), &options), ErrorKind::ReadOnly, Some(Errno::EROFS));
+    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
+    assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), device.binding());
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    drop(image);
+    assert!(unmount(read_only.path()).unwrap());
+    leaks.check();
+}
+
+#[test]
+fn a_label_is_cut_where_a_character_ends() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(READ_WRITE).label(&"ä".repeat(40));
+    assert_eq!(control.attach(image.as_fd(), &options).unwrap().status().unwrap().label, "ä".repeat(31));
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    let nul = AttachOptions::new(READ_WRITE).label("a\0b");
+    assert_refused(control.attach(image.as_fd(), &nul), ErrorKind::InvalidInput, None);
+}
+
+#[test]
+fn what_is_no_bound_loop_device_is_not_opened_as_one() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
+    let (index, number, path) = (device.index(), device.device_number().unwrap(), device.path());
+    assert_eq!(device.detach().unwrap(), Detach::Gone);
+    let absent = ErrorKind::NotFound;
+    // Idle, and never made.
+    assert_refused(LoopDevice::open_index(index), absent, None);
+    assert_refused(LoopDevice::open_device_number(number), absent, None);
+    assert_refused(LoopDevice::open_path(&path), absent, None);
+    assert_refused(LoopDevice::open_index(0xf_fff0), absent, Some(Errno::ENOENT));
+    let never = DeviceNumber { major: 4000, minor: 1 };
+    assert_refused(LoopDevice::open_device_number(never), absent, Some(Errno::ENOENT));
+    assert_refused(LoopDevice::open_path(Path::new("/dev/absent")), absent, Some(Errno::ENOENT));
+    // Devices of other sorts.
+    assert_refused(LoopDevice::open_path(Path::new("/dev/null")), ErrorKind::InvalidInput, None);
+    let disk = disk();
+    let raw = std::fs::metadata(&disk).unwrap().rdev();
+    let number = DeviceNumber { major: major(raw) as u32, minor: minor(raw) as u32 };
+    assert_refused(LoopDevice::open_path(&disk), absent, None);
+    assert_refused(LoopDevice::open_device_number(number), absent, None);
+}
+
+/// A block device that is no loop device.
+fn disk() -> PathBuf {
+    let names = std::fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().file_name());
+    let other = names.map(|name| name.into_string().unwrap()).find(|name| !name.starts_with("loop"));
+    let path = Path::new("/dev").join(other.expect("the disk that the tests run on"));
+    assert!(std::fs::metadata(&path).unwrap().file_type().is_block_device());
+    path
+}
+
+#[test]
+fn a_device_grows_with_its_own_file_only() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let (image, other) = (image(directory.path(), "image", MIB), image(directory.path(), "other", 2 * MIB));
+    let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
+    assert_refused(device.refresh_capacity(&other), ErrorKind::InvalidInput, None);
+    assert_eq!(device.status().unwrap().size, Bytes(MIB));
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+}
+
+#[test]
+fn a_node_takes_a_capability_to_make_and_a_mount_with_devices_to_open() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
+    let (nodev, nodes) = (File::open(directory.path()).unwrap(), scratch());
+    device.make_node(nodev.as_fd(), "node", 0o666).unwrap();
+    let refused = File::open(directory.path().join("node")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "the tests' XFS is mounted nodev");
+
+    std::fs::set_permissions(nodes.path(), Permissions::from_mode(0o777)).unwrap();
+    let target = File::open(nodes.path()).unwrap();
+    std::thread::scope(|scope| {
+        // Credentials are per thread in Linux; that of the file system takes CAP_MKNOD along.
+        scope.spawn(|| {
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(1000));
+            let made = device.make_node(target.as_fd(), "node", 0o600);
+            assert_refused(made, ErrorKind::PermissionDenied, Some(Errno::EPERM));
+        });
+    });
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+}
+
+/// Also while somebody holds the device exclusively, as a mount does; Linux 6.19 refuses to change anything on it
+/// then, 7.3 does not.
+#[test]
+fn a_deferred_detach_is_taken_back() {
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let options = AttachOptions::new(READ_WRITE);
+    for exclusively in [false, true] {
+        let device = control.attach(image.as_fd(), &options).unwrap();
+        let binding = device.binding().clone();
+        let flags = if exclusively { libc::O_EXCL } else { 0 };
+        let holder = File::options().read(true).custom_flags(flags).open(device.path()).unwrap();
+        let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
+        assert_eq!(pending.bindings(), std::slice::from_ref(&binding));
+        if exclusively && linux_at_least(6, 19) && !linux_at_least(7, 3) {
+            assert_refused(pending.clone().cancel(), ErrorKind::Busy, Some(Errno::EBUSY));
+            drop(holder);
+            assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+            continue;
+        }
+        let kept = pending.clone().cancel().unwrap();
+        assert_eq!(kept.iter().map(LoopDevice::binding).collect::<Vec<_>>(), [&binding]);
+        drop((holder, kept));
+        assert!(LoopDevice::open_binding(&binding).is_ok(), "it went at the last close");
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert!(pending.cancel().unwrap().is_empty(), "too late, and no error");
+    }
+}
+
+#[test]
+fn mounts_that_cannot_be() {
+    let leaks = Leaks::watch();
+    let (source, target) = (directory(), scratch());
+    let opened = File::open(source.path()).unwrap();
+    let at = |name: &str| target.path().join(name);
+    File::create(at("file")).unwrap();
+    std::fs::create_dir(at("directory")).unwrap();
+    symlink(at("directory"), at("link")).unwrap();
+    let mount = |source: &File, target: &Path| bind_mount(source.as_fd(), target, MountFlags::default());
+    let invalid = ErrorKind::InvalidInput;
+    assert_refused(mount(&opened, &at("absent")), ErrorKind::NotFound, Some(Errno::ENOENT));
+    assert_refused(mount(&opened, &at("file")), invalid, Some(Errno::EINVAL));
+    assert_refused(mount(&File::open(at("file")).unwrap(), &at("directory")), invalid, Some(Errno::EINVAL));
+    assert_refused(mount(&opened, &at("link")), invalid, Some(Errno::EINVAL));
+    assert_refused(mount(&opened, &at("file/below")), invalid, Some(Errno::ENOTDIR));
+    assert_refused(mount(&opened, Path::new("/tmp/a\0b")), invalid, None);
+
+    // What a symbolic link leads to stays mounted.
+    mount(&opened, &at("directory")).unwrap();
+    assert!(!unmount(&at("link")).unwrap());
+    assert!(unmount(&at("directory")).unwrap());
+    leaks.check();
+}
+
+#[test]
+fn volumes_that_are_not_there_or_of_the_other_kind() {
+    let store = store();
+    let absent = id("absent");
+    assert_refused(store.grow(&absent, Bytes(MIB)), ErrorKind::NotFound, None);
+    assert_refused(store.stats(&absent), ErrorKind::NotFound, None);
+    let (block, filesystem) = (id("block"), id("filesystem"));
+    let image = store.create(&block, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let directory = store.create(&filesystem, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    assert_refused(image.open_dir(), ErrorKind::InvalidInput, None);
+    assert_refused(directory.open_image(READ_WRITE), ErrorKind::InvalidInput, None);
+    for id in [&block, &filesystem] {
+        assert_refused(store.grow(id, Bytes(0)), ErrorKind::InvalidInput, None);
+        assert_refused(store.grow(id, Bytes(u64::MAX)), ErrorKind::InvalidInput, None);
+    }
+    drop((image, directory));
+    assert!(store.delete(&block).unwrap() && store.delete(&filesystem).unwrap());
+    store.empty_trash().unwrap();
+}
+
+#[test]
+fn a_store_that_became_read_only_changes_nothing_and_says_so() {
+    let block = id("block");
+    let spec = VolumeSpec::new(VolumeKind::Block, Bytes(MIB));
+    store().create(&block, &spec).unwrap();
+    // The mount is, and not the file system: nothing else on the machine notices.
+    let remount = |flags| {
+        let nothing = None::<&str>;
+        let keep = MsFlags::MS_BIND | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        mount(nothing, &xfs(), nothing, MsFlags::MS_REMOUNT | keep | flags, nothing).unwrap();
+    };
+    remount(MsFlags::MS_RDONLY);
+    let outcome = std::panic::catch_unwind(|| {
+        let store = store();
+        assert_refused(store.verify(), ErrorKind::ReadOnly, None);
+        let read_only = (ErrorKind::ReadOnly, Some(Errno::EROFS));
+        assert_refused(store.volume(&block).unwrap().open_image(READ_WRITE), read_only.0, read_only.1);
+        assert_refused(store.create(&id("new"), &spec), read_only.0, read_only.1);
+        assert_refused(store.clone_image(&block, &id("new"), Bytes(MIB)), read_only.0, read_only.1);
+        assert_refused(store.grow(&block, Bytes(2 * MIB)), read_only.0, read_only.1);
+        assert_refused(store.delete(&block), read_only.0, read_only.1);
+        assert_eq!(store.stats(&block).unwrap().capacity, Bytes(MIB));
+    });
+    remount(MsFlags::empty());
+    outcome.unwrap();
+    let store = store();
+    store.verify().unwrap();
+    assert!(store.delete(&block).unwrap());
+    store.empty_trash().unwrap();
+}
+
+#[test]
+fn other_file_systems_than_xfs_are_refused_by_name() {
+    let tmpfs = std::env::var_os("LOOPFS_TEST_SCRATCH").unwrap();
+    let error = VolumeStore::open(Path::new(&tmpfs), StoreOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongFilesystem);
+    assert!(error.to_string().contains("tmpfs"), "{error}");
+}
