@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use loopfs::{
@@ -36,6 +37,19 @@ fn all(range: &RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 fn open(lock: &Path, range: RangeInclusive<ProjectId>) -> ProjectIds {
     let lock = File::options().read(true).write(true).create(true).truncate(false).open(lock).unwrap();
     ProjectIds::new(File::open(xfs()).unwrap().as_fd(), lock.as_fd(), range).unwrap()
+}
+
+/// The test that calls this, in a process of its own that knows by [`CHILD`] that it is one.
+fn this_test_again(lock: &Path) -> Command {
+    let thread = std::thread::current();
+    let test = thread.name().expect("the thread has the name of its test");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, lock)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    command
 }
 
 fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
@@ -85,18 +99,8 @@ fn processes_and_threads_never_share_an_id() {
     let scratch = scratch();
     let lock = scratch.path().join("lock");
     let ids = open(&lock, range.clone());
-    let test = std::thread::current().name().expect("the thread has the name of its test").to_owned();
-    let children: Vec<_> = (0..PROCESSES)
-        .map(|_| {
-            Command::new(std::env::current_exe().unwrap())
-                .args([&test, "--exact", "--nocapture"])
-                .env(CHILD, &lock)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap()
-        })
-        .collect();
+    let children: Vec<_> =
+        (0..PROCESSES).map(|_| this_test_again(&lock).stdin(Stdio::piped()).spawn().unwrap()).collect();
     let mut taken = Vec::new();
     // All inputs are closed before any output is awaited.
     let children: Vec<_> = children.into_iter().map(|mut child| (child.stdin.take(), child).1).collect();
@@ -110,6 +114,44 @@ fn processes_and_threads_never_share_an_id() {
     assert_eq!(taken.iter().copied().collect::<HashSet<_>>(), all(&range));
     assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), taken.len());
+    leaks.check();
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing_that_recovery_does_not_free() {
+    let range = range(6_700_001, 64);
+    if let Some(lock) = std::env::var_os(CHILD) {
+        let ids = open(lock.as_ref(), range);
+        let directory = PathBuf::from(lock).with_file_name("project");
+        loop {
+            std::fs::create_dir(&directory).unwrap();
+            let id = ids.create(File::open(&directory).unwrap(), SOME).unwrap();
+            println!("once more");
+            std::fs::remove_dir(&directory).unwrap();
+            assert_eq!(ids.release(id).unwrap(), Release::Freed);
+        }
+    }
+    let leaks = Leaks::watch();
+    let place = directory();
+    let (lock, left) = (place.path().join("lock"), place.path().join("project"));
+    File::create(&lock).unwrap();
+    for rounds in 1..=8 {
+        let mut child = this_test_again(&lock).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let seen = lines.by_ref().filter(|line| line.contains("once more")).take(rounds).count();
+        // Wherever it is by now: between this and the next line are all steps.
+        child.kill().unwrap();
+        assert_eq!((seen, child.wait().unwrap().signal()), (rounds, Some(9)), "it ended by itself");
+        match std::fs::remove_dir(&left) {
+            Ok(()) => {}
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+        }
+        let reclaimed = open(&lock, range.clone()).recover(&HashSet::new()).unwrap();
+        assert_eq!(reclaimed.draining, []);
+        assert!(reclaimed.freed.len() <= 1, "one at a time was under way: {reclaimed:?}");
+        assert_eq!(used(range.clone()), HashSet::new());
+    }
+    place.close().unwrap();
     leaks.check();
 }
 
