@@ -106,7 +106,7 @@ impl<'fs> ProjectQuota<'fs> {
     /// What the file system does with project limits (`Q_XGETQSTATV`, Linux 3.12). Needs no capability.
     ///
     /// # Errors
-    /// EIO if the file system has shut down.
+    /// EIO if the file system has shut down. EPERM only from a seccomp filter.
     #[doc(alias = "Q_XGETQSTATV")]
     pub fn enforcement(&self) -> Result<Enforcement> {
         if !quotactl::syscall_exists() {
