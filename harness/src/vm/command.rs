@@ -14,9 +14,10 @@ pub(super) const REPORT_SOCKET: &str = "report";
 pub(super) const CONTROL_SOCKET: &str = "control";
 
 /// The kernel's last word must be its last: panic at the first oops, and let QEMU end rather than reboot.
-/// The watchdogs' limits leave room for a host that is busy with other things.
-const KERNEL_ARGS: &str =
-    "console=ttyS0 loglevel=6 panic=-1 oops=panic watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120";
+/// The watchdogs' limits leave room for a host that is busy with other things, and so does not checking that the
+/// timer ticks in time: a kernel that misses a few of its ticks panics before it has begun.
+const KERNEL_ARGS: &str = "console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 \
+                           rcupdate.rcu_cpu_stall_timeout=120";
 
 /// The arguments of `qemu-system-x86_64`.
 pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
@@ -180,7 +181,7 @@ max
 -initrd
 /run/initramfs
 -append
-console=ttyS0 loglevel=6 panic=-1 oops=panic watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 quiet
+console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 quiet
 -chardev
 socket,id=console,server=off,path=/s/console
 -serial
