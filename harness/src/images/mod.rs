@@ -10,5 +10,6 @@ pub mod node;
 pub mod oci;
 pub mod qemu;
 pub mod shell;
+pub mod write_log;
 
 mod debian;

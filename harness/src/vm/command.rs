@@ -90,18 +90,38 @@ impl Arguments {
     }
 
     fn disk(&mut self, index: usize, disk: &Disk) {
+        match disk.mode {
+            DiskMode::Recorded => self.recorded(index, disk),
+            DiskMode::Persistent => self.drive(index, disk, ""),
+            DiskMode::Scratch => self.drive(index, disk, ",snapshot=on"),
+            DiskMode::ReadOnly => self.drive(index, disk, ",readonly=on"),
+        }
+        self.flag("-device").value(format!("virtio-blk-pci,drive=disk{index},serial={}", disk.name));
+    }
+
+    fn drive(&mut self, index: usize, disk: &Disk, more: &str) {
         // A flush need not reach the host's disk: a power cut is the end of QEMU, not of the host.
         let mut drive =
             OsString::from(format!("id=disk{index},if=none,format=raw,cache=unsafe,discard=unmap"));
-        drive.push(match disk.mode {
-            DiskMode::Persistent => "",
-            DiskMode::Scratch => ",snapshot=on",
-            DiskMode::ReadOnly => ",readonly=on",
-        });
+        drive.push(more);
         drive.push(",file=");
         drive.push(escape(&disk.image));
         self.flag("-drive").value(drive);
-        self.flag("-device").value(format!("virtio-blk-pci,drive=disk{index},serial={}", disk.name));
+    }
+
+    /// The guest's flushes go into the log, and so no further than to the layer that keeps it.
+    fn recorded(&mut self, index: usize, disk: &Disk) {
+        let log = disk.write_log();
+        for (node, path) in [("image", &disk.image), ("log", &log)] {
+            let mut file = OsString::from(format!(
+                "driver=file,node-name=disk{index}-{node},cache.no-flush=on,discard=unmap,filename="
+            ));
+            file.push(escape(path));
+            self.flag("-blockdev").value(file);
+        }
+        self.flag("-blockdev").value(format!(
+            "driver=blklogwrites,node-name=disk{index},file=disk{index}-image,log=disk{index}-log"
+        ));
     }
 }
 
@@ -137,6 +157,7 @@ mod tests {
             disks: vec![
                 Disk { name: "root".to_owned(), image: "/d/a,b.ext4".into(), mode: DiskMode::Scratch },
                 Disk { name: "data".to_owned(), image: "/d/data.xfs".into(), mode: DiskMode::Persistent },
+                Disk { name: "cut".to_owned(), image: "/d/cut".into(), mode: DiskMode::Recorded },
             ],
             network: true,
             forwards: vec![Forward {
@@ -206,6 +227,14 @@ virtio-blk-pci,drive=disk0,serial=root
 id=disk1,if=none,format=raw,cache=unsafe,discard=unmap,file=/d/data.xfs
 -device
 virtio-blk-pci,drive=disk1,serial=data
+-blockdev
+driver=file,node-name=disk2-image,cache.no-flush=on,discard=unmap,filename=/d/cut
+-blockdev
+driver=file,node-name=disk2-log,cache.no-flush=on,discard=unmap,filename=/d/cut.writes
+-blockdev
+driver=blklogwrites,node-name=disk2,file=disk2-image,log=disk2-log
+-device
+virtio-blk-pci,drive=disk2,serial=cut
 -netdev
 user,id=net0,hostfwd=tcp:127.0.0.9:10250-:10250
 -device

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, REPORT_SOCKET, arguments};
 use super::console::Watcher;
 use super::control::Control;
-use super::reports::Logs;
-use super::spec::VmSpec;
+use super::reports::{LineCounts, Logs};
+use super::spec::{DiskMode, VmSpec};
 use crate::guest::report::{Message, Verdict};
 use crate::process::{Process, tail};
 use crate::progress::seconds;
@@ -56,6 +56,7 @@ pub struct Vm {
     control: Control,
     phase: watch::Receiver<Phase>,
     messages: mpsc::UnboundedReceiver<Message>,
+    said: watch::Receiver<LineCounts>,
     console: Arc<Mutex<Watcher>>,
     /// Ends, with the tasks in it, when the machine is dropped.
     _tasks: JoinSet<()>,
@@ -75,6 +76,11 @@ impl Vm {
         };
         let (console, report, control) =
             (listen(CONSOLE_SOCKET)?, listen(REPORT_SOCKET)?, listen(CONTROL_SOCKET)?);
+        for disk in spec.disks.iter().filter(|disk| disk.mode == DiskMode::Recorded) {
+            let log = disk.write_log();
+            // QEMU fills a file, and makes none.
+            std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
+        }
         let qemu_log = spec.logs.join("qemu.log");
         let mut process = spec
             .hypervisor
@@ -107,6 +113,7 @@ impl Vm {
             fatal_sender,
         ));
         let logs = Logs::new(spec.logs.clone())?;
+        let said = logs.counts();
         tasks.spawn(follow(report, logs, fatal, Arc::clone(&console_state), phase_sender, message_sender));
         let (control, responses) = Control::new(control);
         tasks.spawn(responses);
@@ -116,6 +123,7 @@ impl Vm {
             control,
             phase,
             messages,
+            said,
             console: console_state,
             _tasks: tasks,
             _sockets: sockets,
@@ -167,6 +175,24 @@ impl Vm {
             Phase::Ended(Ending::Failed(why) | Ending::Crashed(why)) => anyhow::bail!("{}: {why}", self.name),
             Phase::Ended(Ending::Passed) => anyhow::bail!("{} was powered off", self.name),
             _ => Ok(()),
+        }
+    }
+
+    /// Waits until `source` has said this many lines since the machine was started.
+    ///
+    /// # Errors
+    /// The machine ends first, or `timeout` passes.
+    pub async fn wait_said(&self, source: &str, lines: usize, timeout: Duration) -> Result<()> {
+        let mut said = self.said.clone();
+        let enough = said.wait_for(|counts| counts.get(source).is_some_and(|count| *count >= lines));
+        tokio::select! {
+            // Lines that were said before the end count.
+            biased;
+            enough = enough => enough.map(drop).context("lost track of the machine"),
+            ending = self.wait_ended(timeout) => match ending? {
+                Ending::Passed => anyhow::bail!("{} ended before {source} had said {lines} lines", self.name),
+                Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
+            },
         }
     }
 

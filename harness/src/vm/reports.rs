@@ -6,18 +6,28 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use tokio::sync::watch;
 
 /// One file per source of output, opened when it first speaks.
 #[derive(Debug)]
 pub(super) struct Logs {
     directory: PathBuf,
     files: HashMap<String, File>,
+    counts: watch::Sender<LineCounts>,
 }
+
+/// How many lines each source has said.
+pub(super) type LineCounts = HashMap<String, usize>;
 
 impl Logs {
     pub(super) fn new(directory: PathBuf) -> Result<Logs> {
         std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-        Ok(Logs { directory, files: HashMap::new() })
+        Ok(Logs { directory, files: HashMap::new(), counts: watch::Sender::default() })
+    }
+
+    /// To wait until something was said.
+    pub(super) fn counts(&self) -> watch::Receiver<LineCounts> {
+        self.counts.subscribe()
     }
 
     pub(super) fn line(&mut self, source: &str, line: &str) -> Result<()> {
@@ -34,6 +44,10 @@ impl Logs {
         if let Some(file) = self.files.get_mut(source) {
             writeln!(file, "{line}").with_context(|| format!("write the log of {source}"))?;
         }
+        self.counts.send_modify(|counts| match counts.get_mut(source) {
+            Some(count) => *count += 1,
+            None => drop(counts.insert(source.to_owned(), 1)),
+        });
         Ok(())
     }
 }
@@ -59,5 +73,6 @@ mod tests {
         logs.line("kubelet", "three").unwrap();
         assert_eq!(std::fs::read_to_string(dir.path().join("kubelet.log")).unwrap(), "one\nthree\n");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!(logs.counts().borrow()["kubelet"], 2);
     }
 }

@@ -37,10 +37,23 @@ pub struct Disk {
     pub mode: DiskMode,
 }
 
+impl Disk {
+    /// Where the writes to a [`DiskMode::Recorded`] disk are kept, beside its image: see
+    /// [`crate::images::write_log`]. Begun anew at each boot.
+    #[must_use]
+    pub fn write_log(&self) -> PathBuf {
+        let mut path = self.image.clone().into_os_string();
+        path.push(".writes");
+        path.into()
+    }
+}
+
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiskMode {
     /// Writes go to the image.
     Persistent,
+    /// Writes go to the image, and a copy of each, in order, to [`Disk::write_log`].
+    Recorded,
     /// Writes are forgotten with the machine; the image can be shared.
     Scratch,
     /// The guest cannot write.
