@@ -41,6 +41,8 @@ pub struct TestBinary {
     /// Where it is in the guest.
     pub path: String,
     pub args: Vec<String>,
+    /// Beside [`TestsSpec::env`].
+    pub env: BTreeMap<String, String>,
     /// A binary that runs longer is killed and has failed.
     pub timeout: Duration,
 }

@@ -37,7 +37,7 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
 
 fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter: &Reporter) -> End {
     let mut command = Command::new(&binary.path);
-    command.args(&binary.args).env_clear().env("PATH", super::node::PATH).envs(&spec.env);
+    command.args(&binary.args).env_clear().env("PATH", super::node::PATH).envs(&spec.env).envs(&binary.env);
     command.current_dir("/tmp");
     match children.run(&binary.name, command, "", Output::Log(reporter.clone()), binary.timeout) {
         Ok((end, ..)) => end,

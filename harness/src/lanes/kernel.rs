@@ -1,4 +1,5 @@
-//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, one after the other.
+//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, one after the other,
+//! and power cuts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::libtest::Run;
+use super::power_cut;
 use crate::guest::report::{End, Message, TestBinaryResult};
 use crate::guest::spec::{Mode, Mount, Source, TestBinary, TestsSpec};
 use crate::images::disk;
@@ -15,7 +17,7 @@ use crate::packages;
 use crate::report::{Outcome, Report};
 use crate::rust_build;
 use crate::session::Session;
-use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Vm, VmSpec};
+use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
 
 /// The test target and the feature that guards it, the same in every crate that has them.
 const TEST: &str = "kernel";
@@ -24,7 +26,7 @@ const FEATURE: &str = "kernel-tests";
 const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 
 /// How the data file system of a node is mounted, and so that of the tests.
-const HARDENED: &str = "nodev,nosuid,noexec";
+pub(super) const HARDENED: &str = "nodev,nosuid,noexec";
 
 const BINARY_TIME: Duration = Duration::from_secs(600);
 /// A second with hardware help, ten under emulation, more on a busy host.
@@ -50,19 +52,35 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         let host = rust_build::test_binary(session, package, TEST, FEATURE).await?;
         files.push(GuestFile { path: format!("/tests/{package}"), mode: 0o755, host });
     }
+    let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let init = rust_build::guest_programs(session).await?.init;
     let mut report = Report::new();
     for name in kernels {
         let kernel = Kernel::prepare(session, Some(&name)).await?;
-        report.append(run_on(session, &kernel, &init, &files).await?);
+        let hypervisor = vm::choose(session, &kernel, &init).await?;
+        let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
+        clear(&logs)?;
+        report.append(run_on(session, &kernel, &hypervisor, &init, &files, &logs).await?);
+        let machine = power_cut::Machine {
+            kernel: &kernel,
+            hypervisor: &hypervisor,
+            init: &init,
+            program: &power_cut,
+            logs: &logs,
+        };
+        report.append(power_cut::run(session, &machine).await);
     }
     Ok(report)
 }
 
-async fn run_on(session: &Session, kernel: &Kernel, init: &Path, files: &[GuestFile]) -> Result<Report> {
-    let hypervisor = vm::choose(session, kernel, init).await?;
-    let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
-    clear(&logs)?;
+async fn run_on(
+    session: &Session,
+    kernel: &Kernel,
+    hypervisor: &Hypervisor,
+    init: &Path,
+    files: &[GuestFile],
+    logs: &Path,
+) -> Result<Report> {
     let scratch = tempfile::tempdir().context("make a directory")?;
     let data = scratch.path().join("data.xfs");
     disk::xfs(&data, 1024).await?;
@@ -79,7 +97,7 @@ async fn run_on(session: &Session, kernel: &Kernel, init: &Path, files: &[GuestF
     ));
     let mut vm = Vm::start(&VmSpec {
         name: format!("kernel-{}", kernel.name()),
-        hypervisor,
+        hypervisor: hypervisor.clone(),
         kernel: kernel.vmlinuz(),
         initramfs,
         kernel_args: Vec::new(),
@@ -88,7 +106,7 @@ async fn run_on(session: &Session, kernel: &Kernel, init: &Path, files: &[GuestF
         disks: vec![scratch_disk("data", &data), scratch_disk("plain", &plain)],
         network: false,
         forwards: Vec::new(),
-        logs: logs.clone(),
+        logs: logs.to_owned(),
     })
     .await?;
     if let Err(error) = vm.wait_started(BOOT_TIME).await {
@@ -112,7 +130,7 @@ async fn run_on(session: &Session, kernel: &Kernel, init: &Path, files: &[GuestF
         Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
     };
 
-    let report = evaluate(kernel, files, &results, &ending, &logs)?;
+    let report = evaluate(kernel, files, &results, &ending, logs)?;
     if report.succeeded() {
         step.done(report.summary())
     } else {
@@ -154,6 +172,7 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
                 path: file.path.clone(),
                 // Loop devices and quotas are the kernel's, and there is one kernel.
                 args: vec!["--test-threads=1".to_owned()],
+                env: BTreeMap::new(),
                 timeout: BINARY_TIME,
             })
             .collect(),

@@ -2,6 +2,7 @@
 
 mod kernel;
 mod libtest;
+mod power_cut;
 mod unit;
 
 use std::time::{Duration, Instant};
@@ -29,7 +30,8 @@ pub struct TestArgs {
 enum Lane {
     /// Format, lints, unit tests, dependency rules, documentation: no root, no virtual machine.
     Unit,
-    /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU.
+    /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU; and
+    /// power cuts, after which nothing is lost and nothing has leaked.
     Kernel,
     /// The main job end to end: a real control plane and a real kubelet.
     E2e,

@@ -1,0 +1,223 @@
+//! Where the power goes: moments in a log of writes, chosen by the lines that the threads wrote among them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::images::write_log::{self, Entry};
+
+/// Begins what the threads say, which is on the disk as well.
+const LINE: &str = "loopfs power cut: ";
+/// The operations that are cut: as a line names them, up to the kind of volume.
+const OPERATIONS: [&str; 10] = [
+    "create Filesystem",
+    "create Block",
+    "grow Filesystem",
+    "grow Block",
+    "write Filesystem",
+    "write Block",
+    "delete Filesystem",
+    "delete Block",
+    "release",
+    "recover",
+];
+/// A moment at which the power goes, and what the disk makes of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Cut {
+    /// The name of the case.
+    pub(super) name: String,
+    /// The write before which it comes.
+    pub(super) at: usize,
+    /// What was under way, or last done.
+    pub(super) line: String,
+    pub(super) kept: Kept,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kept {
+    /// What was flushed.
+    Flushed,
+    /// Of what was not flushed, what chance decides, starting from this number.
+    Some(u64),
+    /// The first so many writes: a disk that lies about a flush.
+    Forgetful(usize),
+}
+
+/// What was said in a write, if the write is a line.
+fn line(entry: &Entry) -> Option<&str> {
+    let Entry::Write { data, .. } = entry else { return None };
+    let text = data.strip_prefix(LINE.as_bytes())?;
+    std::str::from_utf8(text.split(|byte| *byte == b'\n').next()?).ok()
+}
+
+/// From the line that says what is intended to the one that says it is done.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Span {
+    /// `THREAD OPERATION`.
+    what: String,
+    writes: Range<usize>,
+}
+
+impl Span {
+    fn is_a(&self, operation: &str) -> bool {
+        let rest = self.what.split_once(' ').and_then(|(_, what)| what.strip_prefix(operation));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    }
+}
+
+fn spans(entries: &[Entry]) -> Vec<Span> {
+    let mut intended: HashMap<String, usize> = HashMap::new();
+    let mut spans = Vec::new();
+    for (index, line) in entries.iter().enumerate().filter_map(|(index, entry)| Some((index, line(entry)?))) {
+        if let Some((thread, what)) = line.split_once(" intent ") {
+            intended.insert(format!("{thread} {what}"), index);
+        } else if let Some((thread, what)) = line.split_once(" done ") {
+            let what = format!("{thread} {what}");
+            if let Some(start) = intended.remove(&what) {
+                spans.push(Span { what, writes: start + 1..index });
+            }
+        }
+    }
+    spans
+}
+
+/// For each operation a cut in its middle and one just after it; at the end the disk that forgets.
+pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
+    let spans = spans(entries);
+    let mut random = Random(seed);
+    let mut cuts = Vec::new();
+    for operation in OPERATIONS {
+        let of_it: Vec<&Span> = spans.iter().filter(|span| span.is_a(operation)).collect();
+        let with_flush = |span: &&&Span| entries[span.writes.clone()].contains(&Entry::Flush);
+        let long: Vec<&Span> = of_it.iter().filter(|span| span.writes.len() > 1).copied().collect();
+        let (in_it, after) = (random.choose(&long), random.choose(&of_it));
+        let (Some(in_it), Some(after)) = (in_it, after) else {
+            anyhow::bail!("of {} operations none was a {operation}", spans.len());
+        };
+        cuts.push(Cut {
+            name: format!("in the middle of {operation}"),
+            at: in_it.writes.start + 1 + random.below(in_it.writes.len() - 1),
+            line: in_it.what.clone(),
+            kept: Kept::Some(random.next()),
+        });
+        cuts.push(Cut {
+            name: format!("after {operation}"),
+            at: after.writes.end + 1,
+            line: after.what.clone(),
+            kept: Kept::Flushed,
+        });
+        if operation == "create Filesystem" {
+            let span = of_it.iter().find(with_flush).context("no creation of a volume flushed the disk")?;
+            let cut = Cut {
+                name: "a disk that forgets a flush is noticed".to_owned(),
+                at: span.writes.end + 1,
+                line: span.what.clone(),
+                kept: Kept::Forgetful(write_log::flushed(entries, span.writes.start)),
+            };
+            cuts.push(cut);
+        }
+    }
+    Ok(cuts)
+}
+
+pub(super) fn replay(image: &Path, entries: &[Entry], cut: &Cut) -> Result<()> {
+    let flushed = write_log::flushed(entries, cut.at);
+    let mut random = Random(if let Kept::Some(seed) = cut.kept { seed } else { 0 });
+    write_log::replay(image, &entries[..cut.at], |index| match cut.kept {
+        // What was said before the cut was said.
+        _ if line(&entries[index]).is_some() => true,
+        Kept::Flushed => index < flushed,
+        Kept::Some(_) => index < flushed || random.below(2) == 0,
+        Kept::Forgetful(kept) => index < kept,
+    })
+}
+
+/// Equal seeds make equal choices. (SplitMix64.)
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    fn choose<'a>(&mut self, from: &[&'a Span]) -> Option<&'a Span> {
+        if from.is_empty() { None } else { Some(from[self.below(from.len())]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> Entry {
+        let mut data = format!("{LINE}{text}\n").into_bytes();
+        data.resize(4096, 0);
+        Entry::Write { offset: 0, data }
+    }
+
+    fn written(byte: u8) -> Entry {
+        Entry::Write { offset: 1 << 20, data: vec![byte; 512] }
+    }
+
+    /// Each operation once, with a write, a flush and a write inside.
+    fn log() -> Vec<Entry> {
+        let mut entries = vec![written(0), Entry::Flush];
+        for operation in OPERATIONS {
+            let rest = if ["release", "recover"].contains(&operation) { "" } else { " t0-1" };
+            entries.push(said(&format!("0 intent {operation}{rest}")));
+            entries.extend([written(1), Entry::Flush, written(2)]);
+            entries.push(said(&format!("0 done {operation}{rest}")));
+        }
+        entries.push(said("1 intent grow Block t1-1 8192"));
+        entries
+    }
+
+    #[test]
+    fn an_operation_spans_from_its_intent_to_its_done() {
+        let spans = spans(&log());
+        assert_eq!(spans.len(), OPERATIONS.len(), "the last was not done");
+        assert_eq!(spans[0], Span { what: "0 create Filesystem t0-1".to_owned(), writes: 3..6 });
+        assert!(spans[8].is_a("release") && !spans[1].is_a("create Filesystem"));
+    }
+
+    #[test]
+    fn every_operation_is_cut_in_its_middle_and_after_it_and_equal_seeds_cut_alike() {
+        let log = log();
+        let all = cuts(&log, 7).unwrap();
+        assert_eq!(all, cuts(&log, 7).unwrap());
+        assert_eq!(all.len(), 2 * OPERATIONS.len() + 1);
+        for span in spans(&log) {
+            let at = |what: &str| all.iter().find(|cut| cut.line == span.what && cut.name.starts_with(what));
+            let middle = at("in the middle").unwrap().at;
+            assert!(span.writes.start < middle && middle <= span.writes.end, "{middle} {span:?}");
+            assert_eq!(at("after").unwrap().at, span.writes.end + 1);
+        }
+        assert!(cuts(&log[..20], 7).is_err(), "an operation is missing");
+    }
+
+    #[test]
+    fn lines_are_kept_and_unflushed_writes_lost() {
+        let log = log();
+        let cuts = cuts(&log, 7).unwrap();
+        let read = |name: &str| {
+            let disk = tempfile::NamedTempFile::new().unwrap();
+            replay(disk.path(), &log, cuts.iter().find(|cut| cut.name.contains(name)).unwrap()).unwrap();
+            std::fs::read(disk.path()).unwrap()
+        };
+        let after = read("after create Filesystem");
+        assert_eq!(after[1 << 20], 1, "the second write was not flushed");
+        assert!(after.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
+        let forgetful = read("forgets");
+        assert_eq!(forgetful[1 << 20], 0);
+        assert!(forgetful.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
+    }
+}

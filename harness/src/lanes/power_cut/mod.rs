@@ -1,0 +1,267 @@
+//! Power cuts: the store is changed by threads while the disk's writes are recorded, and the machine is killed; then
+//! every disk that is examined is mounted in one machine more, recovered, and compared with what the threads had said.
+//!
+//! The disks are the one that the kill left, and those that other cuts could have left: the writes are replayed up to
+//! the middle of an operation of each kind, where of the unflushed ones each is kept or lost by chance, and to just
+//! after one, where all unflushed ones are lost. Last comes a disk that forgets a flush, which must be noticed.
+
+mod cuts;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use self::cuts::{Cut, Kept, cuts, replay};
+use super::libtest::Run;
+use crate::guest::report::{End, Message, TestBinaryResult};
+use crate::guest::spec::{Mode, Mount, Source, TestBinary, TestsSpec};
+use crate::images::disk;
+use crate::images::kernel::Kernel;
+use crate::images::write_log;
+use crate::progress::Step;
+use crate::report::{Outcome, Report};
+use crate::session::Session;
+use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
+
+/// The test target of loopfs that holds both halves.
+pub(super) const TEST: &str = "power_cut";
+
+const WORK: &str = "work::until_the_power_is_cut";
+const CHECK: &str = "check::nothing_is_lost_and_nothing_leaks";
+/// After these the kill comes. By then each operation was done several times.
+const LINES: usize = 500;
+/// Decides what each thread does and where is cut. How the threads meet is chance: what repeats a cut exactly is the
+/// record of writes, which is kept when a check fails.
+const SEED: &str = "LOOPFS_POWER_CUT_SEED";
+
+const PROGRAM: &str = "/tests/power_cut";
+const DISK_MIB: u64 = 1024;
+const BOOT_TIME: Duration = Duration::from_secs(120);
+const WORK_TIME: Duration = Duration::from_secs(240);
+const CHECK_TIME: Duration = Duration::from_secs(120);
+/// To end, after the last check.
+const MARGIN: Duration = Duration::from_secs(60);
+
+/// What the machines of one kernel have in common.
+pub(super) struct Machine<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) hypervisor: &'a Hypervisor,
+    pub(super) init: &'a Path,
+    pub(super) program: &'a Path,
+    pub(super) logs: &'a Path,
+}
+
+pub(super) async fn run(session: &Session, machine: &Machine<'_>) -> Report {
+    let suite = format!("kernel {}: power cut", machine.kernel.name());
+    let mut report = Report::new();
+    let step = session.progress.step(format!("cut the power on Linux {}", machine.kernel.release()));
+    let disks = machine.logs.join("power-cut-disks");
+    let started = Instant::now();
+    let result = cut_and_check(machine, &disks, &suite, &mut report, &step).await;
+    if result.is_err() {
+        report.record(&suite, "cut and check", started.elapsed(), &result);
+    }
+    if !report.succeeded() {
+        step.failed(format!("{}; the disks are in {}", report.summary(), disks.display()));
+        return report;
+    }
+    match std::fs::remove_dir_all(&disks) {
+        Ok(()) => step.done(report.summary()),
+        Err(error) => step.done(format!("{}; {} stays: {error}", report.summary(), disks.display())),
+    }
+    report
+}
+
+async fn cut_and_check(
+    machine: &Machine<'_>,
+    directory: &Path,
+    suite: &str,
+    report: &mut Report,
+    step: &Step,
+) -> Result<()> {
+    let seed = match std::env::var(SEED) {
+        Ok(text) => text.parse().with_context(|| format!("{SEED} is {text:?}; it can be a number"))?,
+        Err(_) => 1,
+    };
+    std::fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    let new = directory.join("new");
+    disk::xfs(&new, DISK_MIB).await?;
+    let killed = Disk { name: "work".to_owned(), image: directory.join("work"), mode: DiskMode::Recorded };
+    disk::copy(&new, &killed.image)?;
+
+    let started = Instant::now();
+    work(machine, directory, &killed, seed).await?;
+    report.push(suite, "the machine is killed", Outcome::Passed, started.elapsed());
+    let entries = write_log::read(&killed.write_log())?;
+    let cuts = cuts(&entries, seed)?;
+    step.note(format!("{} writes, {} cuts", entries.len(), cuts.len()));
+    let mut disks = vec![Disk { mode: DiskMode::Persistent, ..killed }];
+    for (index, cut) in cuts.iter().enumerate() {
+        let image = directory.join(format!("cut-{index}"));
+        disk::copy(&new, &image)?;
+        replay(&image, &entries, cut)?;
+        disks.push(Disk { name: format!("cut-{index}"), image, mode: DiskMode::Persistent });
+    }
+    let results = check(machine, directory, disks, &cuts).await?;
+    evaluate(report, suite, &results, &cuts, machine.logs, (seed, entries.len()));
+    Ok(())
+}
+
+async fn work(machine: &Machine<'_>, directory: &Path, disk: &Disk, seed: u64) -> Result<()> {
+    let mut binary = binary("work", WORK, WORK_TIME);
+    binary.args.push("--nocapture".to_owned());
+    binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
+    let spec = spec(std::slice::from_ref(disk), vec![binary]);
+    let vm = start(machine, directory, "power-cut-work", vec![disk.clone()], spec).await?;
+    vm.wait_started(BOOT_TIME).await?;
+    vm.wait_said("work", LINES, WORK_TIME).await?;
+    vm.power_cut().await
+}
+
+async fn check(
+    machine: &Machine<'_>,
+    directory: &Path,
+    disks: Vec<Disk>,
+    cuts: &[Cut],
+) -> Result<(HashMap<String, TestBinaryResult>, Ending)> {
+    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIME)).collect();
+    let spec = spec(&disks, binaries);
+    let mut vm = start(machine, directory, "power-cut-check", disks, spec).await?;
+    vm.wait_started(BOOT_TIME).await?;
+    let mut results = HashMap::new();
+    let listen = async {
+        while let Some(message) = vm.next_message().await {
+            if let Message::TestBinary(result) = message {
+                results.insert(result.name.clone(), result);
+            }
+        }
+    };
+    let deadline = MARGIN + CHECK_TIME * u32::try_from(cuts.len() + 1)?;
+    let ending = match tokio::time::timeout(deadline, listen).await {
+        Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,
+        Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
+    };
+    Ok((results, ending))
+}
+
+async fn start(
+    machine: &Machine<'_>,
+    directory: &Path,
+    name: &str,
+    disks: Vec<Disk>,
+    spec: TestsSpec,
+) -> Result<Vm> {
+    let initramfs = directory.join(format!("{name}.initramfs"));
+    let modules = machine.kernel.modules(&["boot", "tests"]).await?;
+    let program = GuestFile { path: PROGRAM.to_owned(), mode: 0o755, host: machine.program.to_owned() };
+    vm::initramfs(&initramfs, machine.init, &modules, &[program], Mode::Tests(spec))?;
+    Vm::start(&VmSpec {
+        name: name.to_owned(),
+        hypervisor: machine.hypervisor.clone(),
+        kernel: machine.kernel.vmlinuz(),
+        initramfs,
+        kernel_args: Vec::new(),
+        memory_mib: 2048,
+        cpus: 2,
+        disks,
+        network: false,
+        forwards: Vec::new(),
+        logs: logs(machine.logs, name),
+    })
+    .await
+}
+
+fn logs(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name)
+}
+
+/// One test of the program, under the name of the disk that it runs on.
+fn binary(disk: &str, test: &str, timeout: Duration) -> TestBinary {
+    TestBinary {
+        name: disk.to_owned(),
+        path: PROGRAM.to_owned(),
+        args: vec!["--exact".to_owned(), test.to_owned()],
+        env: BTreeMap::from([("LOOPFS_TEST_XFS".to_owned(), mount_point(disk))]),
+        timeout,
+    }
+}
+
+fn spec(disks: &[Disk], binaries: Vec<TestBinary>) -> TestsSpec {
+    let mount = |disk: &Disk| Mount {
+        source: Source::Disk(disk.name.clone()),
+        target: mount_point(&disk.name),
+        fs_type: "xfs".to_owned(),
+        // They are all copies of one.
+        options: format!("prjquota,nouuid,{}", super::kernel::HARDENED),
+    };
+    TestsSpec { mounts: disks.iter().map(mount).collect(), env: BTreeMap::new(), binaries }
+}
+
+fn mount_point(disk: &str) -> String {
+    format!("/mnt/{disk}")
+}
+
+fn evaluate(
+    report: &mut Report,
+    suite: &str,
+    (results, ending): &(HashMap<String, TestBinaryResult>, Ending),
+    cuts: &[Cut],
+    directory: &Path,
+    (seed, writes): (u64, usize),
+) {
+    let logs = logs(directory, "power-cut-check");
+    let mut unexplained = matches!(ending, Ending::Crashed(_)) || results.len() != cuts.len() + 1;
+    let disks = std::iter::once(("work".to_owned(), None))
+        .chain(cuts.iter().enumerate().map(|(index, cut)| (format!("cut-{index}"), Some(cut))));
+    for (disk, cut) in disks {
+        let name = cut.map_or("what the kill left", |cut| cut.name.as_str());
+        let Some(result) = results.get(&disk) else {
+            report.push(suite, name, Outcome::NotRun, Duration::ZERO);
+            continue;
+        };
+        let output = std::fs::read_to_string(logs.join(format!("{disk}.log"))).unwrap_or_default();
+        let failure = failure(&output, &result.end);
+        let outcome = match (cut, failure) {
+            (Some(Cut { kept: Kept::Forgetful(_), .. }), Some(why)) if why.contains("is lost") => {
+                Outcome::Passed
+            }
+            (Some(cut @ Cut { kept: Kept::Forgetful(_), .. }), other) => {
+                Outcome::Failed(format!("{}: a volume was lost, and the check said {other:?}", cut.line))
+            }
+            (_, None) => Outcome::Passed,
+            (cut, Some(why)) => {
+                let place = cut.map(|cut| format!(" before write {} of {writes}, at {}", cut.at, cut.line));
+                Outcome::Failed(format!(
+                    "cut{} ({SEED}={seed}, disk {disk}):\n{why}",
+                    place.unwrap_or_default()
+                ))
+            }
+        };
+        unexplained &= matches!(outcome, Outcome::Passed);
+        report.push(suite, name, outcome, result.time);
+    }
+    if unexplained {
+        let why = format!("{} of {} disks were checked: {ending:?}", results.len(), cuts.len() + 1);
+        report.push(suite, "the virtual machine", Outcome::Failed(why), Duration::ZERO);
+    }
+}
+
+/// Why the one test that ran did not pass.
+fn failure(output: &str, end: &End) -> Option<String> {
+    let mut one = Report::new();
+    let ended = match end {
+        End::Exited(0) => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    Run::parse(output).report(&mut one, "", ended, Duration::ZERO);
+    if one.succeeded() {
+        return None;
+    }
+    let failures = one.cases.into_iter().filter_map(|case| match case.outcome {
+        Outcome::Failed(why) => Some(why),
+        _ => None,
+    });
+    Some(failures.collect::<Vec<_>>().join("\n"))
+}

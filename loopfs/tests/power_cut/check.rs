@@ -1,0 +1,150 @@
+//! A disk that a power cut left: the store recovers, and nothing is lost or leaked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use loopfs::{
+    Access, Bytes, Condition, ProjectId, ProjectQuota, Recovered, StoreOptions, Usage, Volume, VolumeKind,
+    VolumeStore, project_of,
+};
+
+use crate::expected::{Expected, Found};
+use crate::journal;
+use crate::line::Line;
+use crate::work::{content, offset};
+
+/// Less than any volume has; what the file system takes for itself may change by less.
+const TOLERANCE: u64 = 1 << 20;
+
+#[test]
+fn nothing_is_lost_and_nothing_leaks() {
+    let root = crate::xfs();
+    let lines = journal::read(&root).expect("the journal");
+    assert!(!lines.is_empty(), "the journal is empty");
+    let expected = Expected::of(&lines);
+
+    let store = crate::store();
+    // Counted before anything is recovered: what recovery frees must be given back to this count as well.
+    store.space().expect("space");
+    println!("{} lines; {:?}", lines.len(), store.recover().expect("recover"));
+    println!("{} volumes out of the trash", store.empty_trash().expect("empty the trash"));
+    assert_eq!(
+        store.recover().expect("recover again"),
+        Recovered::default(),
+        "recovery leaves nothing to do"
+    );
+    for directory in ["staging", "trash"] {
+        assert_eq!(entries(&root.join(directory)), Vec::<String>::new(), "{directory}");
+    }
+
+    let volumes = volumes(&store);
+    let found = volumes.iter().map(|volume| found(volume, &root, &expected)).collect();
+    let differences = expected.differences(&found);
+    let said = || lines.iter().map(Line::to_string).collect::<Vec<_>>().join("; ");
+    assert!(differences.is_empty(), "{}\nof what was said: {}", differences.join("\n"), said());
+    assert_eq!(
+        projects_of(&volumes, &root),
+        limits(&root),
+        "(project id, limit) of volumes, and of the quota"
+    );
+    for volume in volumes.iter().filter(|volume| volume.kind() == VolumeKind::Block) {
+        has_its_blocks_and_no_more(volume);
+    }
+    let (kept, fresh) = (store.space().expect("space"), crate::store().space().expect("space"));
+    assert_eq!(fresh.available, unpromised(&volumes, &root), "what is not promised, counted anew");
+    let off = kept.available.0.abs_diff(fresh.available.0);
+    assert!(off < TOLERANCE, "kept through recovery {kept:?}, counted anew {fresh:?}");
+
+    for volume in &volumes {
+        assert!(store.delete(volume.id()).expect("delete"));
+    }
+    let count = volumes.len();
+    drop(volumes);
+    assert_eq!(store.empty_trash().expect("empty the trash"), count);
+    assert_eq!(usages(&root), [], "project ids without volumes");
+    for directory in ["volumes", "staging", "trash"] {
+        assert_eq!(entries(&root.join(directory)), Vec::<String>::new(), "{directory}");
+    }
+}
+
+fn entries(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("a directory of the store");
+    entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn volumes(store: &VolumeStore) -> Vec<Volume> {
+    let ids = store.list().expect("list");
+    ids.iter().map(|id| store.volume(id).unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+fn found(volume: &Volume, root: &Path, expected: &Expected) -> (String, Found) {
+    let id = volume.id().as_str();
+    let stats = volume.stats().expect("stats");
+    assert_eq!(stats.condition, Condition::Healthy, "{id}");
+    assert_eq!(stats.capacity, volume.capacity(), "{id}");
+    let written = expected.0.get(id).map(|volume| volume.written.clone()).unwrap_or_default();
+    let read = |block: u64| match volume.kind() {
+        VolumeKind::Filesystem => std::fs::read(root.join("volumes").join(id).join(block.to_string())),
+        VolumeKind::Block => {
+            let mut bytes = vec![0; 4096];
+            image(volume, Access::ReadOnly).read_exact_at(&mut bytes, offset(block)).map(|()| bytes)
+        }
+    };
+    let intact = |block: &u64| matches!(read(*block), Ok(bytes) if bytes == content(*block));
+    let intact: BTreeSet<u64> = written.into_iter().filter(intact).collect();
+    (id.to_owned(), Found { kind: volume.kind(), capacity: volume.capacity().0, intact })
+}
+
+fn image(volume: &Volume, access: Access) -> File {
+    File::from(volume.open_image(access).expect("the image"))
+}
+
+/// Truncating a file to the length it has drops what is allocated past it.
+fn has_its_blocks_and_no_more(volume: &Volume) {
+    let image = image(volume, Access::ReadWrite);
+    let before = image.metadata().expect("the image's status");
+    assert_eq!(before.len(), volume.capacity().0, "{}", volume.id());
+    assert!(before.blocks() * 512 >= before.len(), "{} is not preallocated", volume.id());
+    image.set_len(before.len()).expect("truncate");
+    let after = image.metadata().expect("the image's status");
+    assert_eq!(before.blocks(), after.blocks(), "{} had blocks past its end", volume.id());
+}
+
+/// Every project id that a directory carries, with its volume's capacity.
+fn projects_of(volumes: &[Volume], root: &Path) -> BTreeMap<u32, u64> {
+    let directories = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Filesystem);
+    let project = |volume: &Volume| {
+        let directory = File::open(root.join("volumes").join(volume.id().as_str())).expect("a directory");
+        (project_of(&directory).expect("its project"), volume.capacity().0)
+    };
+    directories.map(project).collect()
+}
+
+fn limits(root: &Path) -> BTreeMap<u32, u64> {
+    let limit = |usage: &Usage| (usage.id.get(), usage.limits.bytes.hard.map_or(0, |bytes| bytes.0));
+    usages(root).iter().map(limit).collect()
+}
+
+/// All that the quota knows of the store's range, after what XFS defers is done.
+fn usages(root: &Path) -> Vec<Usage> {
+    let root = File::open(root).expect("the file system");
+    let quota = ProjectQuota::of(root.as_fd());
+    quota.finish_frees(ProjectId::new(1).expect("an id")).expect("finish frees");
+    let usages = quota.ids(StoreOptions::default().project_ids);
+    usages.map(|usage| usage.expect("a quota")).collect()
+}
+
+/// What can be promised: the space that is free, beside what volumes were promised and do not use.
+fn unpromised(volumes: &[Volume], root: &Path) -> Bytes {
+    let promised: u64 = volumes.iter().map(|volume| volume.capacity().0).sum();
+    let in_directories: u64 = usages(root).iter().map(|usage| usage.bytes.0).sum();
+    let images = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Block);
+    let in_images: u64 =
+        images.map(|volume| image(volume, Access::ReadOnly).metadata().expect("status").blocks() * 512).sum();
+    let status = nix::sys::statvfs::statvfs(root).expect("statfs");
+    let free = status.blocks_available() * status.fragment_size();
+    Bytes((free + in_directories + in_images).saturating_sub(promised).min(free))
+}

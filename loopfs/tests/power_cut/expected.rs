@@ -1,0 +1,153 @@
+//! What must be there after a power cut, by what had been said before it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use loopfs::VolumeKind;
+
+use crate::line::{Line, Operation, Phase};
+
+/// Volumes by their ids.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Expected(pub(crate) BTreeMap<String, Volume>);
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Volume {
+    pub(crate) kind: VolumeKind,
+    presence: Presence,
+    /// What it last had for certain, and what it was being given.
+    capacities: [u64; 2],
+    /// Blocks that were written and fsynced.
+    pub(crate) written: BTreeSet<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    There,
+    /// It was being created or deleted: there, and then whole, or not there.
+    Either,
+    Gone,
+}
+
+/// A volume that is there.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) kind: VolumeKind,
+    pub(crate) capacity: u64,
+    /// Blocks that hold what was written to them.
+    pub(crate) intact: BTreeSet<u64>,
+}
+
+impl Expected {
+    /// From lines in the order in which they were said. One thread alone speaks of a volume.
+    pub(crate) fn of(lines: &[Line]) -> Expected {
+        let mut expected = Expected::default();
+        for line in lines {
+            expected.hear(line.phase, &line.operation);
+        }
+        expected
+    }
+
+    fn hear(&mut self, phase: Phase, operation: &Operation) {
+        match operation {
+            Operation::Create { kind, volume, capacity } => {
+                let presence = if phase == Phase::Done { Presence::There } else { Presence::Either };
+                let made =
+                    Volume { kind: *kind, presence, capacities: [*capacity; 2], written: BTreeSet::new() };
+                self.0.insert(volume.clone(), made);
+            }
+            Operation::Grow { volume, capacity, .. } => {
+                let volume = self.known(volume);
+                volume.capacities[1] = *capacity;
+                if phase == Phase::Done {
+                    volume.capacities[0] = *capacity;
+                }
+            }
+            Operation::Write { volume, block, .. } => {
+                if phase == Phase::Done {
+                    self.known(volume).written.insert(*block);
+                }
+            }
+            Operation::Delete { volume, .. } => {
+                let presence = if phase == Phase::Done { Presence::Gone } else { Presence::Either };
+                self.known(volume).presence = presence;
+            }
+            Operation::Release | Operation::Recover => {}
+        }
+    }
+
+    fn known(&mut self, volume: &str) -> &mut Volume {
+        self.0.get_mut(volume).unwrap_or_else(|| panic!("{volume} is spoken of before it is created"))
+    }
+
+    /// Every way in which what was found is not what must be there.
+    pub(crate) fn differences(&self, found: &BTreeMap<String, Found>) -> Vec<String> {
+        let mut differences = Vec::new();
+        for (id, volume) in &self.0 {
+            match (volume.presence, found.get(id)) {
+                (Presence::There, None) => differences.push(format!("{id} is lost: {volume:?}")),
+                (Presence::Gone, Some(found)) => {
+                    differences.push(format!("{id} was deleted, and is there: {found:?}"));
+                }
+                (Presence::Either | Presence::Gone, None) => {}
+                (Presence::There | Presence::Either, Some(found)) => {
+                    if found.kind != volume.kind || !volume.capacities.contains(&found.capacity) {
+                        differences.push(format!("{id} is {found:?}, and should be {volume:?}"));
+                    }
+                    for block in volume.written.difference(&found.intact) {
+                        differences.push(format!("{id} lost what was written to block {block}"));
+                    }
+                }
+            }
+        }
+        let unknown = found.keys().filter(|id| !self.0.contains_key(*id));
+        differences.extend(unknown.map(|id| format!("{id} is there, and nobody made it")));
+        differences
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const CREATED: &str = "0 intent create Block v 100;0 done create Block v 100";
+    const WRITTEN: &str = "0 intent write Block v 3;0 done write Block v 3";
+
+    fn there(capacity: u64, intact: &[u64]) -> Option<Found> {
+        Some(Found { kind: VolumeKind::Block, capacity, intact: intact.iter().copied().collect() })
+    }
+
+    #[rstest]
+    #[case::being_created("0 intent create Block v 100", None, true)]
+    #[case::being_created_and_whole("0 intent create Block v 100", there(100, &[]), true)]
+    #[case::being_created_and_half_made("0 intent create Block v 100", there(50, &[]), false)]
+    #[case::created(CREATED, there(100, &[]), true)]
+    #[case::created_and_lost(CREATED, None, false)]
+    #[case::growing(&format!("{CREATED};0 intent grow Block v 200"), there(100, &[]), true)]
+    #[case::growing_and_grown(&format!("{CREATED};0 intent grow Block v 200"), there(200, &[]), true)]
+    #[case::growing_and_between(&format!("{CREATED};0 intent grow Block v 200"), there(150, &[]), false)]
+    #[case::grown(&format!("{CREATED};0 intent grow Block v 200;0 done grow Block v 200"), there(200, &[]), true)]
+    #[case::grown_and_small(&format!("{CREATED};0 intent grow Block v 200;0 done grow Block v 200"), there(100, &[]), false)]
+    #[case::written(&format!("{CREATED};{WRITTEN}"), there(100, &[3]), true)]
+    #[case::written_and_lost(&format!("{CREATED};{WRITTEN}"), there(100, &[2]), false)]
+    #[case::being_deleted(&format!("{CREATED};{WRITTEN};0 intent delete Block v"), None, true)]
+    #[case::being_deleted_and_whole(&format!("{CREATED};{WRITTEN};0 intent delete Block v"), there(100, &[3]), true)]
+    #[case::being_deleted_and_emptied(&format!("{CREATED};{WRITTEN};0 intent delete Block v"), there(100, &[]), false)]
+    #[case::deleted(&format!("{CREATED};0 intent delete Block v;0 done delete Block v"), None, true)]
+    #[case::deleted_and_back(&format!("{CREATED};0 intent delete Block v;0 done delete Block v"), there(100, &[]), false)]
+    #[case::never_made("0 intent release;0 done release", there(100, &[]), false)]
+    fn a_volume_is_whole_or_gone(#[case] lines: &str, #[case] found: Option<Found>, #[case] good: bool) {
+        let lines: Vec<Line> = lines.split(';').map(|line| Line::parse(line).expect(line)).collect();
+        let found = found.into_iter().map(|found| ("v".to_owned(), found)).collect();
+        let differences = Expected::of(&lines).differences(&found);
+        assert_eq!(differences.is_empty(), good, "{differences:?}");
+    }
+
+    #[test]
+    fn the_kind_counts() {
+        let lines = [Line::parse("0 done create Filesystem v 100").unwrap()];
+        let found = there(100, &[]).into_iter().map(|found| ("v".to_owned(), found)).collect();
+        assert_eq!(Expected::of(&lines).differences(&found).len(), 1);
+    }
+}

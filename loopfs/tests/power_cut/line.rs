@@ -1,0 +1,133 @@
+//! What the working threads say: before each operation what they intend, and after it that it is done.
+//!
+//! A line reads `THREAD intent|done OPERATION`, as `2 intent grow Block t2-7 8388608`. The harness reads the
+//! operation's name, up to the kind of volume, to choose where to cut.
+
+use std::fmt;
+
+use loopfs::VolumeKind;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) thread: usize,
+    pub(crate) phase: Phase,
+    pub(crate) operation: Operation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Intent,
+    Done,
+}
+
+/// Capacities are in bytes. A block that is written has a number, and a content that follows from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Create {
+        kind: VolumeKind,
+        volume: String,
+        capacity: u64,
+    },
+    Grow {
+        kind: VolumeKind,
+        volume: String,
+        capacity: u64,
+    },
+    /// Written and fsynced.
+    Write {
+        kind: VolumeKind,
+        volume: String,
+        block: u64,
+    },
+    Delete {
+        kind: VolumeKind,
+        volume: String,
+    },
+    /// The trash is emptied, and project ids are released with it.
+    Release,
+    /// What processes that died left half made is taken away.
+    Recover,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = match self.phase {
+            Phase::Intent => "intent",
+            Phase::Done => "done",
+        };
+        write!(f, "{} {phase} ", self.thread)?;
+        match &self.operation {
+            Operation::Create { kind, volume, capacity } => write!(f, "create {kind} {volume} {capacity}"),
+            Operation::Grow { kind, volume, capacity } => write!(f, "grow {kind} {volume} {capacity}"),
+            Operation::Write { kind, volume, block } => write!(f, "write {kind} {volume} {block}"),
+            Operation::Delete { kind, volume } => write!(f, "delete {kind} {volume}"),
+            Operation::Release => f.write_str("release"),
+            Operation::Recover => f.write_str("recover"),
+        }
+    }
+}
+
+impl Line {
+    /// None where the text is not a whole line.
+    pub(crate) fn parse(text: &str) -> Option<Line> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let (thread, phase, operation) = match words.as_slice() {
+            [thread, "intent", operation @ ..] => (thread, Phase::Intent, operation),
+            [thread, "done", operation @ ..] => (thread, Phase::Done, operation),
+            _ => return None,
+        };
+        Some(Line { thread: thread.parse().ok()?, phase, operation: Operation::parse(operation)? })
+    }
+}
+
+impl Operation {
+    fn parse(words: &[&str]) -> Option<Operation> {
+        match words {
+            ["release"] => return Some(Operation::Release),
+            ["recover"] => return Some(Operation::Recover),
+            _ => {}
+        }
+        let [name, kind, volume, rest @ ..] = words else { return None };
+        let kind = match *kind {
+            "Filesystem" => VolumeKind::Filesystem,
+            "Block" => VolumeKind::Block,
+            _ => return None,
+        };
+        let volume = (*volume).to_owned();
+        match (*name, rest) {
+            ("create", [bytes]) => Some(Operation::Create { kind, volume, capacity: bytes.parse().ok()? }),
+            ("grow", [bytes]) => Some(Operation::Grow { kind, volume, capacity: bytes.parse().ok()? }),
+            ("write", [block]) => Some(Operation::Write { kind, volume, block: block.parse().ok()? }),
+            ("delete", []) => Some(Operation::Delete { kind, volume }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::Line;
+
+    #[rstest]
+    #[case("0 intent create Filesystem t0-1 1048576")]
+    #[case("3 done grow Block t3-2 8388608")]
+    #[case("1 intent write Block t1-1 7")]
+    #[case("1 done delete Filesystem t1-1")]
+    #[case("0 done release")]
+    #[case("0 intent recover")]
+    fn a_line_is_read_as_it_was_written(#[case] text: &str) {
+        assert_eq!(Line::parse(text).expect(text).to_string(), text);
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("0 intent create Filesystem t0-1")]
+    #[case("0 perhaps release")]
+    #[case("0 done release of what")]
+    #[case("0 done grow Tape t0-1 1048576")]
+    fn what_is_no_line_is_not_taken_for_one(#[case] text: &str) {
+        assert_eq!(Line::parse(text), None);
+    }
+}

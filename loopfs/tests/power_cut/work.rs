@@ -1,0 +1,230 @@
+//! Threads that create, grow, write and delete volumes, and say so.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+
+use loopfs::{
+    Access, Bytes, Inodes, Limits, ProjectId, ProjectQuota, StoreOptions, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStore, assign_project, project_of,
+};
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::journal::Journal;
+use crate::line::{Line, Operation, Phase};
+
+const MIB: u64 = 1 << 20;
+/// The first one also empties the trash. Enough that an operation is under way at any moment.
+const THREADS: usize = 4;
+/// Volumes that a thread keeps; all of them together are far from filling the disk.
+const MOST_VOLUMES: usize = 5;
+
+#[test]
+fn until_the_power_is_cut() {
+    let seed = std::env::var("LOOPFS_TEST_SEED").expect("LOOPFS_TEST_SEED is not set");
+    let seed: u64 = seed.parse().expect("a number in LOOPFS_TEST_SEED");
+    let root = crate::xfs();
+    let store = crate::store();
+    let journal = Journal::create(&root).expect("the journal");
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let mut worker = Worker {
+                thread,
+                store: &store,
+                root: &root,
+                journal: &journal,
+                random: Random(seed.wrapping_mul(THREADS as u64).wrapping_add(thread as u64)),
+                volumes: Vec::new(),
+                made: 0,
+            };
+            scope.spawn(move || worker.run());
+        }
+    });
+    panic!("the journal is full, and nobody has cut the power");
+}
+
+struct Worker<'a> {
+    thread: usize,
+    store: &'a VolumeStore,
+    root: &'a Path,
+    journal: &'a Journal,
+    random: Random,
+    volumes: Vec<Known>,
+    made: u64,
+}
+
+/// A volume of this thread.
+#[derive(Clone, Debug)]
+struct Known {
+    id: String,
+    kind: VolumeKind,
+    capacity: u64,
+    blocks: u64,
+}
+
+impl Worker<'_> {
+    fn run(&mut self) {
+        loop {
+            let operation = self.choose();
+            if !self.say(Phase::Intent, &operation) {
+                return;
+            }
+            self.perform(&operation).unwrap_or_else(|error| panic!("{operation:?}: {error}"));
+            if !self.say(Phase::Done, &operation) {
+                return;
+            }
+        }
+    }
+
+    fn say(&self, phase: Phase, operation: &Operation) -> bool {
+        let line = Line { thread: self.thread, phase, operation: operation.clone() };
+        self.journal.say(&line).expect("a line")
+    }
+
+    fn choose(&mut self) -> Operation {
+        if self.volumes.len() < 2 {
+            return self.create();
+        }
+        let chosen = self.random.below(self.volumes.len() as u64) as usize;
+        let Known { id, kind, capacity, blocks } = self.volumes[chosen].clone();
+        match self.random.below(100) {
+            0..25 if self.volumes.len() < MOST_VOLUMES => self.create(),
+            0..50 => {
+                let capacity = capacity + MIB * (1 + self.random.below(4));
+                Operation::Grow { kind, volume: id, capacity }
+            }
+            50..70 => Operation::Write { kind, volume: id, block: blocks },
+            // Two at a time would find each other's entries gone.
+            70..80 if self.thread == 0 => Operation::Release,
+            80..90 if self.thread == 0 => Operation::Recover,
+            _ => Operation::Delete { kind, volume: id },
+        }
+    }
+
+    fn create(&mut self) -> Operation {
+        let kind = if self.random.below(2) == 0 { VolumeKind::Filesystem } else { VolumeKind::Block };
+        self.made += 1;
+        let volume = format!("t{}-{}", self.thread, self.made);
+        Operation::Create { kind, volume, capacity: MIB * (1 + self.random.below(4)) }
+    }
+
+    fn perform(&mut self, operation: &Operation) -> Result<(), Box<dyn std::error::Error>> {
+        match operation {
+            Operation::Create { kind, volume, capacity } => {
+                self.store.create(&VolumeId::parse(volume)?, &VolumeSpec::new(*kind, Bytes(*capacity)))?;
+                self.volumes.push(Known { id: volume.clone(), kind: *kind, capacity: *capacity, blocks: 0 });
+            }
+            Operation::Grow { kind, volume, capacity } => {
+                if *kind == VolumeKind::Filesystem && self.repeats() {
+                    self.limit(volume, *capacity)?;
+                }
+                self.store.grow(&VolumeId::parse(volume)?, Bytes(*capacity))?;
+                self.known(volume).capacity = *capacity;
+            }
+            Operation::Write { kind, volume, block } => {
+                match kind {
+                    VolumeKind::Filesystem => write_file(&self.root.join("volumes").join(volume), *block)?,
+                    VolumeKind::Block => {
+                        let volume = self.store.volume(&VolumeId::parse(volume)?)?;
+                        let image = File::from(volume.open_image(Access::ReadWrite)?);
+                        image.write_all_at(&content(*block), offset(*block))?;
+                        image.sync_all()?;
+                    }
+                }
+                self.known(volume).blocks += 1;
+            }
+            Operation::Delete { volume, .. } => {
+                let repeats = self.repeats();
+                if repeats {
+                    let (from, to) = (format!("volumes/{volume}"), format!("trash/{volume}.0"));
+                    std::fs::rename(self.root.join(from), self.root.join(to))?;
+                }
+                if self.store.delete(&VolumeId::parse(volume)?)? == repeats {
+                    return Err("there is no such volume, or still one".into());
+                }
+                self.volumes.retain(|known| known.id != *volume);
+            }
+            Operation::Release => drop(self.store.empty_trash()?),
+            Operation::Recover => {
+                self.leave_half_made()?;
+                self.store.recover()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a process was here that died before what it changed was durable: the call is repeated, finds
+    /// everything as it should be, and must not return before it stays so.
+    fn repeats(&mut self) -> bool {
+        self.random.below(3) == 0
+    }
+
+    /// As a process that grew a volume, and died.
+    fn limit(&self, volume: &str, capacity: u64) -> Result<(), Box<dyn std::error::Error>> {
+        let directory = File::open(self.root.join("volumes").join(volume))?;
+        let project = ProjectId::new(project_of(&directory)?).ok_or("a volume without a project id")?;
+        ProjectQuota::of(directory.as_fd()).set_limits(project, limits(capacity))?;
+        Ok(())
+    }
+
+    /// As processes that created a volume and grew an image, and died.
+    fn leave_half_made(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+        self.made += 1;
+        let staged = self.root.join("staging").join(format!("t{}-{}.0", self.thread, self.made));
+        std::fs::create_dir(&staged)?;
+        let directory = File::open(staged)?;
+        // No volume has taken the last ids of the range, but by a chance of one in millions.
+        let last = StoreOptions::default().project_ids.end().get();
+        let project = ProjectId::new(last - u32::try_from(self.made)?).ok_or("no project id")?;
+        ProjectQuota::of(directory.as_fd()).set_limits(project, limits(MIB))?;
+        assign_project(&directory, project)?;
+        if let Some(image) = self.volumes.iter().find(|known| known.kind == VolumeKind::Block) {
+            let file = File::options().write(true).open(self.root.join("volumes").join(&image.id))?;
+            let (start, more) = (i64::try_from(image.capacity)?, i64::try_from(MIB)?);
+            fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, start, more)?;
+        }
+        Ok(())
+    }
+
+    fn known(&mut self, id: &str) -> &mut Known {
+        self.volumes.iter_mut().find(|known| known.id == id).expect("a volume of this thread")
+    }
+}
+
+fn limits(capacity: u64) -> Limits {
+    Limits::hard(Bytes(capacity), Inodes(capacity / 2048))
+}
+
+fn write_file(volume: &Path, block: u64) -> std::io::Result<()> {
+    let mut file = File::create_new(volume.join(block.to_string()))?;
+    file.write_all(&content(block))?;
+    file.sync_all()?;
+    File::open(volume)?.sync_all()
+}
+
+/// What block `block` of a volume holds once it is written.
+pub(crate) fn content(block: u64) -> [u8; 4096] {
+    let mut content = [0; 4096];
+    content.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&(block + 1).to_le_bytes()));
+    content
+}
+
+/// Where that is in an image.
+pub(crate) fn offset(block: u64) -> u64 {
+    block * 4096
+}
+
+/// Equal seeds make equal choices. (SplitMix64.)
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}
