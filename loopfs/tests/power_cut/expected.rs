@@ -18,6 +18,8 @@ pub(crate) struct Volume {
     capacities: [u64; 2],
     /// Blocks that were written and fsynced.
     pub(crate) written: BTreeSet<u64>,
+    /// It was made from another one, or another one from it.
+    pub(crate) shares: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +53,25 @@ impl Expected {
         match operation {
             Operation::Create { kind, volume, capacity } => {
                 let presence = if phase == Phase::Done { Presence::There } else { Presence::Either };
-                let made =
-                    Volume { kind: *kind, presence, capacities: [*capacity; 2], written: BTreeSet::new() };
+                let made = Volume {
+                    kind: *kind,
+                    presence,
+                    capacities: [*capacity; 2],
+                    written: BTreeSet::new(),
+                    shares: false,
+                };
+                self.0.insert(volume.clone(), made);
+            }
+            Operation::Clone { volume, capacity, source } => {
+                let source = self.known(source);
+                source.shares = true;
+                let made = Volume {
+                    kind: VolumeKind::Block,
+                    presence: if phase == Phase::Done { Presence::There } else { Presence::Either },
+                    capacities: [*capacity; 2],
+                    written: source.written.clone(),
+                    shares: true,
+                };
                 self.0.insert(volume.clone(), made);
             }
             Operation::Grow { volume, capacity, .. } => {
@@ -136,12 +155,25 @@ mod tests {
     #[case::being_deleted_and_emptied(&format!("{CREATED};{WRITTEN};0 intent delete Block v"), there(100, &[]), false)]
     #[case::deleted(&format!("{CREATED};0 intent delete Block v;0 done delete Block v"), None, true)]
     #[case::deleted_and_back(&format!("{CREATED};0 intent delete Block v;0 done delete Block v"), there(100, &[]), false)]
+    #[case::cloned(&format!("{CREATED};{WRITTEN};0 done clone Block w 100 v;0 done delete Block w"), there(100, &[3]), true)]
     #[case::never_made("0 intent release;0 done release", there(100, &[]), false)]
     fn a_volume_is_whole_or_gone(#[case] lines: &str, #[case] found: Option<Found>, #[case] good: bool) {
         let lines: Vec<Line> = lines.split(';').map(|line| Line::parse(line).expect(line)).collect();
         let found = found.into_iter().map(|found| ("v".to_owned(), found)).collect();
         let differences = Expected::of(&lines).differences(&found);
         assert_eq!(differences.is_empty(), good, "{differences:?}");
+    }
+
+    #[test]
+    fn a_clone_holds_what_its_source_held() {
+        let text = format!("{CREATED};{WRITTEN};0 intent clone Block w 100 v;0 done clone Block w 100 v");
+        let lines: Vec<Line> = text.split(';').map(|line| Line::parse(line).expect(line)).collect();
+        let found = |intact: &[u64]| {
+            let of = |id: &str, intact: &[u64]| (id.to_owned(), there(100, intact).expect("a volume"));
+            BTreeMap::from([of("v", &[3]), of("w", intact)])
+        };
+        assert_eq!(Expected::of(&lines).differences(&found(&[3])), Vec::<String>::new());
+        assert_eq!(Expected::of(&lines).differences(&found(&[])), ["w lost what was written to block 3"]);
     }
 
     #[test]

@@ -33,6 +33,12 @@ pub(crate) enum Operation {
         volume: String,
         capacity: u64,
     },
+    /// Of a Block volume.
+    Clone {
+        volume: String,
+        capacity: u64,
+        source: String,
+    },
     /// Written and fsynced.
     Write {
         kind: VolumeKind,
@@ -59,6 +65,9 @@ impl fmt::Display for Line {
         match &self.operation {
             Operation::Create { kind, volume, capacity } => write!(f, "create {kind} {volume} {capacity}"),
             Operation::Grow { kind, volume, capacity } => write!(f, "grow {kind} {volume} {capacity}"),
+            Operation::Clone { volume, capacity, source } => {
+                write!(f, "clone {} {volume} {capacity} {source}", VolumeKind::Block)
+            }
             Operation::Write { kind, volume, block } => write!(f, "write {kind} {volume} {block}"),
             Operation::Delete { kind, volume } => write!(f, "delete {kind} {volume}"),
             Operation::Release => f.write_str("release"),
@@ -97,6 +106,10 @@ impl Operation {
         match (*name, rest) {
             ("create", [bytes]) => Some(Operation::Create { kind, volume, capacity: bytes.parse().ok()? }),
             ("grow", [bytes]) => Some(Operation::Grow { kind, volume, capacity: bytes.parse().ok()? }),
+            ("clone", [bytes, source]) if kind == VolumeKind::Block => {
+                let source = (*source).to_owned();
+                Some(Operation::Clone { volume, capacity: bytes.parse().ok()?, source })
+            }
             ("write", [block]) => Some(Operation::Write { kind, volume, block: block.parse().ok()? }),
             ("delete", []) => Some(Operation::Delete { kind, volume }),
             _ => None,
@@ -114,6 +127,7 @@ mod tests {
     #[case("0 intent create Filesystem t0-1 1048576")]
     #[case("3 done grow Block t3-2 8388608")]
     #[case("1 intent write Block t1-1 7")]
+    #[case("1 intent clone Block t1-2 2097152 t1-1")]
     #[case("1 done delete Filesystem t1-1")]
     #[case("0 done release")]
     #[case("0 intent recover")]
@@ -126,6 +140,7 @@ mod tests {
     #[case("0 intent create Filesystem t0-1")]
     #[case("0 perhaps release")]
     #[case("0 done release of what")]
+    #[case("0 done clone Filesystem t0-2 1048576 t0-1")]
     #[case("0 done grow Tape t0-1 1048576")]
     fn what_is_no_line_is_not_taken_for_one(#[case] text: &str) {
         assert_eq!(Line::parse(text), None);

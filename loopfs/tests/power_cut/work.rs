@@ -96,6 +96,12 @@ impl Worker<'_> {
                 let capacity = capacity + MIB * (1 + self.random.below(4));
                 Operation::Grow { kind, volume: id, capacity }
             }
+            50..60 if kind == VolumeKind::Block && self.volumes.len() < MOST_VOLUMES => {
+                self.made += 1;
+                let volume = format!("t{}-{}", self.thread, self.made);
+                let capacity = capacity + MIB * self.random.below(2);
+                Operation::Clone { volume, capacity, source: id }
+            }
             50..70 => Operation::Write { kind, volume: id, block: blocks },
             // Two at a time would find each other's entries gone.
             70..80 if self.thread == 0 => Operation::Release,
@@ -123,6 +129,13 @@ impl Worker<'_> {
                 }
                 self.store.grow(&VolumeId::parse(volume)?, Bytes(*capacity))?;
                 self.known(volume).capacity = *capacity;
+            }
+            Operation::Clone { volume, capacity, source } => {
+                let (original, id) = (VolumeId::parse(source)?, VolumeId::parse(volume)?);
+                self.store.clone_image(&original, &id, Bytes(*capacity))?;
+                let blocks = self.known(source).blocks;
+                let (id, capacity) = (volume.clone(), *capacity);
+                self.volumes.push(Known { id, kind: VolumeKind::Block, capacity, blocks });
             }
             Operation::Write { kind, volume, block } => {
                 match kind {
