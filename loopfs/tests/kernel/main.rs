@@ -8,6 +8,7 @@
 mod clones;
 mod environment;
 mod loop_devices;
+mod many_devices;
 mod mounts;
 mod project_ids;
 mod project_trees;

@@ -1,0 +1,82 @@
+//! A node full of Block volumes.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use loopfs::{
+    Access, AttachOptions, Binding, Bytes, Detach, ErrorKind, LoopControl, LoopDevice, PoolOptions, VolumeId,
+    VolumeKind, VolumeSpec,
+};
+
+use crate::environment::{Leaks, id, store};
+
+/// Some 136 KiB of kernel memory each, of the 2 GiB that the machine has.
+const DEVICES: usize = 4000;
+const ACCESSES: [Access; 2] = [Access::ReadWrite, Access::ReadOnly];
+const THREADS: usize = 8;
+
+fn loop_devices() -> usize {
+    let all = std::fs::read_dir("/sys/block").unwrap();
+    all.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("loop")).count()
+}
+
+/// Several at once, so that they wait for the disk together.
+fn for_each<T: Send>(volumes: &[VolumeId], work: impl Fn(&VolumeId) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let parts = volumes.chunks(volumes.len().div_ceil(THREADS));
+        let start = |part: &'_ [VolumeId]| {
+            let part = part.to_vec();
+            scope.spawn(move || part.iter().map(work).collect::<Vec<T>>())
+        };
+        let workers: Vec<_> = parts.map(start).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
+    let leaks = Leaks::watch();
+    let devices_before = loop_devices();
+    let store = store();
+    // A range of its own, so that idle devices of other tests are not among those counted.
+    let options = PoolOptions { range: 0x3_0000..0x4_0000, keep_idle: DEVICES };
+    let control = LoopControl::with_pool(options.clone()).unwrap();
+    let volumes: Vec<VolumeId> = (0..DEVICES / ACCESSES.len()).map(|n| id(&format!("many-{n}"))).collect();
+    let image = |id: &VolumeId, access| -> OwnedFd { store.volume(id).unwrap().open_image(access).unwrap() };
+
+    let bindings: Vec<[Binding; 2]> = for_each(&volumes, |id| {
+        store.create(id, &VolumeSpec::new(VolumeKind::Block, Bytes(4096))).unwrap();
+        ACCESSES.map(|access| {
+            let device = control.attach(image(id, access).as_fd(), &AttachOptions::new(access)).unwrap();
+            device.binding().clone()
+        })
+    });
+    assert_eq!(loop_devices(), devices_before + DEVICES);
+
+    let snapshot = control.snapshot().unwrap().into_iter();
+    let listed: HashMap<u32, Binding> =
+        snapshot.map(|status| (status.binding.index, status.binding)).collect();
+    for binding in bindings.iter().flatten() {
+        assert_eq!(listed.get(&binding.index), Some(binding));
+    }
+    // Another process, which has attached none of them.
+    let other = LoopControl::with_pool(options).unwrap();
+    assert_eq!(other.idle(), 0);
+    for (id, bindings) in volumes.iter().zip(&bindings).step_by(31) {
+        let found = other.find(image(id, Access::ReadOnly).as_fd()).unwrap();
+        assert_eq!(found.iter().map(LoopDevice::binding).collect::<Vec<_>>(), [&bindings[0], &bindings[1]]);
+    }
+
+    for outcome in for_each(&volumes, |id| control.detach_all(image(id, Access::ReadOnly).as_fd()).unwrap()) {
+        assert_eq!(outcome, Detach::Gone);
+    }
+    for binding in bindings.iter().flatten().step_by(31) {
+        assert_eq!(LoopDevice::open_binding(binding).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    assert_eq!(control.trim(0), DEVICES);
+    assert_eq!(loop_devices(), devices_before);
+    assert!(for_each(&volumes, |id| store.delete(id).unwrap()).into_iter().all(|deleted| deleted));
+    assert_eq!(store.empty_trash().unwrap(), volumes.len());
+    leaks.check();
+}
