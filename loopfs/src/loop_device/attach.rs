@@ -20,12 +20,14 @@ pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlag) -> std::result::Result<
     open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// Binds `image`, which the caller knows not to be attached with this access.
+/// Binds `image`, which the caller knows not to be attached with this access. `recorded`: what is not recorded by
+/// the file from now on would not be found again.
 pub(super) fn attach(
     control: BorrowedFd<'_>,
     pool: &Pool,
     image: BorrowedFd<'_>,
     options: &AttachOptions,
+    recorded: bool,
 ) -> Result<LoopDevice> {
     options.check()?;
     let backing = open_backing(image, options)?;
@@ -38,16 +40,19 @@ pub(super) fn attach(
             IndexPolicy::Any => loop_dev::get_free(control).context("find", "a free loop device")?,
             IndexPolicy::Exact(index) => make(control, index)?,
         };
-        // Kept by the file before the device is bound: a crash in between leaves a hint too many,
-        // never a device that nobody finds. Without the right to write it, searches take longer.
-        let hinted = hint::write(&backing, options.access, index).is_ok();
-        let give_up = || {
-            if hinted {
-                // Best effort: a hint without a device is only slower.
-                hint::clear(&backing, options.access).ok();
+        let give_up = || pool.give_back(index);
+        // Before the device is bound, so that a crash in between leaves no device that nobody finds.
+        match hint::write(&backing, options.access, index) {
+            // Best effort: without it the next search asks every device once more.
+            Ok(()) if !recorded => drop(hint::set_recorded(&backing, options.access)),
+            Err(errno) if recorded || errno == Errno::EAGAIN => {
+                give_up();
+                let error = Error::sys("lock", "the backing file", errno);
+                return Err(error.explain("another program has it locked, or its file system has no locks"));
             }
-            pool.give_back(index);
-        };
+            // On a file system without locks each search asks every device.
+            Ok(()) | Err(_) => {}
+        }
         let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
@@ -56,7 +61,7 @@ pub(super) fn attach(
                     Err(error) => error,
                 };
                 // The binding was made by this call a moment ago, so clearing it takes nobody's device.
-                // If even that fails it stays bound, and the hint leads the next call to it.
+                // If even that fails it stays bound, and the lock leads the next call to it.
                 loop_dev::clear(&fd).context("detach", node_name(index))?;
                 drop(fd);
                 give_up();
@@ -73,12 +78,13 @@ pub(super) fn attach(
                 if Instant::now() < deadline && !matches!(options.index, IndexPolicy::Exact(_)) =>
             {
                 lost += 1;
+                // The next index has another place.
+                hint::clear(&backing, options.access).context("unlock", "the backing file")?;
             }
             Err(errno) => {
                 let error = Error::sys("attach", node_name(index), errno);
                 if errno == Errno::EBUSY {
-                    // Somebody else's device: it is not idle, and the hint would name it.
-                    hint::clear(&backing, options.access).ok();
+                    // Somebody else's device: it is not idle.
                     return Err(error.explain(format!("bound by another program; {lost} others were too")));
                 }
                 give_up();

@@ -67,13 +67,14 @@ impl LoopControl {
     /// [`ErrorKind::AlreadyExists`]: the file is attached with this access already; two writable
     /// devices of one file would corrupt it. [`ErrorKind::NotHonoured`]: the kernel did not grant a
     /// property, which the message names; nothing is left attached. [`ErrorKind::Busy`]: other
-    /// programs took every device until the deadline, or have the one that was asked.
+    /// programs took every device until the deadline, or have the one that was asked, or one has locked the whole
+    /// file for writing (fcntl(2)).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn attach(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
         let _lock = lock(image)?;
-        match self.find_access(image, options.access)? {
-            None => self.bind(image, options),
-            Some(device) => {
+        match self.search(image, options.access)? {
+            Search::None { recorded } => self.bind(image, options, recorded),
+            Search::Found(device) => {
                 let detail = format!("the file is attached already: {}", device.binding());
                 Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), detail))
             }
@@ -89,7 +90,10 @@ impl LoopControl {
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
         let _lock = lock(image)?;
-        let Some(device) = self.find_access(image, options.access)? else { return self.bind(image, options) };
+        let device = match self.search(image, options.access)? {
+            Search::None { recorded } => return self.bind(image, options, recorded),
+            Search::Found(device) => device,
+        };
         let status = device.status()?;
         if let Some(problem) = options.mismatch(&status) {
             return Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), problem));
@@ -109,7 +113,9 @@ impl LoopControl {
     pub fn find(&self, image: BorrowedFd<'_>) -> Result<Vec<LoopDevice>> {
         let mut found = Vec::new();
         for access in [Access::ReadWrite, Access::ReadOnly] {
-            found.extend(self.find_access(image, access)?);
+            if let Search::Found(device) = self.search(image, access)? {
+                found.push(device);
+            }
         }
         Ok(found)
     }
@@ -128,11 +134,7 @@ impl LoopControl {
                     self.shared.pool.give_back_later(binding.index);
                     deferred.push(binding);
                 }
-                Ok(Detach::Gone) => {
-                    self.shared.pool.give_back(binding.index);
-                    // Best effort: a hint without a device is only slower.
-                    hint::clear(image, binding.access).ok();
-                }
+                Ok(Detach::Gone) => self.shared.pool.give_back(binding.index),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -173,7 +175,7 @@ impl LoopControl {
         self.shared.pool.trim(self.shared.control.as_fd(), keep)
     }
 
-    fn bind(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
+    fn bind(&self, image: BorrowedFd<'_>, options: &AttachOptions, recorded: bool) -> Result<LoopDevice> {
         let control = self.shared.control.as_fd();
         // GET_FREE names the same index to two callers; systemd excludes itself with this lock.
         let _turn = match options.index {
@@ -184,7 +186,7 @@ impl LoopControl {
             }
             IndexPolicy::Pool | IndexPolicy::Exact(_) => None,
         };
-        attach::attach(control, &self.shared.pool, image, options)
+        attach::attach(control, &self.shared.pool, image, options, recorded)
     }
 
     /// Starts a thread that removes surplus idle devices, unless one is at it.
@@ -205,21 +207,21 @@ impl LoopControl {
         }
     }
 
-    fn find_access(&self, image: BorrowedFd<'_>, access: Access) -> Result<Option<LoopDevice>> {
+    fn search(&self, image: BorrowedFd<'_>, access: Access) -> Result<Search> {
+        let hint = hint::read(image, access);
+        if hint == Hint::NotAttached {
+            return Ok(Search::None { recorded: true });
+        }
         let backing = BackingFile::of(image)?;
         let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
-        match hint::read(image, access) {
-            Hint::NotAttached => return Ok(None),
-            Hint::Index(index) => {
-                if let Some(device) = open_if_bound(index)?.filter(|device| wanted(device.binding())) {
-                    return Ok(Some(device));
-                }
-            }
-            Hint::Absent => {}
+        if let Hint::Index(index) = hint
+            && let Some(device) = open_if_bound(index)?.filter(|device| wanted(device.binding()))
+        {
+            return Ok(Search::Found(device));
         }
         for index in pool::indices()? {
             match open_if_bound(index) {
-                Ok(Some(device)) if wanted(device.binding()) => return Ok(Some(device)),
+                Ok(Some(device)) if wanted(device.binding()) => return Ok(Search::Found(device)),
                 Ok(_) => {}
                 // A device of ours that cannot be asked might be the one; of another program's, such as one
                 // whose file's server is gone, it is not for us to say.
@@ -227,8 +229,17 @@ impl LoopControl {
                 Err(_) => {}
             }
         }
-        Ok(None)
+        Ok(Search::None { recorded: false })
     }
+}
+
+/// What a search for the device of a file with one access found.
+enum Search {
+    Found(LoopDevice),
+    /// No device. Whether that is because attachments of the file are recorded, rather than by asking every device.
+    None {
+        recorded: bool,
+    },
 }
 
 /// None where the device is bound to nothing, or is not there.

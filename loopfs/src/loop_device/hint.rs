@@ -1,63 +1,165 @@
-//! Where a file was last attached, kept on the file itself as an extended attribute.
+//! Which device a file is attached to, kept by the kernel for as long as it is.
 //!
-//! A hint makes the search for a file's device constant instead of a walk over all devices. It
-//! is never believed: the device it names must be bound to the file. It is written before the
-//! device is bound, so a crash leaves a hint without a device and not the reverse.
+//! The descriptor that a device keeps of its file holds a lock (`F_OFD_SETLK`, fcntl(2)) on one byte far past the end,
+//! whose place says the index. Every process sees the lock, so the search for a file's device is constant instead of a
+//! walk over all devices. It is taken before the device is bound, so no crash leaves a device without it, and the
+//! kernel drops it with the last reference to the descriptor, so none is left without a device: not by a crash, not by
+//! a deferred detach, not by a reboot. Nothing is written to disk, which matters because `LOOP_CONFIGURE` flushes the file.
 //!
-//! `trusted.*` attributes can only be written with `CAP_SYS_ADMIN`; where they cannot be had the
-//! search walks over all devices.
+//! The place is never believed: the device it names must be bound to the file.
+//!
+//! Devices bound by other programs have no such lock. So there is an extended attribute which says that a file had no
+//! device when its attachments began to be recorded; without it (`trusted.*` can only be written with `CAP_SYS_ADMIN`)
+//! a search walks over all devices.
 
 use std::ffi::CStr;
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 
 use super::Access;
 
 const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";
-const NEVER: &[u8] = b"none";
+const RECORDED: &[u8] = b"none";
 
-/// What a file says of its device.
+/// Beyond the end of any file, and of what other programs lock.
+const FIRST_PLACE: i64 = 1 << 62;
+/// More than there are indices.
+const PLACES: i64 = 1 << 21;
+
+/// What is known of a file's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hint {
+pub(super) enum Hint {
     /// Attachments of this file are not recorded.
     Absent,
     /// They are, and there is none.
     NotAttached,
-    /// The index it was last attached to.
+    /// The index it is attached to, or is about to be.
     Index(u32),
 }
 
-fn name(access: Access) -> &'static CStr {
+pub(super) fn read(file: impl AsFd, access: Access) -> Hint {
+    let first = first_place(access);
+    // Asks who is in the way of a lock on all places.
+    let mut found = lock_of(libc::F_WRLCK, first, PLACES);
+    match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found)) {
+        Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => {
+            if is_recorded(file, access) {
+                Hint::NotAttached
+            } else {
+                Hint::Absent
+            }
+        }
+        // Else another program has locked the file from end to end.
+        Ok(_) if found.l_len == 1 => u32::try_from(found.l_start - first).map_or(Hint::Absent, Hint::Index),
+        _ => Hint::Absent,
+    }
+}
+
+/// Takes the place of `index`. `backing` is the descriptor that the device will keep. EAGAIN: another program
+/// has locked the file from end to end.
+pub(super) fn write(backing: impl AsFd, access: Access, index: u32) -> Result<(), Errno> {
+    // A lock for reading is enough to be seen, and every descriptor may have it.
+    let place = lock_of(libc::F_RDLCK, first_place(access) + i64::from(index), 1);
+    fcntl(backing, FcntlArg::F_OFD_SETLK(&place)).map(drop)
+}
+
+/// Takes back what [`write`] took.
+pub(super) fn clear(backing: impl AsFd, access: Access) -> Result<(), Errno> {
+    let places = lock_of(libc::F_UNLCK, first_place(access), PLACES);
+    fcntl(backing, FcntlArg::F_OFD_SETLK(&places)).map(drop)
+}
+
+/// Says that there is no device of this access that was not recorded.
+pub(super) fn set_recorded(file: impl AsFd, access: Access) -> Result<(), Errno> {
+    crate::sys::xattr::set(file, attribute(access), RECORDED)
+}
+
+/// As [`set_recorded`], for a file that was made a moment ago.
+pub(crate) fn start(file: impl AsFd) -> Result<(), Errno> {
+    [Access::ReadWrite, Access::ReadOnly].into_iter().try_for_each(|access| set_recorded(&file, access))
+}
+
+fn is_recorded(file: impl AsFd, access: Access) -> bool {
+    crate::sys::xattr::get(file, attribute(access)).is_ok_and(|value| value.as_deref() == Some(RECORDED))
+}
+
+fn attribute(access: Access) -> &'static CStr {
     match access {
         Access::ReadWrite => READ_WRITE,
         Access::ReadOnly => READ_ONLY,
     }
 }
 
-pub(crate) fn read(file: impl AsFd, access: Access) -> Hint {
-    match crate::sys::xattr::get(file, name(access)) {
-        Ok(Some(value)) if value == NEVER => Hint::NotAttached,
-        Ok(Some(value)) => std::str::from_utf8(&value)
-            .ok()
-            .and_then(|text| text.parse().ok())
-            .map_or(Hint::Absent, Hint::Index),
-        Ok(None) | Err(_) => Hint::Absent,
+fn first_place(access: Access) -> i64 {
+    match access {
+        Access::ReadWrite => FIRST_PLACE,
+        Access::ReadOnly => FIRST_PLACE + PLACES,
     }
 }
 
-pub(crate) fn write(file: impl AsFd, access: Access, index: u32) -> Result<(), Errno> {
-    crate::sys::xattr::set(file, name(access), index.to_string().as_bytes())
+fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    }
 }
 
-/// Says that from now on attachments of the file are recorded.
-pub(crate) fn start(file: impl AsFd) -> Result<(), Errno> {
-    let file = file.as_fd();
-    [READ_WRITE, READ_ONLY].into_iter().try_for_each(|name| crate::sys::xattr::set(file, name, NEVER))
-}
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
 
-/// Says that there is no attachment.
-pub(crate) fn clear(file: impl AsFd, access: Access) -> Result<(), Errno> {
-    crate::sys::xattr::set(file, name(access), NEVER)
+    use super::*;
+
+    /// As many descriptors of one file as asked, each opened anew.
+    fn opened<const N: usize>() -> [File; N] {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::array::from_fn(|_| file.reopen().expect("the file again"))
+    }
+
+    #[test]
+    fn a_place_is_seen_by_others_until_the_last_copy_of_its_descriptor_is_closed() {
+        let [backing, other] = opened();
+        write(&backing, Access::ReadWrite, 1_048_575).unwrap();
+        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(1_048_575));
+        assert!(!matches!(read(&other, Access::ReadOnly), Hint::Index(_)), "the other access has none");
+        let kept_by_the_device = backing.try_clone().unwrap();
+        drop(backing);
+        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(1_048_575));
+        drop(kept_by_the_device);
+        assert!(!matches!(read(&other, Access::ReadWrite), Hint::Index(_)));
+    }
+
+    #[test]
+    fn a_writable_and_a_read_only_device_of_a_file_do_not_hide_each_other() {
+        let [writable, read_only, other] = opened();
+        write(&writable, Access::ReadWrite, 7).unwrap();
+        write(&read_only, Access::ReadOnly, 0).unwrap();
+        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(7));
+        assert_eq!(read(&other, Access::ReadOnly), Hint::Index(0));
+    }
+
+    #[test]
+    fn a_place_taken_back_is_free_for_another_try() {
+        let [backing, other] = opened();
+        write(&backing, Access::ReadWrite, 7).unwrap();
+        clear(&backing, Access::ReadWrite).unwrap();
+        assert!(!matches!(read(&other, Access::ReadWrite), Hint::Index(_)));
+        write(&backing, Access::ReadWrite, 3).unwrap();
+        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(3));
+    }
+
+    #[test]
+    fn a_lock_of_another_program_on_the_whole_file_is_no_place() {
+        let [theirs, ours, other] = opened();
+        let whole = lock_of(libc::F_WRLCK, 0, 0);
+        fcntl(&theirs, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+        assert_eq!(read(&other, Access::ReadWrite), Hint::Absent);
+        assert_eq!(write(&ours, Access::ReadWrite, 7), Err(Errno::EAGAIN));
+    }
 }

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -126,7 +126,10 @@ impl Model {
         if device.bound.is_some() || device.rundown {
             return Err(Errno::EBUSY);
         }
-        let file = File::open(format!("/proc/self/fd/{}", config.fd)).or(Err(Errno::EBADF))?;
+        // SAFETY: the caller holds the descriptor that it configures the device with.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(config.fd as RawFd) };
+        // As the driver does: the open file description stays as long as the device, and with it its locks.
+        let file = File::from(descriptor.try_clone_to_owned().or(Err(Errno::EBADF))?);
         let metadata = file.metadata().or(Err(Errno::EIO))?;
         let mut info = config.info;
         (info.lo_device, info.lo_inode, info.lo_number) = (metadata.dev(), metadata.ino(), index);

@@ -5,6 +5,7 @@
 //! quotas, `LOOPFS_TEST_SCRATCH` a tmpfs. Without them the tests fail: a skipped test must not
 //! look like a passed one.
 
+mod attachments;
 mod clones;
 mod environment;
 mod loop_devices;
