@@ -120,6 +120,22 @@ impl LoopControl {
         Ok(found)
     }
 
+    /// As [`LoopDevice::detach`], and has the idle device used again or removed in the background.
+    ///
+    /// # Errors
+    /// Those of [`LoopDevice::detach`].
+    #[doc(alias = "LOOP_CLR_FD")]
+    pub fn detach(&self, device: LoopDevice) -> Result<Detach> {
+        let index = device.index();
+        let detached = device.detach()?;
+        match &detached {
+            Detach::Gone => self.shared.pool.give_back(index),
+            Detach::Deferred(_) => self.shared.pool.give_back_later(index),
+        }
+        self.remove_surplus();
+        Ok(detached)
+    }
+
     /// Detaches every device of the file. [`Detach::Deferred`] if some are still open somewhere.
     ///
     /// # Errors

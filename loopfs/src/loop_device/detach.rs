@@ -98,18 +98,21 @@ impl LoopDevice {
     /// [`ErrorKind::NotFound`]: the attachment was gone already.
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(self) -> Result<Detach> {
-        self.status()?;
+        self.check_bound()?;
         let Self { fd, binding } = self;
         match loop_dev::clear(&fd) {
             // ENXIO: another process was faster between the check and here.
             Ok(()) | Err(Errno::ENXIO) => {}
             Err(errno) => return Err(Error::sys("detach", node_name(binding.index), errno)),
         }
+        // Unbound already, or (from Linux 6.11 on) closed to others and unbound when this is closed.
+        let alone = loop_dev::status(&fd).err() == Some(Errno::ENXIO);
         drop(fd);
-        Ok(if is_bound(&binding)? {
-            Detach::Deferred(PendingDetach::new(vec![binding]))
-        } else {
+        // Whoever had it open may have closed it since.
+        Ok(if alone || !is_bound(&binding)? {
             Detach::Gone
+        } else {
+            Detach::Deferred(PendingDetach::new(vec![binding]))
         })
     }
 

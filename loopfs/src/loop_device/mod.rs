@@ -70,7 +70,7 @@ impl LoopDevice {
             Error::new(ErrorKind::NotFound, "open", node_name(index), "the loop device is bound to no file")
         };
         let opened = loop_dev::open_device(index, false);
-        match opened.and_then(|fd| read_status(&fd, index).map(|status| (fd, status.binding))) {
+        match opened.and_then(|fd| read_binding(&fd, index).map(|binding| (fd, binding))) {
             Ok((fd, binding)) => Ok(Self { fd, binding }),
             // Unbound, or (at opening) being torn down.
             Err(Errno::ENXIO) => Err(unbound()),
@@ -169,19 +169,31 @@ impl LoopDevice {
     /// [`ErrorKind::NotFound`]: unbound or bound anew since this was opened.
     #[doc(alias = "LOOP_GET_STATUS64")]
     pub fn status(&self) -> Result<Status> {
-        let name = node_name(self.binding.index);
-        match read_status(&self.fd, self.binding.index) {
-            Ok(status) if status.binding.is_same(&self.binding) => Ok(status),
-            // The index was unbound and given to another file while the descriptor was open.
-            Ok(status) => {
-                let detail = format!("bound to {} since, no longer to {}", status.binding, self.binding);
-                Err(Error::new(ErrorKind::NotFound, "use", name, detail))
-            }
-            Err(Errno::ENXIO) => {
-                Err(Error::new(ErrorKind::NotFound, "use", name, "bound to no file any more"))
-            }
-            Err(errno) => Err(Error::sys("read the status of", name, errno)),
+        let status = self.answered(read_status(&self.fd, self.binding.index))?;
+        self.check_binding(&status.binding)?;
+        Ok(status)
+    }
+
+    /// That the device still is what it was opened as: an index can be unbound and given to another file while a
+    /// descriptor is open.
+    fn check_bound(&self) -> Result<()> {
+        self.check_binding(&self.answered(read_binding(&self.fd, self.binding.index))?)
+    }
+
+    fn answered<T>(&self, answer: std::result::Result<T, Errno>) -> Result<T> {
+        let name = || node_name(self.binding.index);
+        answer.map_err(|errno| match errno {
+            Errno::ENXIO => Error::new(ErrorKind::NotFound, "use", name(), "bound to no file any more"),
+            _ => Error::sys("read the status of", name(), errno),
+        })
+    }
+
+    fn check_binding(&self, now: &Binding) -> Result<()> {
+        if now.is_same(&self.binding) {
+            return Ok(());
         }
+        let detail = format!("bound to {now} since, no longer to {}", self.binding);
+        Err(Error::new(ErrorKind::NotFound, "use", node_name(self.binding.index), detail))
     }
 
     /// Makes the device as large as its file is now, and says how large that is. Online: readers
@@ -233,6 +245,10 @@ fn binding_of(fd: impl AsFd, index: u32, info: &loop_info64) -> Binding {
         extent: Extent { offset: info.lo_offset, size_limit: NonZeroU64::new(info.lo_sizelimit) },
         access: if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite },
     }
+}
+
+fn read_binding(fd: impl AsFd, index: u32) -> std::result::Result<Binding, Errno> {
+    loop_dev::status(&fd).map(|info| binding_of(&fd, index, &info))
 }
 
 fn read_status(fd: impl AsFd, index: u32) -> std::result::Result<Status, Errno> {

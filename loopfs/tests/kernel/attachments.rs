@@ -64,7 +64,7 @@ fn attaching_and_detaching_leave_the_file_as_it_is() {
     let control = LoopControl::open().unwrap();
     let once = || {
         let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-        assert_eq!(device.detach().unwrap(), Detach::Gone);
+        assert_eq!(control.detach(device).unwrap(), Detach::Gone);
     };
     // From the first time on attachments of the file are recorded.
     once();
