@@ -24,6 +24,9 @@
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod error;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod floor;
 mod loop_device;
 mod mount;
 pub mod mountinfo;

@@ -1,0 +1,222 @@
+//! Attaching, finding, detaching and removing, with more and more devices attached.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use loopfs::{LoopDevice, floor};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use crate::population::{FLOOR_INDEX, LABEL, Population, options};
+use crate::samples::Samples;
+use crate::{Result, Size, machine, stop};
+
+struct Plan {
+    counts: &'static [usize],
+    /// Of the library and the bare calls, in turn.
+    runs: usize,
+    /// Each so many of those, the other programs have theirs: removing their devices takes 0.1 s.
+    others_every: usize,
+    /// Rounds of attaching the largest count and removing all of them.
+    removals: usize,
+    removed_one_at_a_time: usize,
+}
+
+impl Size {
+    fn plan(self) -> Plan {
+        match self {
+            Size::Full => Plan {
+                counts: &[10, 1000, 4000],
+                runs: 1000,
+                others_every: 20,
+                removals: 3,
+                removed_one_at_a_time: 50,
+            },
+            Size::Quick => Plan {
+                counts: &[10, 200],
+                runs: 100,
+                others_every: 10,
+                removals: 1,
+                removed_one_at_a_time: 10,
+            },
+        }
+    }
+}
+
+pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
+    machine::print(directory)?;
+    let plan = size.plan();
+    let mut population = Population::new(directory)?;
+    let scene = Scene::new(&population)?;
+    for &count in plan.counts {
+        eprintln!("{count} devices: attaching");
+        population.grow(count)?;
+        scene.measure(&population, count, &plan)?;
+    }
+    scene.measure_removal(&mut population, &plan)
+}
+
+/// The files that are attached and detached again, one for each method.
+struct Scene {
+    configuration: floor::Configuration,
+    image: File,
+    port_configuration: floor::Configuration,
+    has_losetup: bool,
+    _configured: [File; 2],
+}
+
+impl Scene {
+    fn new(population: &Population) -> Result<Self> {
+        let direct = |name: &str| -> Result<File> {
+            population.image(name)?.sync_all()?;
+            let flags = OFlag::O_DIRECT.bits();
+            let path = population.path(name);
+            Ok(File::options().read(true).write(true).custom_flags(flags).open(path)?)
+        };
+        let (floor_image, port_image) = (direct("floor.img")?, direct("port.img")?);
+        population.image(LOSETUP_IMAGE)?.sync_all()?;
+        let image = population.image("library.img")?;
+        image.sync_all()?;
+        let has_losetup = Command::new("losetup").arg("--version").output().is_ok_and(|o| o.status.success());
+        if !has_losetup {
+            eprintln!("losetup is not installed: its rows will be missing");
+        }
+        Ok(Self {
+            configuration: floor::Configuration::new(floor_image.as_fd(), LABEL),
+            port_configuration: floor::Configuration::new(port_image.as_fd(), LABEL),
+            image,
+            has_losetup,
+            _configured: [floor_image, port_image],
+        })
+    }
+
+    fn measure(&self, population: &Population, n: usize, plan: &Plan) -> Result<()> {
+        let mut floor_attach = Samples::new("floor_attach", n);
+        let mut attach_pool = Samples::new("attach_pool", n);
+        let mut attach_get_free = Samples::new("attach_get_free", n);
+        let mut losetup_attach = Samples::new("losetup_attach", n);
+        let mut find_device = Samples::new("find_device", n);
+        let mut losetup_j = Samples::new("losetup_j", n);
+        let mut floor_detach = Samples::new("floor_detach", n);
+        let mut detach = Samples::new("detach", n);
+        // Brings one device into the pool and everything into the caches.
+        population.control.detach(population.control.attach(self.image.as_fd(), &options())?)?;
+        population.control.find(self.image.as_fd())?;
+
+        for run in 0..plan.runs {
+            stop::check()?;
+            if run % 100 == 0 {
+                eprintln!("{n} devices: run {run} of {}", plan.runs);
+            }
+            let bare =
+                |samples: &mut Samples| samples.time(|| floor::attach(FLOOR_INDEX, &self.configuration));
+            let ours = |samples: &mut Samples| {
+                samples.time(|| population.control.attach(self.image.as_fd(), &options()))
+            };
+            // Whoever is first after a pause has the colder caches.
+            let (floor_device, device) = if run % 2 == 0 {
+                let floor_device = bare(&mut floor_attach)?;
+                (floor_device, ours(&mut attach_pool)?)
+            } else {
+                let device = ours(&mut attach_pool)?;
+                (bare(&mut floor_attach)?, device)
+            };
+            let found = find_device.time(|| population.control.find(self.image.as_fd()))?;
+            if found.len() != 1 || found[0].binding() != device.binding() {
+                return Err("the device of the file was not found".into());
+            }
+            drop(found);
+            // While no device is idle, as where all of them come from LOOP_CTL_GET_FREE.
+            if run % plan.others_every == 0 {
+                let port = attach_get_free.time(|| self.attach_by_get_free(population))?;
+                if self.has_losetup {
+                    let path = population.path(LOSETUP_IMAGE);
+                    let index = losetup_attach.time(|| losetup_attach_file(&path))?;
+                    losetup_j.time(|| losetup_find(&path))?;
+                    LoopDevice::open_index(index)?.detach()?;
+                    population.raw.remove(index)?;
+                }
+                let (device, index) = port;
+                floor::detach(device)?;
+                population.raw.remove(index)?;
+            }
+            let bare = |samples: &mut Samples| samples.time(|| floor::detach(floor_device));
+            let ours = |samples: &mut Samples| samples.time(|| population.control.detach(device));
+            if run % 2 == 0 {
+                bare(&mut floor_detach)?;
+                ours(&mut detach)?;
+            } else {
+                ours(&mut detach)?;
+                bare(&mut floor_detach)?;
+            }
+        }
+        for samples in [
+            floor_attach,
+            attach_pool,
+            attach_get_free,
+            losetup_attach,
+            find_device,
+            losetup_j,
+            floor_detach,
+            detach,
+        ] {
+            samples.print();
+        }
+        Ok(())
+    }
+
+    /// `LOOP_CTL_GET_FREE`, open, `LOOP_CONFIGURE`, and again when another was faster. Its users remove a device
+    /// when they detach it, so it has to be made each time.
+    fn attach_by_get_free(&self, population: &Population) -> Result<(OwnedFd, u32)> {
+        loop {
+            let index = population.raw.get_free()?;
+            match floor::attach(index, &self.port_configuration) {
+                Ok(device) => return Ok((device, index)),
+                Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+const LOSETUP_IMAGE: &str = "losetup.img";
+
+fn losetup_attach_file(path: &Path) -> Result<u32> {
+    let output = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(path).output()?;
+    let name = String::from_utf8(output.stdout)?;
+    let index = name.trim().strip_prefix("/dev/loop").and_then(|index| index.parse().ok());
+    index.ok_or_else(|| format!("losetup: {}", String::from_utf8_lossy(&output.stderr)).into())
+}
+
+fn losetup_find(path: &Path) -> Result<()> {
+    let output = Command::new("losetup").arg("-j").arg(path).output()?;
+    if output.stdout.is_empty() { Err("losetup did not find the device".into()) } else { Ok(()) }
+}
+
+impl Scene {
+    fn measure_removal(&self, population: &mut Population, plan: &Plan) -> Result<()> {
+        let count = plan.counts.last().copied().unwrap_or_default();
+        let mut background = Samples::per_device("remove_background", count);
+        let mut serial = Samples::per_device("remove_serial", count);
+        for round in 0..plan.removals {
+            eprintln!("removing {count} devices: round {round} of {}", plan.removals);
+            population.grow(count)?;
+            let started = Instant::now();
+            let removed = population.remove()?;
+            background.push(started.elapsed() / u32::try_from(removed)?);
+            for _ in 0..plan.removed_one_at_a_time / plan.removals {
+                stop::check()?;
+                let device = floor::attach(FLOOR_INDEX, &self.configuration)?;
+                serial.time(|| floor::detach(device).and_then(|()| population.raw.remove(FLOOR_INDEX)))?;
+                population.raw.add(FLOOR_INDEX)?;
+            }
+        }
+        background.print();
+        serial.print();
+        Ok(())
+    }
+}

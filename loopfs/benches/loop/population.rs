@@ -1,0 +1,146 @@
+//! The devices that are attached while others are measured, their files, and the way back to a machine without them.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use loopfs::{Access, AttachOptions, IndexPolicy, LoopControl, LoopDevice, PoolOptions, floor};
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::{Result, stop};
+
+/// On every device of a run, and part of the path of every file: by it the next run finds what a killed one left.
+pub(crate) const LABEL: &str = "loopfs-bench";
+/// Away from those of a driver that runs on the same machine; `max_part` up to 3 leaves them valid minor numbers.
+const RANGE: Range<u32> = 0x2_0000..0x3_0000;
+/// Of the range, what the library gets as its pool; the rest is bound by number.
+const POOL: Range<u32> = 0x2_0000..0x2_f000;
+/// The idle device that the bare calls bind.
+pub(crate) const FLOOR_INDEX: u32 = POOL.end;
+
+pub(crate) struct Population {
+    pub(crate) control: LoopControl,
+    pub(crate) raw: floor::Control,
+    directory: PathBuf,
+    attached: Vec<File>,
+    images: usize,
+    /// Devices that other programs may have had before, were idle, and are bound for the time being, so that
+    /// `LOOP_CTL_GET_FREE` finds what it finds on a machine where all devices come from it: none idle.
+    borrowed: Vec<u32>,
+    /// All devices there were.
+    before: Vec<u32>,
+    _alone: Flock<File>,
+}
+
+impl Population {
+    pub(crate) fn new(directory: &Path) -> Result<Self> {
+        let lock = File::create(std::env::temp_dir().join(format!("{LABEL}.lock")))?;
+        let alone = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
+            .map_err(|(_, errno)| format!("another run is at it: {errno}"))?;
+        let directory = directory.join(LABEL);
+        clean_up(&directory)?;
+        std::fs::create_dir_all(&directory)?;
+        let raw = floor::Control::open()?;
+        let idle = |index: &u32| !RANGE.contains(index) && LoopDevice::open_index(*index).is_err();
+        let before = floor::indices()?;
+        let borrowed = before.iter().copied().filter(idle).collect();
+        raw.add(FLOOR_INDEX)?;
+        let control = LoopControl::with_pool(PoolOptions { range: POOL, keep_idle: 64 })?;
+        Ok(Self { control, raw, directory, attached: Vec::new(), images: 0, borrowed, before, _alone: alone })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// A sparse file of 1 MiB, such as the store makes for a volume.
+    pub(crate) fn image(&self, name: &str) -> Result<File> {
+        let image = File::options().read(true).write(true).create_new(true).open(self.path(name))?;
+        image.set_len(1 << 20)?;
+        floor::record_attachments(&image)?;
+        Ok(image)
+    }
+
+    /// Attaches files until `count` are attached.
+    pub(crate) fn grow(&mut self, count: usize) -> Result<()> {
+        while self.attached.len() < count {
+            stop::check()?;
+            let image = self.image(&format!("{}.img", self.images))?;
+            self.images += 1;
+            let index = self.borrowed.pop().map_or(IndexPolicy::Pool, IndexPolicy::Exact);
+            self.control.attach(image.as_fd(), &options().index(index))?;
+            self.attached.push(image);
+        }
+        Ok(())
+    }
+
+    /// Detaches all of them, each as a caller does, and waits until the devices are removed. Answers how many were.
+    pub(crate) fn remove(&mut self) -> Result<usize> {
+        let count = pool()?;
+        let control = LoopControl::with_pool(PoolOptions { range: POOL, keep_idle: 0 })?;
+        for image in self.attached.drain(..) {
+            control.detach_all(image.as_fd())?;
+        }
+        self.control.trim(0);
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while pool()? > 0 {
+            stop::check()?;
+            if Instant::now() > deadline {
+                return Err("devices are left that nobody removes".into());
+            }
+            if control.trim(0) == 0 {
+                // The thread in the background has the rest in hand.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// How many devices the pool has, bound or idle.
+fn pool() -> Result<usize> {
+    Ok(floor::indices()?.into_iter().filter(|index| POOL.contains(index)).count())
+}
+
+impl Drop for Population {
+    fn drop(&mut self) {
+        let result = clean_up(&self.directory).and_then(|detached| {
+            let ours =
+                detached.into_iter().filter(|index| !self.before.contains(index) && !RANGE.contains(index));
+            ours.into_iter().try_for_each(|index| Ok(self.raw.remove(index)?))
+        });
+        if let Err(error) = result {
+            eprintln!("cleaning up: {error}");
+        }
+    }
+}
+
+/// As a driver attaches the image of a volume.
+pub(crate) fn options() -> AttachOptions {
+    AttachOptions::new(Access::ReadWrite).label(LABEL)
+}
+
+/// Removes everything that a run makes, whether this one or one that was killed. Answers which devices were still
+/// attached.
+fn clean_up(directory: &Path) -> Result<Vec<u32>> {
+    let mut detached = Vec::new();
+    let control = LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?;
+    for status in control.snapshot()? {
+        if status.label.contains(LABEL) {
+            LoopDevice::open_binding(&status.binding).and_then(LoopDevice::detach).map(drop).or_else(gone)?;
+            detached.push(status.binding.index);
+        }
+    }
+    LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?.trim(0);
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(detached),
+    }
+}
+
+fn gone(error: loopfs::Error) -> Result<(), loopfs::Error> {
+    if error.kind() == loopfs::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}

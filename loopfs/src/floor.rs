@@ -1,0 +1,97 @@
+//! The kernel's calls with nothing around them, for `benches/loop` to compare with. Not part of the API: there is no
+//! promise but that it compiles with the benchmarks of the same commit.
+
+use std::io::Result;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+
+use crate::sys::loop_abi::{self as abi, loop_config};
+use crate::sys::loop_dev;
+use crate::sys::quotactl::{self, DiskQuota};
+
+/// `/dev/loop-control`.
+#[derive(Debug)]
+pub struct Control(OwnedFd);
+
+impl Control {
+    pub fn open() -> Result<Self> {
+        Ok(Self(loop_dev::open_control()?))
+    }
+
+    /// `LOOP_CTL_ADD`; no error if the device is there.
+    pub fn add(&self, index: u32) -> Result<()> {
+        match loop_dev::add(&self.0, index) {
+            Ok(_) | Err(Errno::EEXIST) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// `LOOP_CTL_REMOVE`.
+    pub fn remove(&self, index: u32) -> Result<()> {
+        Ok(loop_dev::remove(&self.0, index)?)
+    }
+
+    /// `LOOP_CTL_GET_FREE`.
+    pub fn get_free(&self) -> Result<u32> {
+        Ok(loop_dev::get_free(&self.0)?)
+    }
+}
+
+/// Every index the kernel has, bound or not.
+pub fn indices() -> Result<Vec<u32>> {
+    Ok(loop_dev::indices()?)
+}
+
+/// What a file is attached as: as `AttachOptions::new` has it, so that both ask the kernel for the same.
+pub struct Configuration(loop_config);
+
+impl Configuration {
+    /// `file` is opened with `O_DIRECT` and must stay open until the last [`attach`].
+    pub fn new(file: BorrowedFd<'_>, label: &str) -> Self {
+        let mut config = abi::config(file.as_raw_fd(), 512);
+        config.info.lo_flags = abi::DIRECT_IO;
+        config.info.lo_file_name[..label.len()].copy_from_slice(label.as_bytes());
+        Self(config)
+    }
+}
+
+/// open(2) and `LOOP_CONFIGURE`.
+pub fn attach(index: u32, configuration: &Configuration) -> Result<OwnedFd> {
+    let device = loop_dev::open_device(index, true)?;
+    loop_dev::configure(&device, &configuration.0)?;
+    Ok(device)
+}
+
+/// `LOOP_CLR_FD` and close(2).
+pub fn detach(device: OwnedFd) -> Result<()> {
+    Ok(loop_dev::clear(&device)?)
+}
+
+/// `Q_XGETNEXTQUOTA`: the first id in use from `id` on; None past the last.
+pub fn next_id(fs: impl AsFd, id: u32) -> Result<Option<u32>> {
+    match quotactl::get_next(fs.as_fd(), id) {
+        Ok(quota) => Ok(Some(quota.id)),
+        Err(Errno::ENOENT | Errno::ESRCH) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// `Q_XSETQLIM`: hard limits, of which 0 is none.
+pub fn limit_id(fs: impl AsFd, id: u32, bytes: u64, inodes: u64) -> Result<()> {
+    let mut quota = DiskQuota {
+        version: quotactl::FS_DQUOT_VERSION,
+        flags: quotactl::FS_PROJ_QUOTA,
+        fieldmask: quotactl::FS_DQ_BHARD | quotactl::FS_DQ_IHARD,
+        id,
+        blk_hardlimit: bytes / 512,
+        ino_hardlimit: inodes,
+        ..DiskQuota::default()
+    };
+    Ok(quotactl::set_limits(fs.as_fd(), &mut quota)?)
+}
+
+/// What `VolumeStore` does to the image of a new volume, so that its first attachment need not search.
+pub fn record_attachments(image: impl AsFd) -> Result<()> {
+    Ok(crate::loop_device::record_attachments(image)?)
+}
