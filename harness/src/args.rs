@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::report::Report;
 use crate::session::Session;
-use crate::{cluster, e2e, lanes};
+use crate::{bench, cluster, e2e, lanes};
 
 /// Runs loopfs on the real thing: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -28,6 +28,7 @@ Examples:
   cargo harness test --lane kernel    loopfs as root on a real kernel with XFS project quotas
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
   cargo harness e2e --keep            the same, and leaves the cluster up to look around in
+  cargo harness bench loop            loop devices and project ids beside what other programs do
   cargo harness up                    a cluster to play with; `cargo harness down` removes it";
 
 #[derive(Debug, Subcommand)]
@@ -36,6 +37,8 @@ enum Command {
     Test(lanes::TestArgs),
     /// Run the main job end to end on a cluster of its own, or on any cluster by --kubeconfig.
     E2e(e2e::Args),
+    /// Measure, and hold the figures against what is claimed of them.
+    Bench(bench::Args),
     /// Start a cluster with the driver installed, and leave it running.
     Up(cluster::UpArgs),
     /// Stop the cluster that `up` or `e2e --keep` left running.
@@ -80,6 +83,10 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         Command::E2e(args) => {
             let _lock = session.exclusive(args.lock()).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
+        }
+        Command::Bench(args) => {
+            let _lock = session.exclusive("bench").await?;
+            bench::run(session, &args).await
         }
         Command::Up(args) => cluster::up(session, args).await.map(|()| ExitCode::SUCCESS),
         Command::Down(args) => cluster::down(session, args).await.map(|()| ExitCode::SUCCESS),

@@ -9,6 +9,8 @@ pub mod guest;
 #[cfg(feature = "host")]
 pub mod args;
 #[cfg(feature = "host")]
+pub mod bench;
+#[cfg(feature = "host")]
 pub mod cache;
 #[cfg(feature = "host")]
 pub mod cluster;

@@ -73,6 +73,18 @@ pub async fn test_binary(session: &Session, package: &str, test: &str, feature: 
     built.program(test)
 }
 
+/// Builds the benchmark `name` of a package, which the feature `bench` guards.
+///
+/// # Errors
+/// It does not compile.
+pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the benchmark {name} of {package}"));
+    let args = ["build", "--release", "--package", package, "--bench", name, "--features", "bench"];
+    let built = cargo(session, &step, &args).await?;
+    step.done("");
+    built.program(name)
+}
+
 struct Built(Vec<Artifact>);
 
 impl Built {

@@ -1,0 +1,115 @@
+//! What is claimed of the figures, and whether they say so.
+
+use super::measurement::Measurements;
+
+/// A claim, held against the figures.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Claim {
+    pub(super) text: String,
+    /// None where a figure it needs was not measured.
+    pub(super) holds: Option<bool>,
+    /// The figures it was decided by.
+    pub(super) figures: String,
+}
+
+/// A name, and how many of what it may depend on.
+pub(super) type Figure<'a> = (&'a str, u64);
+
+/// `ours` takes at most `factor` times as long as `other`.
+pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
+    compare(all, text, ours, other, |ratio| {
+        (ratio <= factor, format!("{ratio:.2} times; at most {factor} is claimed"))
+    })
+}
+
+/// `ours` is at least `factor` times as fast as `other`.
+pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
+    compare(all, text, ours, other, |ratio| {
+        let gain = 1.0 / ratio;
+        (gain >= factor, format!("{gain:.0} times as fast; at least {factor} is claimed"))
+    })
+}
+
+/// `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
+pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> Claim {
+    let medians = || all.counts(name).into_iter().filter_map(|n| Some((n, all.median(name, n)?)));
+    let slowest = medians().max_by(|a, b| a.1.total_cmp(&b.1));
+    let fastest = medians().min_by(|a, b| a.1.total_cmp(&b.1));
+    match (slowest, fastest) {
+        (Some(slowest), Some(fastest)) if medians().count() > 1 => {
+            at_most(all, text, (name, slowest.0), factor, (name, fastest.0))
+        }
+        _ => Claim { text: text.to_owned(), holds: None, figures: format!("{name} was not measured") },
+    }
+}
+
+fn compare(
+    all: &Measurements,
+    text: &str,
+    ours: Figure,
+    other: Figure,
+    judge: impl Fn(f64) -> (bool, String),
+) -> Claim {
+    let text = text.to_owned();
+    let median = |(name, n): Figure| all.median(name, n).ok_or(format!("{name} was not measured with {n}"));
+    match (median(ours), median(other)) {
+        (Ok(our_median), Ok(other_median)) => {
+            let (holds, verdict) = judge(our_median / other_median);
+            let shown = |(name, n): Figure, median: f64| format!("{name}({n}) {median:.1}");
+            let figures = format!("{}, {}: {verdict}", shown(ours, our_median), shown(other, other_median));
+            Claim { text, holds: Some(holds), figures }
+        }
+        (Err(missing), _) | (_, Err(missing)) => Claim { text, holds: None, figures: missing },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measurement::{Machine, Part, Row};
+    use super::*;
+
+    fn figures(rows: &[(&str, u64, f64)]) -> Measurements {
+        let row = |&(name, n, median): &(&str, u64, f64)| Row {
+            name: name.to_owned(),
+            n,
+            unit: "us".to_owned(),
+            median,
+            p99: median,
+            runs: 1,
+        };
+        let machine =
+            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
+        let rows = rows.iter().map(row).collect();
+        Measurements { parts: vec![Part { place: String::new(), machine, rows }] }
+    }
+
+    #[test]
+    fn a_ratio_is_allowed_up_to_its_bound() {
+        let all = figures(&[("floor", 10, 100.0), ("ours", 10, 130.0), ("slow", 10, 131.0)]);
+        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("floor", 10)).holds, Some(true));
+        let beyond = at_most(&all, "", ("slow", 10), 1.3, ("floor", 10));
+        assert_eq!(beyond.holds, Some(false));
+        assert_eq!(beyond.figures, "slow(10) 131.0, floor(10) 100.0: 1.31 times; at most 1.3 is claimed");
+    }
+
+    #[test]
+    fn a_gain_is_asked_from_its_bound_on() {
+        let all = figures(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
+        assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).holds, Some(true));
+        assert_eq!(faster(&all, "", ("ours", 4000), 21.0, ("theirs", 4000)).holds, Some(false));
+    }
+
+    #[test]
+    fn flat_compares_the_slowest_with_the_fastest_whatever_their_counts() {
+        let all = figures(&[("ours", 10, 12.0), ("ours", 1000, 10.0), ("ours", 4000, 14.0)]);
+        assert_eq!(flat(&all, "", "ours", 1.4).holds, Some(true));
+        assert_eq!(flat(&all, "", "ours", 1.3).holds, Some(false));
+    }
+
+    #[test]
+    fn what_was_not_measured_neither_holds_nor_fails() {
+        let all = figures(&[("ours", 10, 12.0)]);
+        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("losetup", 10)).holds, None);
+        assert_eq!(flat(&all, "", "ours", 1.3).holds, None, "one count shows no growth");
+    }
+}

@@ -1,0 +1,120 @@
+//! A benchmark inside a virtual machine, for what this machine's kernel or user cannot.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::measurement::Part;
+use crate::guest::report::{End, Message};
+use crate::guest::spec::{Mode, Mount, Source, TestBinary, TestsSpec};
+use crate::images::disk;
+use crate::images::kernel::Kernel;
+use crate::process::tail;
+use crate::session::Session;
+use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Vm, VmSpec};
+use crate::{packages, rust_build};
+
+/// Where the guest has an empty XFS with project quotas.
+pub(super) const XFS: &str = "/mnt/xfs";
+
+const NAME: &str = "bench";
+/// Under emulation; hardware help is ten times as fast.
+const TIME: Duration = Duration::from_secs(1800);
+const BOOT_TIME: Duration = Duration::from_secs(120);
+/// How often the last line of the program is shown.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// Runs `program` once for each of `runs`, which are its arguments, in one boot.
+pub(super) async fn run(
+    session: &Session,
+    kernel: Option<&str>,
+    program: &Path,
+    runs: &[Vec<String>],
+) -> Result<Vec<Part>> {
+    packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
+    let kernel = Kernel::prepare(session, kernel).await?;
+    let init = rust_build::guest_programs(session).await?.init;
+    let hypervisor = vm::choose(session, &kernel, &init).await?;
+    let place = format!("virtual machine ({})", hypervisor.accelerator);
+    let logs = session.workspace.reports("bench").join("guest");
+    if logs.exists() {
+        std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
+    }
+    let scratch = tempfile::tempdir().context("make a directory")?;
+    let data = scratch.path().join("data.xfs");
+    disk::xfs(&data, 4096).await?;
+    let initramfs = scratch.path().join("initramfs");
+    let file = GuestFile { path: format!("/tests/{NAME}"), mode: 0o755, host: program.to_owned() };
+    let spec = TestsSpec {
+        mounts: vec![Mount {
+            source: Source::Disk("data".to_owned()),
+            target: XFS.to_owned(),
+            fs_type: "xfs".to_owned(),
+            options: "prjquota,nodev,nosuid,noexec".to_owned(),
+        }],
+        env: BTreeMap::new(),
+        binaries: runs.iter().enumerate().map(|(number, args)| binary(number, &file, args)).collect(),
+    };
+    let modules = kernel.modules(&["boot", "tests"]).await?;
+    vm::initramfs(&initramfs, &init, &modules, &[file], Mode::Tests(spec))?;
+
+    let step = session.progress.step(format!("measure on Linux {} in a {place}", kernel.release()));
+    let mut vm = Vm::start(&VmSpec {
+        name: NAME.to_owned(),
+        hypervisor,
+        kernel: kernel.vmlinuz(),
+        initramfs,
+        kernel_args: Vec::new(),
+        memory_mib: 4096,
+        cpus: 2,
+        disks: vec![Disk { name: "data".to_owned(), image: data.clone(), mode: DiskMode::Scratch }],
+        network: false,
+        forwards: Vec::new(),
+        logs: logs.clone(),
+    })
+    .await?;
+    vm.wait_started(BOOT_TIME).await?;
+    let mut ended = Vec::new();
+    let listen = async {
+        let mut glance = tokio::time::interval(GLANCE);
+        loop {
+            tokio::select! {
+                message = vm.next_message() => match message {
+                    Some(Message::TestBinary(result)) => ended.push(result),
+                    Some(_) => {}
+                    None => return,
+                },
+                _ = glance.tick() => step.note(tail(&output(&logs, ended.len()), 1)),
+            }
+        }
+    };
+    let heard = session.until_cancelled(async { Ok(tokio::time::timeout(TIME, listen).await) }).await?;
+    heard.with_context(|| format!("the virtual machine did not end within {TIME:?}"))?;
+    let ending = vm.wait_ended(Duration::from_secs(10)).await?;
+
+    let mut parts = Vec::new();
+    for number in 0..runs.len() {
+        let output = output(&logs, number);
+        let well = ended.get(number).is_some_and(|result| result.end == End::Exited(0));
+        anyhow::ensure!(well, "in the virtual machine: {ending:?}\n{}", tail(&output, 10));
+        parts.push(Part::parse(&place, &output)?);
+    }
+    anyhow::ensure!(ending == Ending::Passed, "the virtual machine did not end well: {ending:?}");
+    step.done("");
+    Ok(parts)
+}
+
+fn binary(number: usize, file: &GuestFile, args: &[String]) -> TestBinary {
+    TestBinary { name: log_name(number), path: file.path.clone(), args: args.to_vec(), timeout: TIME }
+}
+
+fn log_name(number: usize) -> String {
+    format!("{NAME}-{number}")
+}
+
+/// What a run has printed so far.
+fn output(logs: &Path, number: usize) -> String {
+    std::fs::read_to_string(logs.join(format!("{}.log", log_name(number)))).unwrap_or_default()
+}

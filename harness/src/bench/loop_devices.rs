@@ -1,0 +1,123 @@
+//! `bench loop`: loop devices and project ids, beside the bare system calls and the methods of other programs.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::claim::{self, Claim};
+use super::measurement::{Measurements, Part};
+use super::plot::Plot;
+use super::{Args, Outcome, guest};
+use crate::process::{Program, tail};
+use crate::rust_build;
+use crate::session::Session;
+
+/// To detach and remove what was attached when the run was stopped.
+const CLEAN_UP_TIME: Duration = Duration::from_secs(20);
+
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+    let program = session.until_cancelled(rust_build::bench(session, "loopfs", "loop")).await?;
+    let words = |kind: &str, directory: &Path| {
+        let mut words = vec![kind.to_owned(), directory.display().to_string()];
+        words.extend(args.quick.then(|| "--quick".to_owned()));
+        words
+    };
+    let mut parts = Vec::new();
+    let mut in_guest = Vec::new();
+    if has_loop_devices() {
+        let directory = match &args.dir {
+            Some(directory) => directory.clone(),
+            None => super::directory(session)?,
+        };
+        parts.push(run_here(session, &program, words("devices", &directory)).await?);
+    } else {
+        session
+            .progress
+            .line("this user or machine has no loop devices: they are measured in the virtual machine");
+        in_guest.push(words("devices", guest::XFS.as_ref()));
+    }
+    in_guest.push(words("ids", guest::XFS.as_ref()));
+    parts.extend(guest::run(session, args.kernel.as_deref(), &program, &in_guest).await?);
+    let measurements = Measurements { parts };
+    Ok(Outcome { name: "loop", claims: claims(&measurements), plots: plots(), measurements })
+}
+
+/// Root, and `/dev/loop-control` of a kernel that has loop devices.
+fn has_loop_devices() -> bool {
+    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control");
+    nix::unistd::geteuid().is_root() && control.is_ok()
+}
+
+/// At a real-time priority, where it can be had: what else the machine does would be in the figures.
+async fn undisturbed(program: &Path) -> Program {
+    let priority = ["--fifo", "50"];
+    match Program::new("chrt").args(priority).arg("true").run().await {
+        Ok(_) => Program::new("chrt").args(priority).arg(program).named("loop"),
+        Err(_) => Program::new(program),
+    }
+}
+
+/// Its own signal handling leaves no device behind when the run is stopped.
+async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Result<Part> {
+    let step = session.progress.step("measure on this machine");
+    let notes = step.notes();
+    let log = super::directory(session)?.join("here.log");
+    match std::fs::remove_file(&log) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let mut process = undisturbed(program)
+        .await
+        .args(args)
+        .log(&log)
+        .on_stderr_line(move |line| notes.note(line.to_owned()))
+        .spawn()?;
+    let Some(status) = session.cancel.run_until_cancelled(process.wait()).await else {
+        process.stop(CLEAN_UP_TIME).await?;
+        anyhow::bail!("stopped before it ended");
+    };
+    let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
+    let status = status?;
+    anyhow::ensure!(status.success(), "the benchmark ended with {status}:\n{}", tail(&output, 10));
+    step.done("");
+    Part::parse("this machine", &output)
+}
+
+/// Of every count that was measured.
+fn claims(all: &Measurements) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for n in all.counts("attach_pool") {
+        let text = format!("attach, warm pool, {n} attached: within 1.3 times the bare calls");
+        claims.push(claim::at_most(all, &text, ("attach_pool", n), 1.3, ("floor_attach", n)));
+    }
+    claims.push(claim::flat(all, "attach, warm pool: flat within 1.3 times", "attach_pool", 1.3));
+    let most = all.counts("attach_pool").last().copied().unwrap_or_default();
+    let text = format!("the device of a file, {most} attached: 1000 times as fast as losetup -j");
+    claims.push(claim::faster(all, &text, ("find_device", most), 1000.0, ("losetup_j", most)));
+    claims.push(claim::flat(all, "the device of a file: constant within 1.5 times", "find_device", 1.5));
+    for n in all.counts("detach") {
+        let text = format!("detach, {n} attached: under twice the bare calls");
+        claims.push(claim::at_most(all, &text, ("detach", n), 2.0, ("floor_detach", n)));
+    }
+    let text =
+        format!("{most} devices detached and removed in the background: 20 times as fast as one by one");
+    claims.push(claim::faster(all, &text, ("remove_background", most), 20.0, ("remove_serial", most)));
+    claims.push(claim::flat(all, "project id allocation: flat within 1.5 times", "id_alloc", 1.5));
+    claims
+}
+
+fn plots() -> Vec<Plot> {
+    let plot = |title, x, names: &[&'static str]| Plot { title, x, names: names.to_vec() };
+    vec![
+        plot(
+            "Attach",
+            "devices attached",
+            &["floor_attach", "attach_pool", "attach_get_free", "losetup_attach"],
+        ),
+        plot("Find the device of a file", "devices attached", &["find_device", "losetup_j"]),
+        plot("Detach", "devices attached", &["floor_detach", "detach"]),
+        plot("Allocate a project id", "ids in use", &["id_alloc", "id_gap_scan"]),
+    ]
+}

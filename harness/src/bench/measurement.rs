@@ -1,0 +1,134 @@
+//! Rows of figures, and the machines they come from.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// One figure: how long `name` takes with `n` of what it may depend on.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) n: u64,
+    pub(super) unit: String,
+    pub(super) median: f64,
+    pub(super) p99: f64,
+    pub(super) runs: u64,
+}
+
+/// What a program says of the machine it runs on.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct Machine {
+    pub(super) cpu: String,
+    pub(super) cpus: u32,
+    pub(super) kernel: String,
+    /// What the files or the quotas are on.
+    pub(super) file_system: String,
+}
+
+/// What was measured in one place.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Part {
+    /// `this machine`, or which virtual machine.
+    pub(super) place: String,
+    pub(super) machine: Machine,
+    pub(super) rows: Vec<Row>,
+}
+
+/// Everything that a run measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Measurements {
+    pub(super) parts: Vec<Part>,
+}
+
+impl Part {
+    /// Reads what a program printed: its machine, then rows, among lines of other kinds.
+    pub(super) fn parse(place: &str, output: &str) -> Result<Part> {
+        let mut objects = output.lines().filter(|line| line.starts_with('{'));
+        let machine = objects.next().context("the benchmark printed nothing")?;
+        let machine =
+            serde_json::from_str(machine).with_context(|| format!("read the machine: {machine}"))?;
+        let rows =
+            objects.map(|line| serde_json::from_str(line).with_context(|| format!("read a row: {line}")));
+        Ok(Part { place: place.to_owned(), machine, rows: rows.collect::<Result<_>>()? })
+    }
+}
+
+impl Measurements {
+    pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.parts.iter().flat_map(|part| &part.rows)
+    }
+
+    pub(super) fn median(&self, name: &str, n: u64) -> Option<f64> {
+        self.rows().find(|row| row.name == name && row.n == n).map(|row| row.median)
+    }
+
+    /// What `name` was measured with, from the least.
+    pub(super) fn counts(&self, name: &str) -> Vec<u64> {
+        let mut counts: Vec<u64> = self.rows().filter(|row| row.name == name).map(|row| row.n).collect();
+        counts.sort_unstable();
+        counts
+    }
+
+    /// A list: the header, then the rows.
+    pub(super) fn write(&self, path: &Path, bench: &str) -> Result<()> {
+        let machines = self.parts.iter().map(|part| {
+            let mut names: Vec<&str> = part.rows.iter().map(|row| row.name.as_str()).collect();
+            names.dedup();
+            names.sort_unstable();
+            names.dedup();
+            let Machine { cpu, cpus, kernel, file_system } = &part.machine;
+            serde_json::json!({
+                "place": part.place, "cpu": cpu, "cpus": cpus, "kernel": kernel, "file_system": file_system,
+                "rows": names,
+            })
+        });
+        let header = serde_json::json!({ "bench": bench, "machines": machines.collect::<Vec<_>>() });
+        let mut lines = vec![header.to_string()];
+        for row in self.rows() {
+            lines.push(serde_json::to_string(row)?);
+        }
+        let text = format!("[\n{}\n]\n", lines.join(",\n"));
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = r#"10 devices: run 0
+{"cpu":"a \"fast\" one","cpus":2,"kernel":"6.12.1","file_system":"xfs"}
+{"name":"find_device","n":10,"unit":"us","median":1.5,"p99":3.0,"runs":7}
+{"name":"find_device","n":4,"unit":"us","median":1.25,"p99":3.0,"runs":7}
+"#;
+
+    #[test]
+    fn rows_are_found_among_other_lines() {
+        let part = Part::parse("here", OUTPUT).unwrap();
+        assert_eq!(part.machine.cpu, "a \"fast\" one");
+        let all = Measurements { parts: vec![part] };
+        assert_eq!(all.counts("find_device"), [4, 10]);
+        assert_eq!(all.median("find_device", 10), Some(1.5));
+        assert_eq!(all.median("find_device", 11), None);
+    }
+
+    #[test]
+    fn the_file_is_one_list_with_the_machine_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("loop.json");
+        let all = Measurements { parts: vec![Part::parse("here", OUTPUT).unwrap()] };
+        all.write(&path, "loop").unwrap();
+        let list: Vec<serde_json::Value> =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(list[0]["machines"][0]["kernel"], "6.12.1");
+        assert_eq!(serde_json::from_value::<Row>(list[2].clone()).unwrap(), *all.rows().nth(1).unwrap());
+        assert_eq!(list.len(), 3);
+    }
+
+    #[test]
+    fn a_program_that_printed_nothing_or_nonsense_is_an_error() {
+        assert!(Part::parse("here", "error: no\n").is_err());
+        assert!(Part::parse("here", &OUTPUT.replace("\"n\":4", "\"n\":-4")).is_err());
+    }
+}

@@ -1,0 +1,81 @@
+//! Benchmarks: measured by programs of their own, told here in tables, plots and claims that hold or do not.
+//!
+//! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
+
+mod claim;
+mod guest;
+mod loop_devices;
+mod measurement;
+mod plot;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::session::Session;
+use claim::Claim;
+use measurement::Measurements;
+use plot::Plot;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[arg(value_name = "NAME")]
+    bench: Bench,
+    /// A short run: fewer devices, ids and repetitions. What it claims is not what is claimed of a full run.
+    #[arg(long)]
+    quick: bool,
+    /// Fail if a claim does not hold.
+    #[arg(long)]
+    check: bool,
+    /// The kernel of vm-images/kernels/kernels.toml for what is measured in a virtual machine.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+    /// Where to make the backing files; their file system is measured with them. The default is in cargo's target
+    /// directory.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum Bench {
+    /// Attaching, finding, detaching and removing loop devices; allocating project ids.
+    Loop,
+}
+
+/// What a benchmark found.
+struct Outcome {
+    name: &'static str,
+    measurements: Measurements,
+    claims: Vec<Claim>,
+    plots: Vec<Plot>,
+}
+
+/// Runs a benchmark and tells what it found.
+///
+/// # Errors
+/// It cannot be run to its end.
+pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
+    let outcome = match args.bench {
+        Bench::Loop => loop_devices::run(session, args).await?,
+    };
+    let directory = directory(session)?;
+    let json = directory.join(format!("{}.json", outcome.name));
+    outcome.measurements.write(&json, outcome.name)?;
+    let svg = directory.join(format!("{}.svg", outcome.name));
+    plot::write(&svg, &outcome.measurements, &outcome.plots)?;
+
+    session.progress.finish();
+    println!("{}", table::measurements(&outcome.measurements));
+    println!("{}", table::claims(&outcome.claims));
+    println!("{}\n{}", json.display(), svg.display());
+    let held = outcome.claims.iter().all(|claim| claim.holds == Some(true));
+    Ok(if held || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn directory(session: &Session) -> Result<PathBuf> {
+    let directory = session.workspace.reports("bench");
+    std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    Ok(directory)
+}
