@@ -107,7 +107,13 @@ pub(super) async fn run(
 }
 
 fn binary(number: usize, file: &GuestFile, args: &[String]) -> TestBinary {
-    TestBinary { name: log_name(number), path: file.path.clone(), args: args.to_vec(), timeout: TIME }
+    TestBinary {
+        name: log_name(number),
+        path: file.path.clone(),
+        args: args.to_vec(),
+        env: BTreeMap::new(),
+        timeout: TIME,
+    }
 }
 
 fn log_name(number: usize) -> String {
