@@ -146,15 +146,37 @@ impl VolumeStore {
         filesystem.require_record()?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
             if filesystem.recorded_uuid()?.is_some() {
-                let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
-                              to start anew, remove the record of its UUID beside the mount point";
-                return Err(Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail));
+                return Err(gone(data_dir));
             }
             Layout::initialise(filesystem.root.as_fd())?;
         }
         if filesystem.recorded_uuid()?.is_none() {
             filesystem.write_record()?;
         }
+        Self::over(filesystem, options)
+    }
+
+    /// Opens the store that is on the file system mounted at `data_dir`, and changes nothing in doing so: neither is a
+    /// store made where there is none, nor is the file system recorded. For programs that only look.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: the file system holds no store. Else as [`open`](Self::open).
+    pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
+        let filesystem = DataFilesystem::open(data_dir)?;
+        filesystem.require_record()?;
+        if !Layout::is_initialised(filesystem.root.as_fd())? {
+            return Err(match filesystem.recorded_uuid()? {
+                Some(_) => gone(data_dir),
+                None => {
+                    let detail = "there is no store on the file system that is mounted there";
+                    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
+                }
+            });
+        }
+        Self::over(filesystem, options)
+    }
+
+    fn over(filesystem: DataFilesystem, options: StoreOptions) -> Result<Self> {
         let layout = Layout::open(filesystem.root.as_fd())?;
         let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?;
@@ -234,4 +256,10 @@ impl VolumeStore {
     pub fn stats(&self, id: &VolumeId) -> Result<VolumeStats> {
         self.volume(id)?.stats()
     }
+}
+
+fn gone(data_dir: &Path) -> Error {
+    let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
+                  to start anew, remove the record of its UUID beside the mount point";
+    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
 }
