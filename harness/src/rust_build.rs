@@ -64,13 +64,41 @@ pub async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
 /// It does not compile.
 pub async fn test_binary(session: &Session, package: &str, test: &str, feature: &str) -> Result<PathBuf> {
     let step = session.progress.step(format!("build the {test} tests of {package}"));
+    let built = build_tests(session, &step, package, test, feature).await?;
+    step.done("");
+    built.program(test)
+}
+
+/// Builds a program that the tests `tests/<test>` of its package run.
+///
+/// # Errors
+/// It does not compile.
+pub async fn tested_program(
+    session: &Session,
+    package: &str,
+    test: &str,
+    feature: &str,
+    program: &str,
+) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the program {program}"));
+    let built = build_tests(session, &step, package, test, feature).await?;
+    step.done("");
+    built.program(program)
+}
+
+/// With the programs of the package, which cargo builds before its tests.
+async fn build_tests(
+    session: &Session,
+    step: &Step,
+    package: &str,
+    test: &str,
+    feature: &str,
+) -> Result<Built> {
     // Without the debug information, which would be most of the initramfs.
     let strip = "profile.test.strip=\"debuginfo\"";
     let args =
         ["test", "--no-run", "--package", package, "--test", test, "--features", feature, "--config", strip];
-    let built = cargo(session, &step, &args).await?;
-    step.done("");
-    built.program(test)
+    cargo(session, step, &args).await
 }
 
 /// Builds the benchmark `name` of a package, which the feature `bench` guards.
@@ -146,14 +174,27 @@ fn artifacts(messages: &str) -> Vec<Artifact> {
         .collect()
 }
 
+/// Whether rustc has the standard library for a target.
+///
+/// # Errors
+/// rustc does not know the target, or does not run.
+pub async fn has_target(session: &Session, triple: &str) -> Result<bool> {
+    let printed = rustc(session.workspace.root(), &["--print", "target-libdir", "--target", triple]).await?;
+    Ok(Path::new(printed.trim()).is_dir())
+}
+
 async fn host_triple(workspace: &Path) -> Result<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let version = Program::new(rustc).arg("-vV").current_dir(workspace).run().await?.stdout;
+    let version = rustc(workspace, &["-vV"]).await?;
     version
         .lines()
         .find_map(|line| line.strip_prefix("host: "))
         .map(str::to_owned)
         .context("rustc -vV names no host")
+}
+
+async fn rustc(workspace: &Path, args: &[&str]) -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    Ok(Program::new(rustc).args(args.iter().copied()).current_dir(workspace).run().await?.stdout)
 }
 
 #[cfg(test)]

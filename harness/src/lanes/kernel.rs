@@ -24,6 +24,9 @@ const TEST: &str = "kernel";
 const FEATURE: &str = "kernel-tests";
 /// Crates that may have such tests.
 const PACKAGES: [&str; 2] = ["loopfs", "csi"];
+/// The program of loopfs, which its tests run, and where it is in the guest.
+const TOOL: &str = "loopfs";
+const TOOL_PATH: &str = "/tests/programs/loopfs";
 
 /// How the data file system of a node is mounted, and so that of the tests.
 pub(super) const HARDENED: &str = "nodev,nosuid,noexec";
@@ -53,6 +56,8 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         files.push(GuestFile { path: format!("/tests/{package}"), mode: 0o755, host });
     }
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
+    let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
+    files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
     let init = rust_build::guest_programs(session).await?.init;
     let mut report = Report::new();
     for name in kernels {
@@ -155,6 +160,7 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
         ("LOOPFS_TEST_XFS", "/mnt/xfs"),
         ("LOOPFS_TEST_XFS_NOQUOTA", "/mnt/xfs-noquota"),
         ("LOOPFS_TEST_SCRATCH", "/tmp"),
+        ("LOOPFS_TEST_TOOL", TOOL_PATH),
     ];
     TestsSpec {
         mounts: vec![
@@ -165,8 +171,7 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
             .collect::<BTreeMap<_, _>>(),
-        binaries: files
-            .iter()
+        binaries: test_binaries(files)
             .map(|file| TestBinary {
                 name: binary_name(file).to_owned(),
                 path: file.path.clone(),
@@ -177,6 +182,10 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
             })
             .collect(),
     }
+}
+
+fn test_binaries(files: &[GuestFile]) -> impl Iterator<Item = &GuestFile> {
+    files.iter().filter(|file| file.path != TOOL_PATH)
 }
 
 fn binary_name(file: &GuestFile) -> &str {
@@ -191,8 +200,8 @@ fn evaluate(
     logs: &Path,
 ) -> Result<Report> {
     let mut report = Report::new();
-    anyhow::ensure!(!files.is_empty(), "no crate has tests/{TEST}");
-    for file in files {
+    anyhow::ensure!(test_binaries(files).next().is_some(), "no crate has tests/{TEST}");
+    for file in test_binaries(files) {
         let name = binary_name(file);
         let suite = format!("kernel {}: {name}", kernel.name());
         let output = std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use loopfs::{LoopControl, ProjectId, ProjectQuota, StoreOptions, VolumeId, VolumeStore, mountinfo};
 
-fn path_from(variable: &str) -> PathBuf {
+pub(crate) fn path_from(variable: &str) -> PathBuf {
     let path = std::env::var_os(variable);
     PathBuf::from(
         path.unwrap_or_else(|| panic!("{variable} is not set: run `cargo harness test --lane kernel`")),

@@ -2,11 +2,12 @@
 //! root and a machine to themselves; `cargo harness test --lane kernel` gives them one.
 //!
 //! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA` one without
-//! quotas, `LOOPFS_TEST_SCRATCH` a tmpfs. Without them the tests fail: a skipped test must not
-//! look like a passed one.
+//! quotas, `LOOPFS_TEST_SCRATCH` a tmpfs, `LOOPFS_TEST_TOOL` the program `loopfs`. Without them the
+//! tests fail: a skipped test must not look like a passed one.
 
 mod attachments;
 mod clones;
+mod command_line;
 mod environment;
 mod loop_devices;
 mod many_devices;

@@ -1,0 +1,489 @@
+//! `list`, `attach`, `detach`.
+
+use std::fs::{File, OpenOptions};
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand, ValueEnum};
+use loopfs::{
+    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, ErrorKind, IndexPolicy, LoopControl,
+    LoopDevice, PoolOptions, Status,
+};
+use serde::Serialize;
+
+use crate::output::{Answer, Side, Table, yes_no};
+use crate::size;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeviceCommand {
+    /// Show the loop devices that are bound to a file
+    ///
+    /// The kernel is asked about each. FILE is the device and inode number of the bound file, LABEL what whoever
+    /// attached it left as its name. A binding names one attachment: `loopfs detach BINDING` acts on it and on nothing
+    /// else that the device may be bound to by then.
+    ///
+    /// JSON: {"devices": [{index, device, size_bytes, block_size_bytes, direct_io, auto_clear, access ("rw" or "ro"),
+    /// label, file: {device, inode}, offset_bytes, size_limit_bytes, disk_sequence, binding}], "idle"}
+    #[command(verbatim_doc_comment)]
+    List(List),
+    /// Attach a file to a loop device and print the device's path
+    ///
+    /// What is asked is read back from the kernel; what it did not grant is an error, and nothing stays attached. A file
+    /// has at most one writable device.
+    ///
+    /// JSON: the device, as one of `loopfs list`.
+    #[command(verbatim_doc_comment)]
+    Attach(Attach),
+    /// Detach a file, or one device
+    ///
+    /// A device that somebody has open is not gone until its last close: then the exit code is 1. It can be waited for
+    /// (--wait), and taken back (`loopfs attach --ensure FILE`).
+    ///
+    /// JSON: {"outcome" ("gone" or "deferred"), "detached": [binding], "deferred": [binding]}
+    #[command(verbatim_doc_comment)]
+    Detach(DetachArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    /// Devices of other programs too, not only those in the range of indices that loopfs takes for itself
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Attach {
+    /// The file
+    file: PathBuf,
+    /// Let the kernel refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// Where the device begins in the file: a multiple of the block size
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse)]
+    offset: u64,
+    /// How much of the file the device shows at most: a multiple of the block size
+    #[arg(long, value_name = "SIZE", value_parser = nonzero_size)]
+    size_limit: Option<NonZeroU64>,
+    /// Whether I/O bypasses the page cache of the file
+    #[arg(long, value_enum, default_value_t = DirectIoArg::Require)]
+    direct_io: DirectIoArg,
+    /// 512, 1024, 2048 or 4096; `match`: the smallest for direct I/O on the file; `kernel`: its choice
+    #[arg(long, value_name = "SIZE", default_value = "512", value_parser = block_size)]
+    block_size: BlockSize,
+    /// Name that other programs show for the device: at most 63 bytes. The path of the file unless given
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+    /// `pool`: an idle device of loopfs's own range; `any`: one that the kernel names; N: /dev/loopN
+    #[arg(long, value_name = "INDEX", default_value = "pool", value_parser = index)]
+    index: IndexPolicy,
+    /// Where the file is attached like that already, answer with its device
+    #[arg(long)]
+    ensure: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DetachArgs {
+    /// A file, a device such as /dev/loop7, or a binding as `loopfs list` prints it
+    #[arg(value_name = "FILE|DEVICE|BINDING")]
+    target: PathBuf,
+    /// How long to wait for a device that is in use
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DirectIoArg {
+    /// It must
+    Require,
+    /// Where the file system can
+    Prefer,
+    /// It must not
+    Off,
+}
+
+fn nonzero_size(text: &str) -> Result<NonZeroU64, String> {
+    NonZeroU64::new(size::parse(text)?).ok_or_else(|| "0 would show nothing".to_owned())
+}
+
+fn block_size(text: &str) -> Result<BlockSize, String> {
+    match text {
+        "match" => Ok(BlockSize::MatchDirectIo),
+        "kernel" => Ok(BlockSize::KernelDefault),
+        text => match size::parse(text).map(u32::try_from) {
+            Ok(Ok(size @ (512 | 1024 | 2048 | 4096))) => Ok(BlockSize::Exact(size)),
+            _ => Err("write 512, 1024, 2048, 4096, match or kernel".to_owned()),
+        },
+    }
+}
+
+fn index(text: &str) -> Result<IndexPolicy, String> {
+    match text {
+        "pool" => Ok(IndexPolicy::Pool),
+        "any" => Ok(IndexPolicy::Any),
+        text if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            text.parse().map(IndexPolicy::Exact).map_err(|error| error.to_string())
+        }
+        _ => Err("write pool, any or a number".to_owned()),
+    }
+}
+
+impl DeviceCommand {
+    pub(crate) fn run(&self) -> Result<Answer> {
+        match self {
+            Self::List(command) => command.run(),
+            Self::Attach(command) => command.run(),
+            Self::Detach(command) => command.run(),
+        }
+    }
+}
+
+impl List {
+    fn run(&self) -> Result<Answer> {
+        let control = LoopControl::open()?;
+        let mut bound = control.snapshot()?;
+        let ours = PoolOptions::default().range;
+        bound.retain(|status| self.all || ours.contains(&status.binding.index));
+        bound.sort_by_key(|status| status.binding.index);
+        let listing = Listing { devices: bound.iter().map(Device::of).collect(), idle: control.idle() };
+        Ok(Answer::new(listing.text(), &listing)?)
+    }
+}
+
+impl Attach {
+    fn run(&self) -> Result<Answer> {
+        let file = open(&self.file, !self.read_only)?;
+        let control = LoopControl::open()?;
+        let options = self.options()?;
+        let device = if self.ensure {
+            control.ensure_attached(file.as_fd(), &options)
+        } else {
+            control.attach(file.as_fd(), &options)
+        };
+        let status = device.and_then(|device| device.status()).map_err(|error| {
+            let remedy = match error.kind() {
+                ErrorKind::AlreadyExists if !self.ensure => "; with --ensure its device is the answer",
+                ErrorKind::NotHonoured => "; `--direct-io prefer` or `--block-size match` asks for less",
+                _ => "",
+            };
+            anyhow::anyhow!("attach {}: {error}{remedy}", self.file.display())
+        })?;
+        let device = Device::of(&status);
+        Ok(Answer::new(device.device.clone(), &device)?)
+    }
+
+    fn options(&self) -> Result<AttachOptions> {
+        let label = match &self.label {
+            Some(label) => label.clone(),
+            // As other programs do it. The inode is what counts.
+            None => std::path::absolute(&self.file)
+                .with_context(|| self.file.display().to_string())?
+                .to_string_lossy()
+                .into_owned(),
+        };
+        let options = AttachOptions::new(if self.read_only { Access::ReadOnly } else { Access::ReadWrite })
+            .offset(self.offset)
+            .direct_io(match self.direct_io {
+                DirectIoArg::Require => DirectIo::Require,
+                DirectIoArg::Prefer => DirectIo::Prefer,
+                DirectIoArg::Off => DirectIo::Off,
+            })
+            .block_size(self.block_size)
+            .label(&label)
+            .index(self.index);
+        Ok(match self.size_limit {
+            Some(limit) => options.size_limit(limit),
+            None => options,
+        })
+    }
+}
+
+impl DetachArgs {
+    fn run(&self) -> Result<Answer> {
+        let shown = || format!("detach {}", self.target.display());
+        let (before, outcome) = match Target::of(&self.target)? {
+            Target::Device(device) => {
+                let binding = device.binding().clone();
+                (vec![binding], device.detach().with_context(shown)?)
+            }
+            Target::File(file) => {
+                let control = LoopControl::open()?;
+                let found = control.find(file.as_fd()).with_context(shown)?;
+                let bindings: Vec<Binding> = found.iter().map(|device| device.binding().clone()).collect();
+                // Open here, they would be in use.
+                drop(found);
+                anyhow::ensure!(!bindings.is_empty(), "{}: the file is attached to no loop device", shown());
+                (bindings, control.detach_all(file.as_fd()).with_context(shown)?)
+            }
+        };
+        let outcome = match outcome {
+            Detach::Deferred(pending) if self.wait > 0 => {
+                pending.wait(Duration::from_secs(self.wait.into())).with_context(shown)?
+            }
+            outcome => outcome,
+        };
+        let deferred = match outcome {
+            Detach::Gone => Vec::new(),
+            Detach::Deferred(pending) => pending.bindings().to_vec(),
+        };
+        let detached = Detached::new(&before, &deferred);
+        Ok(Answer::new(detached.text(), &detached)?.good(deferred.is_empty()))
+    }
+}
+
+enum Target {
+    Device(LoopDevice),
+    File(File),
+}
+
+impl Target {
+    fn of(target: &Path) -> Result<Self> {
+        if let Some(binding) = target.to_str().and_then(|text| text.parse::<Binding>().ok()) {
+            return Ok(Self::Device(LoopDevice::open_binding(&binding)?));
+        }
+        let kind =
+            std::fs::metadata(target).with_context(|| format!("stat {}", target.display()))?.file_type();
+        if kind.is_block_device() {
+            return Ok(Self::Device(LoopDevice::open_path(target)?));
+        }
+        anyhow::ensure!(
+            kind.is_file(),
+            "{} is neither a file nor a loop device nor a binding",
+            target.display()
+        );
+        open(target, false).map(Self::File)
+    }
+}
+
+/// Not to be kept waiting by a FIFO that was given by mistake.
+fn open(path: &Path, write: bool) -> Result<File> {
+    let file = OpenOptions::new().read(true).write(write).custom_flags(libc::O_NONBLOCK).open(path);
+    file.with_context(|| format!("open {}", path.display()))
+}
+
+fn node(index: u32) -> String {
+    format!("/dev/loop{index}")
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    devices: Vec<Device>,
+    idle: usize,
+}
+
+/// A bound device, as JSON shows it.
+#[derive(Debug, Serialize)]
+struct Device {
+    index: u32,
+    device: String,
+    size_bytes: u64,
+    block_size_bytes: u32,
+    direct_io: bool,
+    auto_clear: bool,
+    access: &'static str,
+    label: String,
+    file: BackingFile,
+    offset_bytes: u64,
+    size_limit_bytes: Option<NonZeroU64>,
+    disk_sequence: Option<NonZeroU64>,
+    binding: String,
+}
+
+#[derive(Debug, Serialize)]
+struct BackingFile {
+    device: String,
+    inode: u64,
+}
+
+impl Device {
+    fn of(status: &Status) -> Self {
+        let Binding { index, disk_sequence, backing, extent, access } = &status.binding;
+        Self {
+            index: *index,
+            device: node(*index),
+            size_bytes: status.size.0,
+            block_size_bytes: status.block_size,
+            direct_io: status.direct_io,
+            auto_clear: status.auto_clear,
+            access: match access {
+                Access::ReadWrite => "rw",
+                Access::ReadOnly => "ro",
+            },
+            label: status.label.clone(),
+            file: BackingFile { device: backing.device.to_string(), inode: backing.inode },
+            offset_bytes: extent.offset,
+            size_limit_bytes: extent.size_limit,
+            disk_sequence: *disk_sequence,
+            binding: status.binding.to_string(),
+        }
+    }
+}
+
+impl Listing {
+    fn text(&self) -> String {
+        let mut table = Table::new([
+            ("DEVICE", Side::Left),
+            ("SIZE", Side::Right),
+            ("BLOCK", Side::Right),
+            ("DIRECT-IO", Side::Left),
+            ("ACCESS", Side::Left),
+            ("AUTO-CLEAR", Side::Left),
+            ("FILE", Side::Left),
+            ("LABEL", Side::Left),
+            ("BINDING", Side::Left),
+        ]);
+        for device in &self.devices {
+            table.row([
+                device.device.clone(),
+                size::show(device.size_bytes),
+                device.block_size_bytes.to_string(),
+                yes_no(device.direct_io),
+                device.access.to_owned(),
+                yes_no(device.auto_clear),
+                format!("{}/{}", device.file.device, device.file.inode),
+                device.label.clone(),
+                device.binding.clone(),
+            ]);
+        }
+        let bound = match self.devices.len() {
+            1 => "1 device".to_owned(),
+            count => format!("{count} devices"),
+        };
+        format!("{}{bound}, {} idle ones of loopfs to bind next\n", table.print(), self.idle)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Detached {
+    outcome: &'static str,
+    detached: Vec<String>,
+    deferred: Vec<String>,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+impl Detached {
+    fn new(before: &[Binding], deferred: &[Binding]) -> Self {
+        let (left, gone): (Vec<&Binding>, Vec<&Binding>) =
+            before.iter().partition(|binding| deferred.contains(binding));
+        let mut lines: Vec<String> =
+            gone.iter().map(|binding| format!("{} is detached", node(binding.index))).collect();
+        lines.extend(left.iter().map(|binding| {
+            format!(
+                "{} is in use and goes at its last close: wait with --wait SECONDS, or take it back with \
+                 `loopfs attach --ensure FILE`",
+                node(binding.index)
+            )
+        }));
+        let texts = |bindings: Vec<&Binding>| bindings.iter().map(ToString::to_string).collect();
+        Self {
+            outcome: if left.is_empty() { "gone" } else { "deferred" },
+            detached: texts(gone),
+            deferred: texts(left),
+            lines,
+        }
+    }
+
+    fn text(&self) -> String {
+        self.lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::Bytes;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn status(index: u32) -> Status {
+        let binding = format!("loop{index} seq=9 dev=254:0 ino=133 offset=0 limit=0 rw").parse().unwrap();
+        Status {
+            binding,
+            size: Bytes(64 << 20),
+            block_size: 512,
+            direct_io: true,
+            auto_clear: false,
+            label: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_listing_for_people() {
+        let labelled = Status { label: "/srv/a\n.img".to_owned(), size: Bytes(1_234_567), ..status(65_537) };
+        let listing = Listing { devices: vec![Device::of(&status(7)), Device::of(&labelled)], idle: 3 };
+        assert_eq!(
+            listing.text(),
+            "\
+DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL         BINDING
+/dev/loop7       64MiB    512  yes        rw      no          254:0/133  -             loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
+/dev/loop65537  1.2MiB    512  yes        rw      no          254:0/133  /srv/a\\n.img  loop65537 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
+2 devices, 3 idle ones of loopfs to bind next
+"
+        );
+    }
+
+    #[test]
+    fn a_device_for_programs() {
+        let json = serde_json::to_value(Device::of(&status(7))).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "index": 7,
+                "device": "/dev/loop7",
+                "size_bytes": 67_108_864,
+                "block_size_bytes": 512,
+                "direct_io": true,
+                "auto_clear": false,
+                "access": "rw",
+                "label": "",
+                "file": { "device": "254:0", "inode": 133 },
+                "offset_bytes": 0,
+                "size_limit_bytes": null,
+                "disk_sequence": 9,
+                "binding": "loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw",
+            })
+        );
+    }
+
+    #[test]
+    fn a_detach_says_which_devices_are_gone_and_which_are_not() {
+        let bindings = [status(7).binding, status(8).binding];
+        let both = Detached::new(&bindings, &bindings[1..]);
+        assert_eq!(both.outcome, "deferred");
+        assert_eq!(
+            (&both.detached, &both.deferred),
+            (&vec![bindings[0].to_string()], &vec![bindings[1].to_string()])
+        );
+        assert!(both.text().starts_with("/dev/loop7 is detached\n/dev/loop8 is in use"), "{}", both.text());
+        let gone = Detached::new(&bindings[..1], &[]);
+        assert_eq!((gone.outcome, gone.text().as_str()), ("gone", "/dev/loop7 is detached"));
+    }
+
+    #[rstest]
+    #[case("512", Some(BlockSize::Exact(512)))]
+    #[case("4KiB", Some(BlockSize::Exact(4096)))]
+    #[case("match", Some(BlockSize::MatchDirectIo))]
+    #[case("kernel", Some(BlockSize::KernelDefault))]
+    #[case("1000", None)]
+    #[case("8192", None)]
+    #[case("", None)]
+    fn block_sizes(#[case] text: &str, #[case] expected: Option<BlockSize>) {
+        assert_eq!(block_size(text).ok(), expected);
+    }
+
+    #[rstest]
+    #[case("pool", Some(IndexPolicy::Pool))]
+    #[case("any", Some(IndexPolicy::Any))]
+    #[case("7", Some(IndexPolicy::Exact(7)))]
+    #[case("+7", None)]
+    #[case("loop7", None)]
+    #[case("4294967296", None)]
+    #[case("", None)]
+    fn indices(#[case] text: &str, #[case] expected: Option<IndexPolicy>) {
+        assert_eq!(index(text).ok(), expected);
+    }
+}

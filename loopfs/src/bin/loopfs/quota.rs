@@ -1,0 +1,544 @@
+//! `quota show`, `set` and `list`: what projects use and may use.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use loopfs::{
+    Bounds, Bytes, Enforcement, Inodes, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage,
+    project_of,
+};
+use serde::Serialize;
+
+use crate::output::{Answer, Side, Table, number_or_none, size_or_none};
+use crate::size;
+use crate::trees::{Audit, Tag};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuotaCommand {
+    /// Show what a project uses and may use
+    ///
+    /// JSON: {id, enforced, bytes: {used, soft, hard, grace_ends}, inodes: {the same}}
+    #[command(verbatim_doc_comment)]
+    Show(ProjectArgs),
+    /// Set the limits of a project, read them back and show them
+    ///
+    /// A limit that is not named stays. XFS rounds bytes up to its blocks. A limit below what is used stops growth and
+    /// nothing else. Ids from 1275068416 to 1291845631 are those of volume stores, and their limits the sizes of volumes:
+    /// leave them to the store.
+    ///
+    /// JSON: as of `loopfs quota show`.
+    #[command(verbatim_doc_comment)]
+    Set(Set),
+    /// Show every project that uses anything or has limits
+    ///
+    /// JSON: {enforced, projects: [as of `loopfs quota show`]}
+    #[command(verbatim_doc_comment)]
+    List(List),
+    /// Put a directory and all that is in it into a project
+    ///
+    /// What is made in it later is in the project too. The exit code is 1 where something was left out: files with further
+    /// names (see --hard-links), mount points, and what the kernel refused. Symbolic links, sockets, FIFOs and devices can
+    /// only be tagged from Linux 6.17 on; they are counted. It can be repeated.
+    ///
+    /// JSON: {id, changed, passes, names, directories, left_out: {hard_links, symlinks, sockets, fifos, devices, mounts,
+    /// refused, examples: [{path, reason}]}}
+    #[command(verbatim_doc_comment, visible_alias = "assign")]
+    Tag(Tag),
+    /// Find what is in a directory and not in its project
+    ///
+    /// The owner of a file can change its project id, and so leave the limit. Changes nothing. The exit code is 1 where
+    /// something was found, or parts of the tree could not be looked at.
+    ///
+    /// JSON: {id, clean, complete, names, directories, other_project, not_inheriting, strays: [{path, id, inherits}],
+    /// left_out: as of `loopfs quota tag`, disturbed}. Of strays and examples the first 16.
+    #[command(verbatim_doc_comment)]
+    Audit(Audit),
+}
+
+/// Which project.
+#[derive(Args, Debug)]
+pub(crate) struct ProjectArgs {
+    /// A directory in the project; with --id any directory of the file system
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The project, 1 to 4294967294. That of the directory unless given
+    #[arg(long, value_parser = project_id)]
+    id: Option<ProjectId>,
+}
+
+#[derive(Args, Debug)]
+#[group(id = "limits", multiple = true, required = true, args = ["bytes", "inodes"])]
+pub(crate) struct Set {
+    #[command(flatten)]
+    project: ProjectArgs,
+    /// How much it may use: a size, `unlimited`, or `keep`
+    #[arg(long, value_name = "LIMIT", value_parser = byte_limit)]
+    bytes: Option<LimitArg>,
+    /// How much it may use for longer than the grace period; less than --bytes
+    #[arg(long, value_name = "SIZE", requires = "bytes", value_parser = nonzero_size)]
+    soft_bytes: Option<u64>,
+    /// How many inodes it may use: a number, `unlimited`, or `keep`
+    #[arg(long, value_name = "LIMIT", value_parser = inode_limit)]
+    inodes: Option<LimitArg>,
+    /// How many inodes it may use for longer than the grace period; less than --inodes
+    #[arg(long, value_name = "NUMBER", requires = "inodes", value_parser = nonzero_number)]
+    soft_inodes: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    /// Any directory of the file system
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The first project to show
+    #[arg(long, value_name = "ID", default_value = "1", value_parser = project_id)]
+    from: ProjectId,
+    /// The last project to show
+    #[arg(long, value_name = "ID", default_value = "4294967294", value_parser = project_id)]
+    to: ProjectId,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LimitArg {
+    Keep,
+    Unlimited,
+    Hard(u64),
+}
+
+impl LimitArg {
+    fn read(text: &str, number: fn(&str) -> Result<u64, String>) -> Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            "unlimited" => Ok(Self::Unlimited),
+            text => number(text).map(Self::Hard),
+        }
+    }
+}
+
+fn byte_limit(text: &str) -> Result<LimitArg, String> {
+    LimitArg::read(text, nonzero_size)
+}
+
+fn inode_limit(text: &str) -> Result<LimitArg, String> {
+    LimitArg::read(text, nonzero_number)
+}
+
+fn nonzero_size(text: &str) -> Result<u64, String> {
+    size::parse(text).and_then(nonzero)
+}
+
+fn nonzero_number(text: &str) -> Result<u64, String> {
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = plain.then(|| text.parse().ok()).flatten();
+    number.ok_or_else(|| "write a plain number".to_owned()).and_then(nonzero)
+}
+
+fn nonzero(number: u64) -> Result<u64, String> {
+    // The kernel takes 0 for no limit.
+    if number == 0 {
+        Err("0 cannot be a limit; write `unlimited` if that is meant".to_owned())
+    } else {
+        Ok(number)
+    }
+}
+
+pub(crate) fn project_id(text: &str) -> Result<ProjectId, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let id = plain.then(|| text.parse().ok()).flatten().and_then(ProjectId::new);
+    id.ok_or_else(|| "write a number from 1 to 4294967294".to_owned())
+}
+
+impl QuotaCommand {
+    pub(crate) fn run(&self) -> Result<Answer> {
+        match self {
+            Self::Show(project) => {
+                let (directory, id) = project.open()?;
+                let quota = ProjectQuota::of(directory.as_fd());
+                let enforced = require_quota(quota, &project.directory)?;
+                let usage = quota.usage(id)?;
+                answer(id, usage, enforced)
+            }
+            Self::Set(set) => set.run(),
+            Self::List(list) => list.run(),
+            Self::Tag(tag) => tag.run(),
+            Self::Audit(audit) => audit.run(),
+        }
+    }
+}
+
+impl Set {
+    fn run(&self) -> Result<Answer> {
+        let limits = self.limits()?;
+        let (directory, id) = self.project.open()?;
+        let quota = ProjectQuota::of(directory.as_fd());
+        let enforced = require_quota(quota, &self.project.directory)?;
+        quota.set_limits(id, limits)?;
+        // Until then a power cut could bring the old limits back.
+        nix::unistd::syncfs(&directory)
+            .with_context(|| format!("sync {}", self.project.directory.display()))?;
+        answer(id, quota.usage(id)?, enforced)
+    }
+
+    fn limits(&self) -> Result<Limits> {
+        let bytes = limit(self.bytes, self.soft_bytes, Bytes)
+            .ok_or_else(|| crate::usage("--soft-bytes needs a number for --bytes, and not more than that"))?;
+        let inodes = limit(self.inodes, self.soft_inodes, Inodes).ok_or_else(|| {
+            crate::usage("--soft-inodes needs a number for --inodes, and not more than that")
+        })?;
+        Ok(Limits { bytes, inodes })
+    }
+}
+
+/// None where the soft limit has no hard one to go with.
+fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Option<Limit<T>> {
+    match (hard.unwrap_or(LimitArg::Keep), soft) {
+        (LimitArg::Keep, None) => Some(Limit::Keep),
+        (LimitArg::Unlimited, None) => Some(Limit::Unlimited),
+        (LimitArg::Hard(hard), None) => Some(Limit::Hard(unit(hard))),
+        (LimitArg::Hard(hard), Some(soft)) if soft <= hard => {
+            Some(Limit::SoftHard { soft: unit(soft), hard: unit(hard) })
+        }
+        (_, Some(_)) => None,
+    }
+}
+
+impl List {
+    fn run(&self) -> Result<Answer> {
+        if self.from > self.to {
+            return Err(crate::usage("--from is after --to"));
+        }
+        let directory = open(&self.directory)?;
+        let quota = ProjectQuota::of(directory.as_fd());
+        let enforced = require_quota(quota, &self.directory)?;
+        let usages: Vec<Usage> = quota.ids(self.from..=self.to).collect::<loopfs::Result<_>>()?;
+        let listing =
+            Listing { enforced, projects: usages.iter().map(|usage| Project::of(usage, enforced)).collect() };
+        Ok(Answer::new(listing.text(SystemTime::now()), &listing)?)
+    }
+}
+
+impl ProjectArgs {
+    fn open(&self) -> Result<(File, ProjectId)> {
+        let directory = open(&self.directory)?;
+        let id = match self.id {
+            Some(id) => id,
+            None => project_of_directory(&directory, &self.directory)?,
+        };
+        Ok((directory, id))
+    }
+}
+
+pub(crate) fn project_of_directory(directory: &File, path: &Path) -> Result<ProjectId> {
+    let found = project_of(directory).with_context(|| path.display().to_string())?;
+    ProjectId::new(found).with_context(|| {
+        format!("{} is in no project (its id is {found}): name one with --id", path.display())
+    })
+}
+
+pub(crate) fn open(path: &Path) -> Result<File> {
+    let directory = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path);
+    directory.with_context(|| format!("open the directory {}", path.display()))
+}
+
+/// Whether limits are enforced; an error where there are no project quotas at all.
+fn require_quota(quota: ProjectQuota<'_>, path: &Path) -> Result<bool> {
+    let path = path.display();
+    match quota.enforcement().with_context(|| path.to_string())? {
+        Enforcement::Enforcing => Ok(true),
+        Enforcement::AccountingOnly => Ok(false),
+        Enforcement::NoQuota => anyhow::bail!(
+            "{path}: its file system has no project quotas: it must be XFS, mounted with option prjquota (a remount does \
+             not switch them on)"
+        ),
+        Enforcement::NoSyscall => {
+            anyhow::bail!("{path}: the kernel has no quotactl_fd; Linux 5.14 or later is needed")
+        }
+    }
+}
+
+fn answer(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result<Answer> {
+    // An id that nobody has used or limited has no record.
+    let usage = usage.unwrap_or(Usage {
+        id,
+        bytes: Bytes(0),
+        inodes: Inodes(0),
+        limits: StoredLimits::UNLIMITED,
+        bytes_grace_ends: None,
+        inodes_grace_ends: None,
+    });
+    let project = Project::of(&usage, enforced);
+    Ok(Answer::new(project.text(SystemTime::now()), &project)?)
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    enforced: bool,
+    projects: Vec<Project>,
+}
+
+/// A project, as JSON shows it.
+#[derive(Debug, Serialize)]
+struct Project {
+    id: u32,
+    enforced: bool,
+    bytes: Resource,
+    inodes: Resource,
+}
+
+#[derive(Debug, Serialize)]
+struct Resource {
+    used: u64,
+    soft: Option<u64>,
+    hard: Option<u64>,
+    /// Seconds since 1970.
+    grace_ends: Option<u64>,
+}
+
+impl Resource {
+    fn of<T>(used: u64, limits: Bounds<T>, grace_ends: Option<SystemTime>, number: fn(T) -> u64) -> Self {
+        Self {
+            used,
+            soft: limits.soft.map(number),
+            hard: limits.hard.map(number),
+            grace_ends: grace_ends
+                .and_then(|ends| ends.duration_since(UNIX_EPOCH).ok())
+                .map(|since| since.as_secs()),
+        }
+    }
+}
+
+impl Project {
+    fn of(usage: &Usage, enforced: bool) -> Self {
+        Self {
+            id: usage.id.get(),
+            enforced,
+            bytes: Resource::of(usage.bytes.0, usage.limits.bytes, usage.bytes_grace_ends, |bytes| bytes.0),
+            inodes: Resource::of(usage.inodes.0, usage.limits.inodes, usage.inodes_grace_ends, |inodes| {
+                inodes.0
+            }),
+        }
+    }
+
+    fn text(&self, now: SystemTime) -> String {
+        let mut table = Table::new([
+            ("", Side::Left),
+            ("USED", Side::Right),
+            ("SOFT", Side::Right),
+            ("HARD", Side::Right),
+            ("GRACE", Side::Left),
+        ]);
+        let Self { id, enforced, bytes, inodes } = self;
+        table.row([
+            "bytes".to_owned(),
+            size::show(bytes.used),
+            size_or_none(bytes.soft),
+            size_or_none(bytes.hard),
+            grace(bytes.grace_ends, now),
+        ]);
+        table.row([
+            "inodes".to_owned(),
+            inodes.used.to_string(),
+            number_or_none(inodes.soft),
+            number_or_none(inodes.hard),
+            grace(inodes.grace_ends, now),
+        ]);
+        format!("project {id}{}\n{}", not_enforced(*enforced), table.print())
+    }
+}
+
+impl Listing {
+    fn text(&self, now: SystemTime) -> String {
+        let mut table = Table::new([
+            ("ID", Side::Right),
+            ("BYTES", Side::Right),
+            ("SOFT", Side::Right),
+            ("HARD", Side::Right),
+            ("GRACE", Side::Left),
+            ("INODES", Side::Right),
+            ("SOFT", Side::Right),
+            ("HARD", Side::Right),
+            ("GRACE", Side::Left),
+        ]);
+        for Project { id, enforced: _, bytes, inodes } in &self.projects {
+            table.row([
+                id.to_string(),
+                size::show(bytes.used),
+                size_or_none(bytes.soft),
+                size_or_none(bytes.hard),
+                grace(bytes.grace_ends, now),
+                inodes.used.to_string(),
+                number_or_none(inodes.soft),
+                number_or_none(inodes.hard),
+                grace(inodes.grace_ends, now),
+            ]);
+        }
+        let projects = match self.projects.len() {
+            1 => "1 project".to_owned(),
+            count => format!("{count} projects"),
+        };
+        format!("{}{projects}{}\n", table.print(), not_enforced(self.enforced))
+    }
+}
+
+fn not_enforced(enforced: bool) -> &'static str {
+    if enforced { "" } else { "; counted only: limits are not enforced, for the mount option is pqnoenforce" }
+}
+
+/// How much longer a soft limit may be exceeded; empty where it is not.
+fn grace(ends: Option<u64>, now: SystemTime) -> String {
+    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    match ends.map(|ends| ends.saturating_sub(now)) {
+        None => String::new(),
+        Some(0) => "over".to_owned(),
+        Some(left @ ..60) => format!("{left}s"),
+        Some(left @ 60..3600) => format!("{}min", left / 60),
+        Some(left @ 3600..86_400) => format!("{}h", left / 3600),
+        Some(left) => format!("{}d", left / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser;
+    use rstest::rstest;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn usage(id: u32) -> Usage {
+        Usage {
+            id: ProjectId::new(id).unwrap(),
+            bytes: Bytes(12_288),
+            inodes: Inodes(3),
+            limits: StoredLimits {
+                bytes: Bounds { soft: Some(Bytes(8192)), hard: Some(Bytes(MIB)) },
+                inodes: Bounds { soft: None, hard: Some(Inodes(100)) },
+            },
+            bytes_grace_ends: Some(UNIX_EPOCH + Duration::from_secs(1_000_000)),
+            inodes_grace_ends: None,
+        }
+    }
+
+    fn now() -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(1_000_000 - 2 * 86_400)
+    }
+
+    #[test]
+    fn a_project_for_people() {
+        assert_eq!(
+            Project::of(&usage(7), false).text(now()),
+            "\
+project 7; counted only: limits are not enforced, for the mount option is pqnoenforce
+         USED  SOFT  HARD  GRACE
+bytes   12KiB  8KiB  1MiB  2d
+inodes      3     -   100  -
+"
+        );
+    }
+
+    #[test]
+    fn projects_for_people() {
+        let unlimited =
+            Usage { limits: StoredLimits::UNLIMITED, bytes_grace_ends: None, ..usage(u32::MAX - 1) };
+        let listing = Listing {
+            enforced: true,
+            projects: [usage(7), unlimited].map(|usage| Project::of(&usage, true)).into(),
+        };
+        assert_eq!(
+            listing.text(now()),
+            "        ID  BYTES  SOFT  HARD  GRACE  INODES  SOFT  HARD  GRACE
+         7  12KiB  8KiB  1MiB  2d          3     -   100  -
+4294967294  12KiB     -     -  -           3     -     -  -
+2 projects
+"
+        );
+    }
+
+    #[test]
+    fn a_project_for_programs() {
+        assert_eq!(
+            serde_json::to_value(Project::of(&usage(7), true)).unwrap(),
+            serde_json::json!({
+                "id": 7,
+                "enforced": true,
+                "bytes": { "used": 12_288, "soft": 8192, "hard": 1_048_576, "grace_ends": 1_000_000 },
+                "inodes": { "used": 3, "soft": null, "hard": 100, "grace_ends": null },
+            })
+        );
+    }
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        set: Set,
+    }
+
+    fn limits(args: &[&str]) -> Option<Limits> {
+        let line = Line::try_parse_from(["set", "/d"].iter().chain(args)).ok()?;
+        line.set.limits().ok()
+    }
+
+    #[rstest]
+    #[case::one_alone(&["--bytes=1MiB"], Limits { bytes: Limit::Hard(Bytes(MIB)), ..Limits::KEEP })]
+    #[case::kept_by_name(&["--bytes=keep", "--inodes=5"], Limits { inodes: Limit::Hard(Inodes(5)), ..Limits::KEEP })]
+    #[case::neither(&["--bytes=unlimited", "--inodes=unlimited"], Limits::UNLIMITED)]
+    #[case::soft(
+        &["--bytes=2MiB", "--soft-bytes=1MiB", "--inodes=5", "--soft-inodes=5"],
+        Limits {
+            bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
+            inodes: Limit::SoftHard { soft: Inodes(5), hard: Inodes(5) },
+        }
+    )]
+    fn limits_are_read(#[case] args: &[&str], #[case] expected: Limits) {
+        assert_eq!(limits(args), Some(expected));
+    }
+
+    #[rstest]
+    #[case::nothing(&[])]
+    #[case::zero(&["--bytes=0"])]
+    #[case::no_inodes(&["--inodes=0"])]
+    #[case::unit_of_inodes(&["--inodes=4KiB"])]
+    #[case::sign(&["--inodes=+4"])]
+    #[case::soft_alone(&["--soft-bytes=1MiB"])]
+    #[case::soft_of_the_other(&["--bytes=1MiB", "--soft-inodes=1"])]
+    #[case::soft_above(&["--bytes=1MiB", "--soft-bytes=2MiB"])]
+    #[case::soft_of_kept(&["--bytes=keep", "--soft-bytes=1MiB"])]
+    #[case::soft_of_unlimited(&["--inodes=unlimited", "--soft-inodes=1"])]
+    #[case::soft_zero(&["--bytes=1MiB", "--soft-bytes=0"])]
+    fn limits_that_mean_nothing_are_refused(#[case] args: &[&str]) {
+        assert_eq!(limits(args), None);
+    }
+
+    #[rstest]
+    #[case("1", Some(1))]
+    #[case("4294967294", Some(u32::MAX - 1))]
+    #[case("0", None)]
+    #[case("4294967295", None)]
+    #[case("4294967296", None)]
+    #[case("-1", None)]
+    #[case("+1", None)]
+    #[case("", None)]
+    fn ids(#[case] text: &str, #[case] expected: Option<u32>) {
+        assert_eq!(project_id(text).ok().map(ProjectId::get), expected);
+    }
+
+    #[rstest]
+    #[case(None, "")]
+    #[case(Some(0), "over")]
+    #[case(Some(1_000_000), "over")]
+    #[case(Some(1_000_059), "59s")]
+    #[case(Some(1_000_060), "1min")]
+    #[case(Some(1_003_600), "1h")]
+    #[case(Some(1_604_800), "7d")]
+    fn grace_periods(#[case] ends: Option<u64>, #[case] shown: &str) {
+        assert_eq!(grace(ends, UNIX_EPOCH + Duration::from_secs(1_000_000)), shown);
+    }
+}

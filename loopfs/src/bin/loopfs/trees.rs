@@ -1,0 +1,363 @@
+//! `quota tag` and `quota audit`: which project the inodes of a tree are in.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use loopfs::{
+    HardLinks, LeftOut, LeftOutReason, ProjectId, SpecialFiles, TagOptions, TreeAudit, TreeReport,
+    audit_tree, tag_tree,
+};
+use serde::Serialize;
+
+use crate::output::{Answer, Side, Table, printable};
+use crate::quota::{open, project_id, project_of_directory};
+
+#[derive(Args, Debug)]
+pub(crate) struct Tag {
+    /// The root of the tree
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The project, 1 to 4294967294
+    #[arg(long, value_parser = project_id)]
+    id: ProjectId,
+    /// What to do with a file that has further names, of which some may lie outside the tree
+    #[arg(long, value_enum, default_value_t = HardLinksArg::Skip)]
+    hard_links: HardLinksArg,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Audit {
+    /// The root of the tree
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The project, 1 to 4294967294. That of the root unless given
+    #[arg(long, value_parser = project_id)]
+    id: Option<ProjectId>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum HardLinksArg {
+    /// Leave it in its project and show it
+    Skip,
+    /// Put it into the project under all its names
+    Tag,
+    /// Fail before anything is changed
+    Refuse,
+}
+
+impl Tag {
+    pub(crate) fn run(&self) -> Result<Answer> {
+        let root = open(&self.directory)?;
+        let hard_links = match self.hard_links {
+            HardLinksArg::Skip => HardLinks::Skip,
+            HardLinksArg::Tag => HardLinks::Tag,
+            HardLinksArg::Refuse => HardLinks::Refuse,
+        };
+        let options = TagOptions { hard_links, ..TagOptions::default() };
+        let report = tag_tree(root.as_fd(), self.id, &options).with_context(|| shown(&self.directory))?;
+        // Until then a power cut could bring the old ids back.
+        nix::unistd::syncfs(&root).with_context(|| format!("sync {}", self.directory.display()))?;
+        let tagged = Tagged::of(self.id, &report);
+        Ok(Answer::new(tagged.text(), &tagged)?.good(tagged.left_out.is_minor()))
+    }
+}
+
+impl Audit {
+    pub(crate) fn run(&self) -> Result<Answer> {
+        let root = open(&self.directory)?;
+        let id = match self.id {
+            Some(id) => id,
+            None => project_of_directory(&root, &self.directory)?,
+        };
+        let audit = audit_tree(root.as_fd(), id).with_context(|| shown(&self.directory))?;
+        let audited = Audited::of(id, &audit);
+        Ok(Answer::new(audited.text(), &audited)?.good(audited.clean && audited.complete))
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[derive(Debug, Serialize)]
+struct Tagged {
+    id: u32,
+    changed: u64,
+    passes: u32,
+    names: u64,
+    directories: u64,
+    left_out: LeftOutOfTree,
+}
+
+#[derive(Debug, Serialize)]
+struct Audited {
+    id: u32,
+    /// Whether all that could be looked at is in the project.
+    clean: bool,
+    /// Whether that was all that can leave it.
+    complete: bool,
+    names: u64,
+    directories: u64,
+    other_project: u64,
+    not_inheriting: u64,
+    /// The first of them.
+    strays: Vec<Stray>,
+    left_out: LeftOutOfTree,
+    disturbed: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Stray {
+    path: String,
+    id: u32,
+    inherits: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct LeftOutOfTree {
+    hard_links: u64,
+    symlinks: u64,
+    sockets: u64,
+    fifos: u64,
+    devices: u64,
+    mounts: u64,
+    refused: u64,
+    /// The first of them, without the special files.
+    examples: Vec<Example>,
+}
+
+#[derive(Debug, Serialize)]
+struct Example {
+    path: String,
+    reason: String,
+}
+
+impl LeftOutOfTree {
+    fn of(left_out: &LeftOut) -> Self {
+        let LeftOut { hard_links, special_files, mounts, refused, examples } = left_out;
+        let SpecialFiles { symlinks, sockets, fifos, devices } = *special_files;
+        let example = |path: &Path, reason: LeftOutReason| Example {
+            path: path.to_string_lossy().into_owned(),
+            reason: reason_text(reason),
+        };
+        Self {
+            hard_links: *hard_links,
+            symlinks,
+            sockets,
+            fifos,
+            devices,
+            mounts: *mounts,
+            refused: *refused,
+            examples: examples.iter().map(|inode| example(&inode.path, inode.reason)).collect(),
+        }
+    }
+
+    /// Whether nothing was left out but special files, of which an old kernel cannot tell the project: they hold no
+    /// data, and stay in the project of the directory that they were made in.
+    fn is_minor(&self) -> bool {
+        self.hard_links == 0 && self.mounts == 0 && self.refused == 0
+    }
+
+    fn text(&self) -> String {
+        let counts = [
+            (self.hard_links, "files with further names"),
+            (self.symlinks, "symbolic links"),
+            (self.sockets, "sockets"),
+            (self.fifos, "FIFOs"),
+            (self.devices, "devices"),
+            (self.mounts, "mount points"),
+            (self.refused, "refused by the kernel"),
+        ];
+        let counts: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        if counts.is_empty() {
+            return String::new();
+        }
+        let mut text = format!("left out: {}\n", counts.join(", "));
+        for Example { path, reason } in &self.examples {
+            text.push_str(&format!("  {}: {reason}\n", printable(path)));
+        }
+        text
+    }
+}
+
+fn reason_text(reason: LeftOutReason) -> String {
+    match reason {
+        LeftOutReason::HardLink => "it has further names".to_owned(),
+        LeftOutReason::Mount => "something is mounted there".to_owned(),
+        LeftOutReason::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
+        // The library may tell more apart one day.
+        other => format!("{other:?}"),
+    }
+}
+
+impl Tagged {
+    fn of(id: ProjectId, report: &TreeReport) -> Self {
+        let TreeReport { passes, changed, names, directories, left_out } = report;
+        Self {
+            id: id.get(),
+            changed: *changed,
+            passes: *passes,
+            names: *names,
+            directories: *directories,
+            left_out: LeftOutOfTree::of(left_out),
+        }
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "project {}: {} changed of {} names, {} of them directories\n{}",
+            self.id,
+            self.changed,
+            self.names,
+            self.directories,
+            self.left_out.text()
+        )
+    }
+}
+
+impl Audited {
+    fn of(id: ProjectId, audit: &TreeAudit) -> Self {
+        let stray = |path: &Path, id: u32, inherits: bool| Stray {
+            path: path.to_string_lossy().into_owned(),
+            id,
+            inherits,
+        };
+        let left_out = LeftOutOfTree::of(&audit.left_out);
+        Self {
+            id: id.get(),
+            clean: audit.is_clean(),
+            complete: left_out.is_minor() && !audit.disturbed,
+            names: audit.names,
+            directories: audit.directories,
+            other_project: audit.other_project,
+            not_inheriting: audit.not_inheriting,
+            strays: audit
+                .strays
+                .iter()
+                .map(|found| stray(&found.path, found.project, found.inherits))
+                .collect(),
+            left_out,
+            disturbed: audit.disturbed,
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!(
+            "project {}: {} names, {} of them directories; {} with another id, {} directories that hand none down\n",
+            self.id, self.names, self.directories, self.other_project, self.not_inheriting
+        );
+        if !self.strays.is_empty() {
+            let mut table = Table::new([("ID", Side::Right), ("INHERITS", Side::Left), ("PATH", Side::Left)]);
+            for Stray { path, id, inherits } in &self.strays {
+                table.row([id.to_string(), crate::output::yes_no(*inherits), path.clone()]);
+            }
+            text.push_str(&table.print());
+        }
+        text.push_str(&self.left_out.text());
+        if self.disturbed {
+            text.push_str("directories were moved meanwhile: parts of the tree may not have been seen; audit it again\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::{LeftOutInode, StrayInode};
+
+    use super::*;
+
+    fn id() -> ProjectId {
+        ProjectId::new(7).unwrap()
+    }
+
+    fn left_out() -> LeftOut {
+        LeftOut {
+            hard_links: 1,
+            special_files: SpecialFiles { symlinks: 2, ..SpecialFiles::default() },
+            refused: 1,
+            examples: vec![
+                LeftOutInode { path: "a\u{1b}".into(), reason: LeftOutReason::HardLink },
+                LeftOutInode { path: "b".into(), reason: LeftOutReason::Refused(libc::EPERM) },
+            ],
+            ..LeftOut::default()
+        }
+    }
+
+    #[test]
+    fn a_tag_for_people() {
+        let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, left_out: left_out() };
+        let tagged = Tagged::of(id(), &report);
+        assert!(!tagged.left_out.is_minor());
+        assert_eq!(
+            tagged.text(),
+            "\
+project 7: 3 changed of 6 names, 2 of them directories
+left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
+  a\\u{1b}: it has further names
+  b: Operation not permitted (os error 1)
+"
+        );
+        let quiet = Tagged::of(id(), &TreeReport { left_out: LeftOut::default(), ..report });
+        assert_eq!(quiet.text(), "project 7: 3 changed of 6 names, 2 of them directories\n");
+    }
+
+    #[test]
+    fn an_audit_for_people_and_programs() {
+        let audit = TreeAudit {
+            names: 6,
+            directories: 2,
+            other_project: 1,
+            not_inheriting: 1,
+            strays: vec![StrayInode { path: "d/f".into(), project: 9, inherits: false }],
+            disturbed: true,
+            ..TreeAudit::default()
+        };
+        let audited = Audited::of(id(), &audit);
+        assert_eq!(
+            audited.text(),
+            "\
+project 7: 6 names, 2 of them directories; 1 with another id, 1 directories that hand none down
+ID  INHERITS  PATH
+ 9  no        d/f
+directories were moved meanwhile: parts of the tree may not have been seen; audit it again
+"
+        );
+        assert_eq!(
+            serde_json::to_value(&audited).unwrap(),
+            serde_json::json!({
+                "id": 7,
+                "clean": false,
+                "complete": false,
+                "names": 6,
+                "directories": 2,
+                "other_project": 1,
+                "not_inheriting": 1,
+                "strays": [{ "path": "d/f", "id": 9, "inherits": false }],
+                "left_out": {
+                    "hard_links": 0, "symlinks": 0, "sockets": 0, "fifos": 0, "devices": 0, "mounts": 0, "refused": 0,
+                    "examples": [],
+                },
+                "disturbed": true,
+            })
+        );
+    }
+
+    #[test]
+    fn an_audit_that_could_not_look_at_everything_is_not_complete() {
+        let refused = LeftOut { refused: 1, ..LeftOut::default() };
+        let audited = Audited::of(id(), &TreeAudit { left_out: refused, ..TreeAudit::default() });
+        assert!(audited.clean && !audited.complete);
+        // Special files alone are no reason to be alarmed on kernels that cannot tell their project.
+        let special = SpecialFiles { symlinks: 1, ..SpecialFiles::default() };
+        let left_out = LeftOut { special_files: special, ..LeftOut::default() };
+        let audited = Audited::of(id(), &TreeAudit { left_out, ..TreeAudit::default() });
+        assert!(audited.clean && audited.complete);
+    }
+}

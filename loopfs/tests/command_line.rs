@@ -1,0 +1,68 @@
+//! The tool `loopfs` as far as any machine can run it: what it refuses, what it says, and how it exits.
+
+use std::process::{Command, Output};
+
+use rstest::rstest;
+
+fn loopfs(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_loopfs")).args(args).output().expect("the tool runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[rstest]
+#[case::nothing(&[], "Usage: loopfs")]
+#[case::unknown(&["mount"], "unrecognized subcommand 'mount'")]
+#[case::size(&["attach", "f", "--offset", "4M"], "\"M\" is no unit: write 4KiB, 4MiB, 4GiB")]
+#[case::overflow(&["attach", "f", "--size-limit", "16EiB"], "more bytes than 64 bits can say")]
+#[case::block_size(&["attach", "f", "--block-size", "1000"], "write 512, 1024, 2048, 4096, match or kernel")]
+#[case::index(&["attach", "f", "--index", "loop7"], "write pool, any or a number")]
+#[case::id(&["quota", "show", "/", "--id", "0"], "write a number from 1 to 4294967294")]
+#[case::no_limit(&["quota", "set", "/", "--id", "7"], "required arguments were not provided")]
+#[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
+#[case::soft(&["quota", "set", "/", "--id", "7", "--bytes", "1", "--soft-bytes", "2"], "--soft-bytes needs a number")]
+#[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
+fn a_command_line_that_is_not_understood_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
+    let output = loopfs(args);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains(says), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "");
+}
+
+#[rstest]
+#[case::attach(&["attach", "/no/such.img"], "open /no/such.img: No such file or directory")]
+#[case::detach(&["detach", "/no/such.img"], "stat /no/such.img: No such file or directory")]
+#[case::detach_something_else(&["detach", "/dev/null"], "/dev/null is neither a file nor a loop device nor a binding")]
+#[case::quota(&["quota", "show", "/no/such"], "open the directory /no/such: No such file or directory")]
+#[case::file(&["quota", "show", "/proc/self/exe", "--id", "7"], "Not a directory")]
+#[case::no_quotas(&["quota", "list", "/proc"], "mounted with option prjquota")]
+#[case::no_store(&["store", "list", "/proc/sys"], "open the data directory /proc/sys")]
+fn what_fails_names_the_object_and_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
+    for json in [&[][..], &["--json"]] {
+        let output = loopfs(&[json, args].concat());
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).starts_with("loopfs: "), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(says), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "", "an answer is whole or absent");
+    }
+}
+
+#[test]
+fn the_help_says_exit_codes_sizes_and_the_names_of_json_fields() {
+    let help = text(&loopfs(&["--help"]).stdout);
+    for expected in ["Exit codes:", "powers of 1024", "--json", "Examples:"] {
+        assert!(help.contains(expected), "{expected} is missing in {help}");
+    }
+    for (command, fields) in [
+        (&["list"][..], "size_limit_bytes"),
+        (&["detach"], "outcome"),
+        (&["quota", "show"], "grace_ends"),
+        (&["store", "list"], "capacity_bytes"),
+        (&["store", "space"], "available_bytes"),
+    ] {
+        let help = text(&loopfs(&[command, &["--help"]].concat()).stdout);
+        assert!(help.contains(fields), "{fields} is missing in {help}");
+    }
+}

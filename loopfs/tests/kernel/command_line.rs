@@ -1,0 +1,395 @@
+//! The tool `loopfs` against the kernel, run as people run it.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use loopfs::{
+    Access, AttachOptions, Bytes, Inodes, Limits, LoopControl, LoopDevice, ProjectId, VolumeKind, VolumeSpec,
+    assign_project, project_of,
+};
+use serde_json::{Value, json};
+
+use crate::environment::{Leaks, directory, id, image, path_from, quota, store, xfs, xfs_without_quota};
+
+const MIB: u64 = 1 << 20;
+
+struct Tool {
+    path: PathBuf,
+}
+
+impl Tool {
+    fn find() -> Self {
+        Self { path: path_from("LOOPFS_TEST_TOOL") }
+    }
+
+    fn output(&self, args: &[&str]) -> Output {
+        Command::new(&self.path).args(args).output().expect("the tool runs")
+    }
+
+    /// Exit code, standard output and standard error.
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        let Output { status, stdout, stderr } = self.output(args);
+        (
+            status.code().expect("an exit code"),
+            String::from_utf8(stdout).expect("UTF-8"),
+            String::from_utf8(stderr).expect("UTF-8"),
+        )
+    }
+
+    /// What it says to people when all is well.
+    fn text(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?} said {stdout}");
+        stdout
+    }
+
+    /// What it says to programs, and with which exit code.
+    fn json(&self, args: &[&str]) -> (i32, Value) {
+        let (code, stdout, stderr) = self.run(&[&["--json"], args].concat());
+        assert_eq!(stderr, "", "{args:?}");
+        (code, serde_json::from_str(&stdout).expect("one JSON document"))
+    }
+
+    /// What it says on standard error when it fails.
+    fn failure(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?} said {stderr}");
+        stderr
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Words of the line that starts with `first`.
+fn words<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
+    let line = table.lines().find(|line| line.split_whitespace().next() == Some(first));
+    line.unwrap_or_else(|| panic!("no line {first} in {table}")).split_whitespace().collect()
+}
+
+#[test]
+fn a_file_is_attached_listed_and_detached() {
+    let leaks = Leaks::watch();
+    let (tool, directory) = (Tool::find(), directory());
+    image(directory.path(), "image", 8 * MIB);
+    let path = directory.path().join("image");
+
+    let device = tool.text(&["attach", text(&path)]);
+    let device = device.trim_end();
+    assert!(device.starts_with("/dev/loop"), "{device}");
+    let bound = LoopDevice::open_path(Path::new(device)).unwrap();
+    let status = bound.status().unwrap();
+    assert_eq!((status.size, status.block_size, status.direct_io), (Bytes(8 * MIB), 512, true));
+    drop(bound);
+
+    let listed = tool.text(&["list"]);
+    let backing = status.binding.backing;
+    assert_eq!(
+        words(&listed, device)[..7],
+        [device, "8MiB", "512", "yes", "rw", "no", &format!("{}/{}", backing.device, backing.inode)]
+    );
+    assert!(listed.contains(&status.binding.to_string()), "{listed}");
+    let (code, all) = tool.json(&["list", "--all"]);
+    let devices = all["devices"].as_array().unwrap();
+    let json = devices.iter().find(|json| json["device"] == device).expect("the device");
+    assert_eq!(code, 0);
+    assert_eq!(
+        *json,
+        json!({
+            "index": status.binding.index,
+            "device": device,
+            "size_bytes": 8 * MIB,
+            "block_size_bytes": 512,
+            "direct_io": true,
+            "auto_clear": false,
+            "access": "rw",
+            "label": status.label,
+            "file": { "device": backing.device.to_string(), "inode": backing.inode },
+            "offset_bytes": 0,
+            "size_limit_bytes": null,
+            "disk_sequence": status.binding.disk_sequence,
+            "binding": status.binding.to_string(),
+        })
+    );
+    assert!(status.label.starts_with(text(&xfs())), "{}", status.label);
+
+    let refused = tool.failure(&["attach", text(&path)]);
+    assert!(refused.contains("attached already") && refused.contains("--ensure"), "{refused}");
+    assert_eq!(tool.json(&["attach", text(&path), "--ensure"]), (0, json.clone()));
+    let refused = tool.failure(&["attach", text(&path), "--ensure", "--direct-io", "off"]);
+    assert!(refused.contains("buffered I/O asked, direct I/O granted"), "{refused}");
+
+    assert_eq!(tool.text(&["detach", text(&path)]), format!("{device} is detached\n"));
+    let refused = tool.failure(&["detach", text(&path)]);
+    assert!(refused.contains("the file is attached to no loop device"), "{refused}");
+    let refused = tool.failure(&["detach", &status.binding.to_string()]);
+    assert!(refused.contains("bound to no file"), "{refused}");
+    directory.close().unwrap();
+    leaks.check();
+}
+
+#[test]
+fn every_property_that_can_be_asked_is_granted() {
+    let leaks = Leaks::watch();
+    let (tool, directory) = (Tool::find(), directory());
+    image(directory.path(), "image", 8 * MIB);
+    let path = directory.path().join("image");
+    let asked =
+        ["attach", text(&path), "--read-only", "--offset=1MiB", "--size-limit=2MiB", "--direct-io=off"];
+    let more = ["--block-size=4KiB", "--label=mine", "--index=70000"];
+    let (code, device) = tool.json(&[&asked[..], &more].concat());
+    assert_eq!(code, 0);
+    for (field, expected) in [
+        ("device", json!("/dev/loop70000")),
+        ("access", json!("ro")),
+        ("offset_bytes", json!(MIB)),
+        ("size_limit_bytes", json!(2 * MIB)),
+        ("size_bytes", json!(2 * MIB)),
+        ("direct_io", json!(false)),
+        ("block_size_bytes", json!(4096)),
+        ("label", json!("mine")),
+    ] {
+        assert_eq!(device[field], expected, "{field} of {device}");
+    }
+    // By its binding, which names this attachment.
+    let binding = device["binding"].as_str().unwrap();
+    assert_eq!(
+        tool.json(&["detach", binding]),
+        (0, json!({ "outcome": "gone", "detached": [binding], "deferred": [] }))
+    );
+    let refused = tool.failure(&["attach", text(&path), "--offset=100"]);
+    assert!(refused.contains("offset 100 is not a multiple of 512"), "{refused}");
+    directory.close().unwrap();
+    leaks.check();
+}
+
+#[test]
+fn a_device_in_use_is_deferred_until_its_last_close() {
+    let leaks = Leaks::watch();
+    let (tool, directory) = (Tool::find(), directory());
+    let file = image(directory.path(), "image", MIB);
+    let path = directory.path().join("image");
+    let control = LoopControl::open().unwrap();
+    let user = control.attach(file.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let (device, binding) = (user.path(), user.binding().to_string());
+
+    let (code, said) = tool.json(&["detach", text(&device), "--wait", "1"]);
+    assert_eq!((code, said), (1, json!({ "outcome": "deferred", "detached": [], "deferred": [binding] })));
+    let (code, said, stderr) = tool.run(&["detach", text(&path)]);
+    assert_eq!((code, stderr.as_str()), (1, ""), "an answer, although not the one hoped for");
+    assert!(said.contains("is in use and goes at its last close: wait with --wait"), "{said}");
+
+    // As the text says, it can be taken back; without a user it then stays.
+    assert_eq!(tool.text(&["attach", "--ensure", text(&path)]), format!("{}\n", text(&device)));
+    drop(user);
+    assert_eq!(LoopDevice::open_path(&device).unwrap().binding().to_string(), binding);
+    assert_eq!(tool.json(&["detach", text(&device)]).0, 0);
+    let refused = tool.failure(&["detach", text(&device)]);
+    assert!(refused.contains("bound to no file"), "{refused}");
+    directory.close().unwrap();
+    leaks.check();
+}
+
+#[test]
+fn limits_are_set_shown_and_listed() {
+    let leaks = Leaks::watch();
+    let (tool, directory) = (Tool::find(), directory());
+    let (path, project) = (text(directory.path()), ProjectId::new(4901).unwrap());
+
+    let refused = tool.failure(&["quota", "show", path]);
+    assert!(refused.contains("is in no project") && refused.contains("--id"), "{refused}");
+    let said = tool.text(&["quota", "set", path, "--id=4901", "--bytes=4MiB", "--inodes=100"]);
+    assert_eq!(words(&said, "bytes"), ["bytes", "0B", "-", "4MiB", "-"]);
+    assert_eq!(words(&said, "inodes"), ["inodes", "0", "-", "100", "-"]);
+    assign_project(File::open(path).unwrap(), project).unwrap();
+
+    // The directory's project now, and only one of the limits.
+    let set = tool.json(&["quota", "set", path, "--bytes=8MiB", "--soft-bytes=2MiB"]);
+    let expected = json!({
+        "id": 4901,
+        "enforced": true,
+        "bytes": { "used": 0, "soft": 2 * MIB, "hard": 8 * MIB, "grace_ends": null },
+        "inodes": { "used": 1, "soft": null, "hard": 100, "grace_ends": null },
+    });
+    assert_eq!(set, (0, expected.clone()));
+    assert_eq!(tool.json(&["quota", "show", path]), (0, expected.clone()));
+    assert_eq!(
+        tool.json(&["quota", "list", text(&xfs()), "--from=4901", "--to=4901"]),
+        (0, json!({ "enforced": true, "projects": [expected] }))
+    );
+    let listed = tool.text(&["quota", "list", text(&xfs())]);
+    assert_eq!(words(&listed, "4901"), ["4901", "0B", "2MiB", "8MiB", "-", "1", "-", "100", "-"]);
+
+    let mut file = File::create(directory.path().join("file")).unwrap();
+    file.write_all(&vec![1; 3 * MIB as usize]).unwrap();
+    // Only what is allocated starts the grace period.
+    file.sync_all().unwrap();
+    drop(file);
+    let shown = tool.text(&["quota", "show", path]);
+    let grace = words(&shown, "bytes")[4];
+    assert!(grace == "6d" || grace == "7d", "a week to come below the soft limit: {shown}");
+
+    directory.close().unwrap();
+    let root = File::open(xfs()).unwrap();
+    quota(&root).finish_frees(project).unwrap();
+    let cleared =
+        tool.text(&["quota", "set", text(&xfs()), "--id=4901", "--bytes=unlimited", "--inodes=unlimited"]);
+    assert_eq!(words(&cleared, "bytes"), ["bytes", "0B", "-", "-", "-"]);
+    assert_eq!(quota(&root).usage(project).unwrap(), None);
+    let refused = tool.failure(&["quota", "list", text(&xfs_without_quota())]);
+    assert!(refused.contains("prjquota"), "{refused}");
+    leaks.check();
+}
+
+#[test]
+fn a_tree_is_put_into_a_project_and_what_leaves_it_is_found() {
+    let leaks = Leaks::watch();
+    let (tool, directory) = (Tool::find(), directory());
+    let (path, project) = (text(directory.path()), ProjectId::new(4903).unwrap());
+    std::fs::create_dir(directory.path().join("below")).unwrap();
+    let file = directory.path().join("below/file\u{1b}[2J");
+    std::fs::write(&file, [1; 4096]).unwrap();
+
+    tool.text(&["quota", "set", path, "--id=4903", "--bytes=1MiB", "--inodes=100"]);
+    let (code, tagged) = tool.json(&["quota", "tag", path, "--id=4903"]);
+    assert_eq!((code, &tagged["changed"], &tagged["names"]), (0, &json!(3), &json!(3)), "{tagged}");
+    let shown = tool.text(&["quota", "show", path]);
+    assert_eq!(words(&shown, "bytes")[..2], ["bytes", "4KiB"]);
+    assert_eq!(words(&shown, "inodes")[..2], ["inodes", "3"]);
+    let audited = tool.text(&["quota", "audit", path]);
+    assert_eq!(
+        audited,
+        "project 4903: 3 names, 2 of them directories; 0 with another id, 0 directories that hand none down\n"
+    );
+
+    assign_project(File::open(directory.path().join("below")).unwrap(), ProjectId::new(4904).unwrap())
+        .unwrap();
+    let (code, audited) = tool.json(&["quota", "audit", path]);
+    assert_eq!(
+        (code, &audited["clean"], &audited["other_project"]),
+        (1, &json!(false), &json!(1)),
+        "{audited}"
+    );
+    assert_eq!(audited["strays"], json!([{ "path": "below", "id": 4904, "inherits": true }]));
+    // Against another project everything else is a stray, and no name commands the terminal.
+    let (code, said, stderr) = tool.run(&["quota", "audit", path, "--id=4904"]);
+    assert_eq!((code, stderr.as_str()), (1, ""));
+    assert!(said.contains("2 with another id") && said.contains("below/file\\u{1b}[2J"), "{said}");
+    assert!(!said.contains('\u{1b}'), "{said}");
+
+    // A file with two names is left alone and said to be.
+    std::fs::hard_link(&file, directory.path().join("below/link")).unwrap_err();
+    assert_eq!(tool.json(&["quota", "assign", path, "--id=4903"]).0, 0);
+    std::fs::hard_link(&file, directory.path().join("below/link")).unwrap();
+    let (code, tagged) = tool.json(&["quota", "tag", path, "--id=4904"]);
+    assert_eq!((code, &tagged["left_out"]["hard_links"]), (1, &json!(2)), "{tagged}");
+    assert_eq!(tool.json(&["quota", "tag", path, "--id=4904", "--hard-links=tag"]).0, 0);
+    assert_eq!(tool.json(&["quota", "audit", path]).0, 0);
+
+    directory.close().unwrap();
+    let root = File::open(xfs()).unwrap();
+    quota(&root).finish_frees(project).unwrap();
+    quota(&root).clear_limits(project).unwrap();
+    leaks.check();
+}
+
+#[test]
+fn volumes_are_listed_with_what_is_wrong_with_them() {
+    let leaks = Leaks::watch();
+    let (tool, data, store) = (Tool::find(), xfs(), store());
+    let data = text(&data);
+    let (directory, image) = (id("cli-directory"), id("cli-image"));
+    store.create(&directory, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB))).unwrap();
+    store.create(&image, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+
+    let listed = tool.text(&["store", "list", data]);
+    assert_eq!(
+        words(&listed, "cli-directory"),
+        ["cli-directory", "Filesystem", "4MiB", "0B", "4MiB", "2048", "1", "healthy"]
+    );
+    assert_eq!(
+        words(&listed, "cli-image"),
+        ["cli-image", "Block", "1MiB", "1MiB", "0B", "-", "-", "healthy"]
+    );
+
+    let opened = store.volume(&directory).unwrap();
+    let project = ProjectId::new(project_of(directory_of(data, "cli-directory")).unwrap()).unwrap();
+    assign_project(directory_of(data, "cli-directory"), ProjectId::new(4902).unwrap()).unwrap();
+    let (code, json) = tool.json(&["store", "list", data]);
+    assert_eq!(code, 0);
+    assert_eq!(json["filesystem_uuid"], store.filesystem_uuid().to_string());
+    let volumes = json["volumes"].as_array().unwrap();
+    let changed = volumes.iter().find(|volume| volume["id"] == "cli-directory").unwrap();
+    assert_eq!((&changed["healthy"], &changed["capacity_bytes"]), (&json!(false), &json!(4 * MIB)));
+    assert!(changed["problem"].as_str().unwrap().contains("to 4902"), "{changed}");
+    assert_eq!(
+        *volumes.iter().find(|volume| volume["id"] == "cli-image").unwrap(),
+        json!({
+            "id": "cli-image",
+            "kind": "Block",
+            "capacity_bytes": MIB,
+            "used_bytes": MIB,
+            "available_bytes": 0,
+            "inodes": null,
+            "healthy": true,
+            "problem": null,
+        })
+    );
+    assign_project(directory_of(data, "cli-directory"), project).unwrap();
+
+    // A volume whose limits somebody took away does not hide the others.
+    let root = File::open(data).unwrap();
+    quota(&root).clear_limits(project).unwrap();
+    let listed = tool.text(&["store", "list", data]);
+    assert_eq!(words(&listed, "cli-directory")[..2], ["cli-directory", "-"]);
+    assert!(listed.contains("no limits") && listed.contains("cli-image"), "{listed}");
+    quota(&root).set_limits(project, Limits::hard(Bytes(4 * MIB), Inodes(2048))).unwrap();
+    drop(opened);
+
+    let space = store.space().unwrap();
+    let (code, room) = tool.json(&["store", "space", data]);
+    assert_eq!((code, &room["total_bytes"]), (0, &json!(space.total.0)));
+    let available = room["available_bytes"].as_u64().unwrap();
+    assert!(available > 0 && available <= space.total.0, "{room}");
+    assert!(tool.text(&["store", "space", data]).contains(&store.filesystem_uuid().to_string()));
+
+    store.delete(&directory).unwrap();
+    store.delete(&image).unwrap();
+    store.empty_trash().unwrap();
+    leaks.check();
+}
+
+fn directory_of(data: &str, volume: &str) -> File {
+    File::open(PathBuf::from(data).join("volumes").join(volume)).unwrap()
+}
+
+#[test]
+fn looking_for_a_store_makes_none_and_records_nothing() {
+    let (tool, data) = (Tool::find(), xfs());
+    drop(store());
+    let format = data.join(".loopfs/format");
+    let name = data.file_name().unwrap().to_str().unwrap();
+    let record = data.with_file_name(format!("{name}.filesystem-uuid"));
+    let (kept, aside) = (std::fs::read(&format).unwrap(), std::fs::read(&record).unwrap());
+    std::fs::remove_file(&format).unwrap();
+    let refused = tool.failure(&["store", "list", text(&data)]);
+    assert!(refused.contains("is gone from it"), "recorded, and lost: {refused}");
+    std::fs::remove_file(&record).unwrap();
+    let refused = tool.failure(&["store", "list", text(&data)]);
+    assert!(refused.contains("there is no store"), "{refused}");
+    assert!(!format.exists() && !record.exists());
+
+    // A store whose file system is mounted somewhere for the first time can be looked at.
+    std::fs::write(&format, kept).unwrap();
+    assert_eq!(tool.json(&["store", "list", text(&data)]).0, 0);
+    assert!(!record.exists());
+    std::fs::write(&record, aside).unwrap();
+    store().verify().unwrap();
+
+    let refused = tool.failure(&["store", "space", text(&xfs_without_quota())]);
+    assert!(refused.contains("prjquota"), "{refused}");
+}
