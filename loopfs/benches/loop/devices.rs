@@ -17,9 +17,11 @@ use crate::{Result, Size, machine, stop};
 
 struct Plan {
     counts: &'static [usize],
-    /// Of the library and the bare calls, in turn.
+    /// Visits of each count, so that a disk that is slow for a while is slow for all of them.
+    rounds: usize,
+    /// Of the library and the bare calls, in turn, in one visit.
     runs: usize,
-    /// Each so many of those, the other programs have theirs: removing their devices takes 0.1 s.
+    /// Each so many of those the other programs have theirs, in the first round: later there are idle devices.
     others_every: usize,
     /// Rounds of attaching the largest count and removing all of them.
     removals: usize,
@@ -31,15 +33,17 @@ impl Size {
         match self {
             Size::Full => Plan {
                 counts: &[10, 1000, 4000],
-                runs: 1000,
-                others_every: 20,
+                rounds: 10,
+                runs: 100,
+                others_every: 2,
                 removals: 3,
                 removed_one_at_a_time: 50,
             },
             Size::Quick => Plan {
                 counts: &[10, 200],
-                runs: 100,
-                others_every: 10,
+                rounds: 2,
+                runs: 50,
+                others_every: 5,
                 removals: 1,
                 removed_one_at_a_time: 10,
             },
@@ -52,12 +56,52 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     let plan = size.plan();
     let mut population = Population::new(directory)?;
     let scene = Scene::new(&population)?;
-    for &count in plan.counts {
-        eprintln!("{count} devices: attaching");
-        population.grow(count)?;
-        scene.measure(&population, count, &plan)?;
+    let mut series: Vec<Series> = plan.counts.iter().map(|count| Series::new(*count)).collect();
+    for round in 0..plan.rounds {
+        for series in &mut series {
+            eprintln!("round {round} of {}: {} devices", plan.rounds, series.n);
+            population.resize(series.n)?;
+            let others = (round == 0).then_some(plan.others_every);
+            scene.measure(&population, series, plan.runs, others)?;
+        }
     }
+    series.into_iter().for_each(Series::print);
     scene.measure_removal(&mut population, &plan)
+}
+
+/// All that is measured with `n` devices attached.
+struct Series {
+    n: usize,
+    floor_attach: Samples,
+    attach_pool: Samples,
+    attach_get_free: Samples,
+    losetup_attach: Samples,
+    find_device: Samples,
+    losetup_j: Samples,
+    floor_detach: Samples,
+    detach: Samples,
+}
+
+impl Series {
+    fn new(n: usize) -> Self {
+        Self {
+            n,
+            floor_attach: Samples::new("floor_attach", n),
+            attach_pool: Samples::new("attach_pool", n),
+            attach_get_free: Samples::new("attach_get_free", n),
+            losetup_attach: Samples::new("losetup_attach", n),
+            find_device: Samples::new("find_device", n),
+            losetup_j: Samples::new("losetup_j", n),
+            floor_detach: Samples::new("floor_detach", n),
+            detach: Samples::new("detach", n),
+        }
+    }
+
+    fn print(self) {
+        let attach = [self.floor_attach, self.attach_pool, self.attach_get_free, self.losetup_attach];
+        let others = [self.find_device, self.losetup_j, self.floor_detach, self.detach];
+        attach.into_iter().chain(others).for_each(Samples::print);
+    }
 }
 
 /// The files that are attached and detached again, one for each method.
@@ -94,24 +138,20 @@ impl Scene {
         })
     }
 
-    fn measure(&self, population: &Population, n: usize, plan: &Plan) -> Result<()> {
-        let mut floor_attach = Samples::new("floor_attach", n);
-        let mut attach_pool = Samples::new("attach_pool", n);
-        let mut attach_get_free = Samples::new("attach_get_free", n);
-        let mut losetup_attach = Samples::new("losetup_attach", n);
-        let mut find_device = Samples::new("find_device", n);
-        let mut losetup_j = Samples::new("losetup_j", n);
-        let mut floor_detach = Samples::new("floor_detach", n);
-        let mut detach = Samples::new("detach", n);
+    fn measure(
+        &self,
+        population: &Population,
+        series: &mut Series,
+        runs: usize,
+        others_every: Option<usize>,
+    ) -> Result<()> {
+        let Series { floor_attach, attach_pool, find_device, floor_detach, detach, .. } = series;
         // Brings one device into the pool and everything into the caches.
         population.control.detach(population.control.attach(self.image.as_fd(), &options())?)?;
         population.control.find(self.image.as_fd())?;
 
-        for run in 0..plan.runs {
+        for run in 0..runs {
             stop::check()?;
-            if run % 100 == 0 {
-                eprintln!("{n} devices: run {run} of {}", plan.runs);
-            }
             let bare =
                 |samples: &mut Samples| samples.time(|| floor::attach(FLOOR_INDEX, &self.configuration));
             let ours = |samples: &mut Samples| {
@@ -119,11 +159,11 @@ impl Scene {
             };
             // Whoever is first after a pause has the colder caches.
             let (floor_device, device) = if run % 2 == 0 {
-                let floor_device = bare(&mut floor_attach)?;
-                (floor_device, ours(&mut attach_pool)?)
+                let floor_device = bare(floor_attach)?;
+                (floor_device, ours(attach_pool)?)
             } else {
-                let device = ours(&mut attach_pool)?;
-                (bare(&mut floor_attach)?, device)
+                let device = ours(attach_pool)?;
+                (bare(floor_attach)?, device)
             };
             let found = find_device.time(|| population.control.find(self.image.as_fd()))?;
             if found.len() != 1 || found[0].binding() != device.binding() {
@@ -131,12 +171,12 @@ impl Scene {
             }
             drop(found);
             // While no device is idle, as where all of them come from LOOP_CTL_GET_FREE.
-            if run % plan.others_every == 0 {
-                let port = attach_get_free.time(|| self.attach_by_get_free(population))?;
+            if others_every.is_some_and(|every| run % every == 0) {
+                let port = series.attach_get_free.time(|| self.attach_by_get_free(population))?;
                 if self.has_losetup {
                     let path = population.path(LOSETUP_IMAGE);
-                    let index = losetup_attach.time(|| losetup_attach_file(&path))?;
-                    losetup_j.time(|| losetup_find(&path))?;
+                    let index = series.losetup_attach.time(|| losetup_attach_file(&path))?;
+                    series.losetup_j.time(|| losetup_find(&path))?;
                     LoopDevice::open_index(index)?.detach()?;
                     population.raw.remove(index)?;
                 }
@@ -147,24 +187,12 @@ impl Scene {
             let bare = |samples: &mut Samples| samples.time(|| floor::detach(floor_device));
             let ours = |samples: &mut Samples| samples.time(|| population.control.detach(device));
             if run % 2 == 0 {
-                bare(&mut floor_detach)?;
-                ours(&mut detach)?;
+                bare(floor_detach)?;
+                ours(detach)?;
             } else {
-                ours(&mut detach)?;
-                bare(&mut floor_detach)?;
+                ours(detach)?;
+                bare(floor_detach)?;
             }
-        }
-        for samples in [
-            floor_attach,
-            attach_pool,
-            attach_get_free,
-            losetup_attach,
-            find_device,
-            losetup_j,
-            floor_detach,
-            detach,
-        ] {
-            samples.print();
         }
         Ok(())
     }
@@ -204,7 +232,7 @@ impl Scene {
         let mut serial = Samples::per_device("remove_serial", count);
         for round in 0..plan.removals {
             eprintln!("removing {count} devices: round {round} of {}", plan.removals);
-            population.grow(count)?;
+            population.resize(count)?;
             let started = Instant::now();
             let removed = population.remove()?;
             background.push(started.elapsed() / u32::try_from(removed)?);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use loopfs::{Access, AttachOptions, IndexPolicy, LoopControl, LoopDevice, PoolOptions, floor};
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::syncfs;
 
 use crate::{Result, stop};
 
@@ -26,6 +27,8 @@ pub(crate) struct Population {
     pub(crate) raw: floor::Control,
     directory: PathBuf,
     attached: Vec<File>,
+    /// Detached, to be attached again.
+    spare: Vec<File>,
     images: usize,
     /// Devices that other programs may have had before, were idle, and are bound for the time being, so that
     /// `LOOP_CTL_GET_FREE` finds what it finds on a machine where all devices come from it: none idle.
@@ -48,8 +51,18 @@ impl Population {
         let before = floor::indices()?;
         let borrowed = before.iter().copied().filter(idle).collect();
         raw.add(FLOOR_INDEX)?;
-        let control = LoopControl::with_pool(PoolOptions { range: POOL, keep_idle: 64 })?;
-        Ok(Self { control, raw, directory, attached: Vec::new(), images: 0, borrowed, before, _alone: alone })
+        let control = LoopControl::with_pool(PoolOptions { range: POOL, keep_idle: POOL.len() })?;
+        Ok(Self {
+            control,
+            raw,
+            directory,
+            attached: Vec::new(),
+            spare: Vec::new(),
+            images: 0,
+            borrowed,
+            before,
+            _alone: alone,
+        })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -64,16 +77,29 @@ impl Population {
         Ok(image)
     }
 
-    /// Attaches files until `count` are attached.
-    pub(crate) fn grow(&mut self, count: usize) -> Result<()> {
+    /// Attaches or detaches files until `count` are attached. The devices stay, idle.
+    pub(crate) fn resize(&mut self, count: usize) -> Result<()> {
+        while self.attached.len() > count
+            && let Some(image) = self.attached.pop()
+        {
+            self.control.detach_all(image.as_fd())?;
+            self.spare.push(image);
+        }
         while self.attached.len() < count {
             stop::check()?;
-            let image = self.image(&format!("{}.img", self.images))?;
-            self.images += 1;
+            let image = match self.spare.pop() {
+                Some(image) => image,
+                None => {
+                    self.images += 1;
+                    self.image(&format!("{}.img", self.images))?
+                }
+            };
             let index = self.borrowed.pop().map_or(IndexPolicy::Pool, IndexPolicy::Exact);
             self.control.attach(image.as_fd(), &options().index(index))?;
             self.attached.push(image);
         }
+        // What is still to be written would slow down each flush of the file system.
+        syncfs(File::open(&self.directory)?)?;
         Ok(())
     }
 
