@@ -231,7 +231,7 @@ impl LoopControl {
         let backing = BackingFile::of(image)?;
         let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
         if let Hint::Index(index) = hint
-            && let Some(device) = open_if_bound(index)?.filter(|device| wanted(device.binding()))
+            && let Some(device) = open_hinted(index)?.filter(|device| wanted(device.binding()))
         {
             return Ok(Search::Found(device));
         }
@@ -260,7 +260,22 @@ enum Search {
 
 /// None where the device is bound to nothing, or is not there.
 fn open_if_bound(index: u32) -> Result<Option<LoopDevice>> {
+    if_bound(LoopDevice::open_index(index))
+}
+
+/// As [`open_if_bound`], for a device that the file says it has. Without a node it cannot be asked, and is not taken
+/// for absent: a second writable device would corrupt the file.
+fn open_hinted(index: u32) -> Result<Option<LoopDevice>> {
     match LoopDevice::open_index(index) {
+        Err(error) if error.errno() == Some(Errno::ENOENT as i32) && loop_dev::exists(index) => {
+            Err(error.explain("the kernel has the device; let this process see the host's /dev (devtmpfs)"))
+        }
+        opened => if_bound(opened),
+    }
+}
+
+fn if_bound(opened: Result<LoopDevice>) -> Result<Option<LoopDevice>> {
+    match opened {
         Ok(device) => Ok(Some(device)),
         Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
             Ok(None)

@@ -10,6 +10,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rstest::rstest;
 
 use crate::environment::{Leaks, directory, image};
+use crate::refusals::with_covered;
 
 const MIB: u64 = 1 << 20;
 
@@ -91,5 +92,29 @@ fn a_file_that_another_program_has_locked_is_not_attached() {
     drop(theirs);
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
     assert_eq!(device.detach().unwrap(), Detach::Gone);
+    leaks.check();
+}
+
+#[test]
+fn a_device_without_a_node_is_not_taken_for_absent() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let options = AttachOptions::new(Access::ReadWrite);
+    drop(control.attach(image.as_fd(), &options).unwrap());
+    for error in [
+        with_covered("/dev", || control.find(image.as_fd())).unwrap_err(),
+        with_covered("/dev", || control.ensure_attached(image.as_fd(), &options)).unwrap_err(),
+        with_covered("/dev", || control.detach_all(image.as_fd())).unwrap_err(),
+    ] {
+        assert_eq!(
+            (error.kind(), error.errno()),
+            (ErrorKind::NotFound, Some(Errno::ENOENT as i32)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("devtmpfs"), "no remedy in: {error}");
+    }
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
     leaks.check();
 }

@@ -30,7 +30,7 @@ fn assert_refused<T: std::fmt::Debug>(result: loopfs::Result<T>, kind: ErrorKind
 }
 
 /// Runs `work` where an empty tmpfs covers `path`, in a mount namespace that goes with its thread.
-fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> T {
     let covered = || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let nothing = None::<&str>;
