@@ -37,9 +37,28 @@ pub(crate) enum Error {
     #[error("{0}")]
     PublishedOtherwise(String),
 
+    /// There is a volume of that name, and it is not what is asked.
+    #[error("{0}")]
+    Incompatible(String),
+
+    /// Not on this node; elsewhere it may be possible.
+    #[error("{0}")]
+    NoRoomHere(String),
+
+    /// A list cannot be continued from there.
+    #[error("{0}")]
+    StaleToken(String),
+
     /// The state of the node does not allow it.
     #[error("{0}")]
     Precondition(String),
+
+    #[error("there is no volume {0}")]
+    NoSuchVolume(VolumeId),
+
+    /// What a new volume shall be filled with.
+    #[error("volume_content_source: {0}")]
+    UnusableSource(String),
 
     /// The volume is not where it was said to be.
     #[error("{0}")]

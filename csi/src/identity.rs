@@ -42,6 +42,7 @@ impl Identity for IdentityService {
         _request: Request<wire::GetPluginCapabilitiesRequest>,
     ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
         let capabilities = [
+            Type::Service(capability::Service { r#type: service::Type::ControllerService as i32 }),
             Type::Service(capability::Service {
                 r#type: service::Type::VolumeAccessibilityConstraints as i32,
             }),

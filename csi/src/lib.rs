@@ -1,7 +1,7 @@
 //! A CSI driver for the volumes of [`loopfs`]: directories with a quota, and images shown as block devices.
 //!
-//! It serves Identity and Node on a unix socket and registers with the kubelet. It makes no volumes, knows no Kubernetes
-//! API and holds no credentials; it is the part that mounts.
+//! It serves Identity, Controller and Node on a unix socket and registers with the kubelet. It knows no Kubernetes API and
+//! holds no credentials; it is the part that mounts.
 
 #![forbid(unsafe_code)]
 
@@ -17,9 +17,11 @@ use tonic::transport::Server;
 mod args;
 mod backoff;
 mod connection;
+mod controller;
 mod driver;
 mod error;
 mod identity;
+mod janitor;
 mod node;
 mod op_guard;
 pub mod proto;
@@ -33,19 +35,26 @@ mod socket;
 mod status;
 mod storage;
 mod target;
+mod topology;
+mod volume_work;
 mod volumes;
 
 pub use args::{Args, LogArgs, LogFormat};
 pub use driver::DriverName;
 
+use controller::ControllerService;
 use identity::IdentityService;
+use janitor::Janitor;
 use node::NodeService;
+use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
 use registration::Registrar;
 use request::RequestReader;
 use storage::StorageGate;
 use target::PublishRoot;
+use topology::ThisNode;
+use volume_work::VolumeWork;
 use volumes::Volumes;
 
 /// How long running calls may take to finish once the process is asked to end; a pod is killed after 30 seconds.
@@ -88,10 +97,15 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let root = PublishRoot::open(&kubelet_dir)
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
     let gate = Arc::new(StorageGate::new(data_dir));
-    let requests = RequestReader::new(&driver_name, &kubelet_dir);
-    let volumes = Volumes::new(Arc::clone(&gate), root);
-    let identity = IdentityService::new(driver_name.clone(), Arc::clone(&gate));
-    let node = NodeService::new(driver_name.clone(), node_name, requests, volumes);
+    let janitor = Arc::new(Janitor::default());
+    let this_node = ThisNode::new(&driver_name, node_name);
+    let requests = RequestReader::new(&driver_name, this_node.clone(), &kubelet_dir);
+    let work = VolumeWork::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)));
+    let services = Services {
+        identity: IdentityService::new(driver_name.clone(), Arc::clone(&gate)),
+        controller: ControllerService::new(&driver_name, this_node.clone(), requests.clone(), work.clone()),
+        node: NodeService::new(this_node, requests, work),
+    };
     let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
         driver_name,
         directory,
@@ -102,8 +116,9 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     }
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(serve_csi(socket::listen(&endpoint)?, identity, node, stop.clone()));
+    tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
     tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
+    tasks.spawn(janitor.run(Arc::clone(&gate), stop.clone()));
     if let Some(registrar) = registrar {
         let stop = stop.clone();
         tasks.spawn(async move {
@@ -142,16 +157,24 @@ fn ended(task: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Re
     task.map_err(|panic| anyhow!("a defect: {panic}")).flatten()
 }
 
-async fn serve_csi(
-    (listener, _removed_at_the_end): (tokio::net::UnixListener, socket::SocketFile),
+struct Services {
     identity: IdentityService,
+    controller: ControllerService,
     node: NodeService,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    Server::builder()
-        .add_service(IdentityServer::new(identity))
-        .add_service(NodeServer::new(node))
-        .serve_with_incoming_shutdown(connection::incoming(listener), stop.cancelled_owned())
-        .await
-        .context("serve CSI")
+}
+
+impl Services {
+    async fn serve(
+        self,
+        (listener, _removed_at_the_end): (tokio::net::UnixListener, socket::SocketFile),
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
+        Server::builder()
+            .add_service(IdentityServer::new(self.identity))
+            .add_service(ControllerServer::new(self.controller))
+            .add_service(NodeServer::new(self.node))
+            .serve_with_incoming_shutdown(connection::incoming(listener), stop.cancelled_owned())
+            .await
+            .context("serve CSI")
+    }
 }

@@ -1,19 +1,16 @@
 //! The Node service: reads a request, keeps the volume to itself, calls, answers.
 
-use std::sync::Arc;
-
-use loopfs::{Bytes, Condition, Inodes, VolumeId, VolumeStats};
+use loopfs::{Bytes, Condition, Inodes, VolumeStats};
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::driver::DriverName;
 use crate::error::Result;
-use crate::op_guard::VolumeGuards;
 use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
 use crate::rpc::{self, Kind};
-use crate::volumes::Volumes;
+use crate::topology::ThisNode;
+use crate::volume_work::VolumeWork;
 
 /// What this version does.
 const CAPABILITIES: [Capability; 5] = [
@@ -26,36 +23,14 @@ const CAPABILITIES: [Capability; 5] = [
 
 #[derive(Debug)]
 pub(crate) struct NodeService {
-    driver_name: DriverName,
-    node_name: String,
+    node: ThisNode,
     requests: RequestReader,
-    guards: VolumeGuards,
-    volumes: Arc<Volumes>,
+    work: VolumeWork,
 }
 
 impl NodeService {
-    pub(crate) fn new(
-        driver_name: DriverName,
-        node_name: String,
-        requests: RequestReader,
-        volumes: Volumes,
-    ) -> Self {
-        Self { driver_name, node_name, requests, guards: VolumeGuards::default(), volumes: Arc::new(volumes) }
-    }
-
-    /// Runs work that changes something about a volume, while nothing else does.
-    async fn change<T: Send + 'static>(
-        &self,
-        volume: &VolumeId,
-        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let guard = self.guards.acquire(volume)?;
-        let volumes = Arc::clone(&self.volumes);
-        rpc::blocking(move || {
-            let _guard = guard;
-            work(&volumes)
-        })
-        .await
+    pub(crate) fn new(node: ThisNode, requests: RequestReader, work: VolumeWork) -> Self {
+        Self { node, requests, work }
     }
 }
 
@@ -68,7 +43,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeStageVolume", Kind::Change, &request.volume_id.clone(), async {
             let stage = self.requests.stage(request)?;
-            self.change(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
+            self.work.change(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
             Ok(wire::NodeStageVolumeResponse {})
         })
         .await
@@ -81,7 +56,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeUnstageVolume", Kind::Change, &request.volume_id, async {
             let unstage = self.requests.unstage(&request)?;
-            self.change(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage)).await?;
+            self.work.change(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage)).await?;
             Ok(wire::NodeUnstageVolumeResponse {})
         })
         .await
@@ -94,7 +69,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodePublishVolume", Kind::Change, &request.volume_id.clone(), async {
             let publish = self.requests.publish(request)?;
-            self.change(&publish.volume.clone(), move |volumes| volumes.publish(&publish)).await?;
+            self.work.change(&publish.volume.clone(), move |volumes| volumes.publish(&publish)).await?;
             Ok(wire::NodePublishVolumeResponse {})
         })
         .await
@@ -107,7 +82,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeUnpublishVolume", Kind::Change, &request.volume_id, async {
             let unpublish = self.requests.unpublish(&request)?;
-            self.change(&unpublish.volume.clone(), move |volumes| volumes.unpublish(&unpublish)).await?;
+            self.work.change(&unpublish.volume.clone(), move |volumes| volumes.unpublish(&unpublish)).await?;
             Ok(wire::NodeUnpublishVolumeResponse {})
         })
         .await
@@ -120,8 +95,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeGetVolumeStats", Kind::Query, &request.volume_id, async {
             let stats = self.requests.stats(&request)?;
-            let volumes = Arc::clone(&self.volumes);
-            rpc::blocking(move || volumes.stats(&stats)).await.map(stats_response)
+            self.work.query(move |volumes| volumes.stats(&stats)).await.map(stats_response)
         })
         .await
     }
@@ -133,7 +107,8 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeExpandVolume", Kind::Change, &request.volume_id.clone(), async {
             let expand = self.requests.expand(request)?;
-            let size = self.change(&expand.volume.clone(), move |volumes| volumes.expand(&expand)).await?;
+            let size =
+                self.work.change(&expand.volume.clone(), move |volumes| volumes.expand(&expand)).await?;
             Ok(wire::NodeExpandVolumeResponse { capacity_bytes: signed(size.0) })
         })
         .await
@@ -154,12 +129,11 @@ impl Node for NodeService {
         &self,
         _request: Request<wire::NodeGetInfoRequest>,
     ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
-        let segments = [(self.driver_name.topology_key(), self.node_name.clone())].into();
         Ok(Response::new(wire::NodeGetInfoResponse {
-            node_id: self.node_name.clone(),
+            node_id: self.node.name().to_owned(),
             // Neither directories nor loop devices run out before pods do.
             max_volumes_per_node: 0,
-            accessible_topology: Some(wire::Topology { segments }),
+            accessible_topology: Some(self.node.topology()),
         }))
     }
 }
@@ -183,17 +157,22 @@ fn stats_response(stats: VolumeStats) -> wire::NodeGetVolumeStatsResponse {
         let (Inodes(total), Inodes(used), Inodes(free)) = (inodes.total, inodes.used, inodes.free);
         usage(Unit::Inodes, total, used, free)
     });
-    let (abnormal, message) = match condition {
-        Condition::Healthy => (false, "healthy".to_owned()),
-        Condition::Abnormal(message) => (true, message),
-    };
     wire::NodeGetVolumeStatsResponse {
         usage: [usage(Unit::Bytes, total, used, available)].into_iter().chain(inodes).collect(),
-        volume_condition: Some(wire::VolumeCondition { abnormal, message }),
+        volume_condition: Some(condition.into()),
+    }
+}
+
+impl From<Condition> for wire::VolumeCondition {
+    fn from(condition: Condition) -> Self {
+        match condition {
+            Condition::Healthy => Self { abnormal: false, message: "healthy".to_owned() },
+            Condition::Abnormal(message) => Self { abnormal: true, message },
+        }
     }
 }
 
 /// The wire has signed numbers.
-fn signed(value: u64) -> i64 {
+pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

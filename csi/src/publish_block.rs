@@ -15,7 +15,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
 
 use crate::error::{Error, Result};
-use crate::target::{PublishRoot, Target, kind_of};
+use crate::target::{Target, kind_of};
 
 /// Logical block sizes to ask for, in this order. 512 is what every program can use; where the file system under the
 /// image takes direct I/O in larger units only, the kernel says so and 4096 does.
@@ -102,46 +102,22 @@ impl<'a> BlockVolume<'a> {
         Ok(None)
     }
 
-    /// A mount point beneath `root`, other than `except`, that shows this volume.
-    pub(crate) fn published_elsewhere(
+    /// A mount point among `mounts`, other than `except`, that shows this volume.
+    pub(crate) fn published_at(
         &self,
-        root: &PublishRoot,
+        mounts: &[mountinfo::Mount],
         except: Option<&Target>,
     ) -> Result<Option<PathBuf>> {
         let devices: Vec<u32> = self.devices()?.iter().map(LoopDevice::index).collect();
-        if devices.is_empty() {
-            return Ok(None);
-        }
-        let mut mounts = mountinfo::read()?.into_iter().filter(|mount| root.contains(&mount.mount_point));
-        let showing = mounts.find(|mount| {
+        let showing = mounts.iter().find(|mount| {
             loop_index(mount).is_some_and(|index| devices.contains(&index))
                 && except.is_none_or(|except| mount.mount_point != except.path())
         });
-        Ok(showing.map(|mount| mount.mount_point))
+        Ok(showing.map(|mount| mount.mount_point.clone()))
     }
 
-    /// Detaches the volume's devices, if nothing shows them any more.
-    pub(crate) fn detach_if_unused(&self, root: &PublishRoot) -> Result<()> {
-        match self.published_elsewhere(root, None)? {
-            Some(_in_use) => Ok(()),
-            None => self.detach(),
-        }
-    }
-
-    /// Detaches the volume's devices, and refuses while something shows them: the number of a detached device is given
-    /// to other volumes.
-    pub(crate) fn detach_unless_used(&self, root: &PublishRoot) -> Result<()> {
-        match self.published_elsewhere(root, None)? {
-            Some(mount_point) => Err(Error::Precondition(format!(
-                "volume {} is still published at {}; unpublish it there first",
-                self.volume.id(),
-                mount_point.display()
-            ))),
-            None => self.detach(),
-        }
-    }
-
-    fn detach(&self) -> Result<()> {
+    /// Detaches the volume's devices. Nothing may show them: the number of a detached device is given to other volumes.
+    pub(crate) fn detach(&self) -> Result<()> {
         if let Detach::Deferred(_) = self.loops.detach_all(self.image.as_fd())? {
             tracing::info!("somebody has the volume's device open; the kernel detaches it at the last close");
         }

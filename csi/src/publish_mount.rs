@@ -1,5 +1,6 @@
 //! Filesystem volumes: their directory, bind-mounted at the target.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -7,10 +8,11 @@ use loopfs::{AccessTime, BackingFile, DeviceNumber, MountFlags, Volume, mountinf
 use nix::sys::stat::{FileStat, major, minor, stat};
 
 use crate::error::{Error, Result};
-use crate::target::{PublishRoot, Target};
+use crate::target::Target;
 
 /// The directory of a volume, known by its device and inode and not by a path.
 pub(crate) struct Directory {
+    name: OsString,
     fd: OwnedFd,
     identity: BackingFile,
 }
@@ -19,7 +21,7 @@ impl Directory {
     pub(crate) fn open(volume: &Volume) -> Result<Self> {
         let fd = volume.open_dir()?;
         let identity = BackingFile::of(&fd)?;
-        Ok(Self { fd, identity })
+        Ok(Self { name: volume.id().as_str().into(), fd, identity })
     }
 
     /// Whether this is what a path with this status shows.
@@ -50,16 +52,20 @@ impl Directory {
         )))
     }
 
-    /// A mount point beneath `root`, other than the target, that shows this directory.
-    pub(crate) fn published_elsewhere(&self, root: &PublishRoot, target: &Target) -> Result<Option<PathBuf>> {
-        let mounts = mountinfo::read()?.into_iter().filter(|mount| {
-            // The device first: a stat of somebody else's mount could hang on a server that has gone.
+    /// A mount point among `mounts`, other than `except`, that shows this directory.
+    pub(crate) fn published_at(
+        &self,
+        mounts: &[mountinfo::Mount],
+        except: Option<&Target>,
+    ) -> Option<PathBuf> {
+        let mut showing = mounts.iter().filter(|mount| {
+            // What the table says first: a stat of somebody else's mount could hang on a server that has gone.
             mount.device == self.identity.device
-                && root.contains(&mount.mount_point)
-                && mount.mount_point != target.path()
+                && mount.root.file_name() == Some(&self.name)
+                && except.is_none_or(|except| mount.mount_point != except.path())
         });
-        let mut points = mounts.map(|mount| mount.mount_point);
-        Ok(points.find(|point| stat(point).is_ok_and(|status| self.is(&status))))
+        let shown = showing.find(|mount| stat(&mount.mount_point).is_ok_and(|status| self.is(&status)));
+        shown.map(|mount| mount.mount_point.clone())
     }
 }
 

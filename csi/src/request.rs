@@ -7,12 +7,19 @@ use loopfs::{Access, Bytes, FilesystemUuid, MountFlags, VolumeId};
 
 use crate::driver::DriverName;
 use crate::proto::csi as wire;
+use crate::topology::ThisNode;
 
 mod capability;
+mod controller;
 mod mount_flags;
+mod name;
+mod page_token;
+mod parameters;
 mod path;
 
 pub(crate) use capability::{AccessType, Capability};
+pub(crate) use controller::{Create, Expected, Grow, List, Room, Validate};
+pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;
 
 /// Why a request can never succeed as it is.
@@ -121,15 +128,17 @@ impl CapacityRange {
 }
 
 /// Reads requests, given what is fixed for the life of the process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RequestReader {
     filesystem_uuid_key: String,
+    node: ThisNode,
     kubelet_dir: PathBuf,
 }
 
 impl RequestReader {
-    pub(crate) fn new(driver_name: &DriverName, kubelet_dir: &Path) -> Self {
-        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), kubelet_dir: kubelet_dir.to_owned() }
+    pub(crate) fn new(driver_name: &DriverName, node: ThisNode, kubelet_dir: &Path) -> Self {
+        let filesystem_uuid_key = driver_name.filesystem_uuid_key();
+        Self { filesystem_uuid_key, node, kubelet_dir: kubelet_dir.to_owned() }
     }
 
     pub(crate) fn stage(&self, request: wire::NodeStageVolumeRequest) -> Result<Stage> {
@@ -213,5 +222,7 @@ fn required(field: &'static str, text: &str) -> Result<()> {
     if text.is_empty() { Err(InvalidRequest::new(field, "must not be empty")) } else { Ok(()) }
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -12,12 +12,14 @@ const LONGEST_MESSAGE: usize = 2048;
 impl Error {
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::Invalid(_) | Self::WrongAccessType(_) => Code::InvalidArgument,
-            Self::InProgress(_) | Self::NotYet(_) => Code::Aborted,
+            Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnusableSource(_) => Code::InvalidArgument,
+            Self::InProgress(_) | Self::NotYet(_) | Self::StaleToken(_) => Code::Aborted,
             Self::StorageClosed(_) | Self::Precondition(_) => Code::FailedPrecondition,
             Self::Storage(error) => code_of(error.kind()),
-            Self::PublishedOtherwise(_) => Code::AlreadyExists,
-            Self::NotPublished(_) => Code::NotFound,
+            Self::PublishedOtherwise(_) | Self::Incompatible(_) => Code::AlreadyExists,
+            // Said of making volumes only: the orchestrator tries another node.
+            Self::NoRoomHere(_) => Code::ResourceExhausted,
+            Self::NotPublished(_) | Self::NoSuchVolume(_) => Code::NotFound,
             Self::OutOfRange(_) => Code::OutOfRange,
             Self::Target { .. } | Self::Defect(_) => Code::Internal,
         }
@@ -29,7 +31,8 @@ fn code_of(kind: ErrorKind) -> Code {
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::AlreadyExists => Code::AlreadyExists,
         ErrorKind::InvalidInput => Code::InvalidArgument,
-        // Never ResourceExhausted, which resizers read as "may still be running": the user could not ask for less.
+        // Never ResourceExhausted, which resizers read as "may still be running": the user could not ask for less. Where a
+        // volume is made it does not come to this (Error::NoRoomHere).
         ErrorKind::NoSpace | ErrorKind::WouldShrink => Code::OutOfRange,
         ErrorKind::Busy => Code::Aborted,
         ErrorKind::NotEnforced

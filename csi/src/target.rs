@@ -50,9 +50,11 @@ impl PublishRoot {
         }
     }
 
-    /// Whether a mount point lies beneath this directory.
-    pub(crate) fn contains(&self, mount_point: &Path) -> bool {
-        mount_point.starts_with(&self.path)
+    /// What is mounted beneath this directory.
+    pub(crate) fn mounts(&self) -> Result<Vec<mountinfo::Mount>> {
+        let mut mounts = mountinfo::read()?;
+        mounts.retain(|mount| mount.mount_point.starts_with(&self.path));
+        Ok(mounts)
     }
 }
 
@@ -181,6 +183,7 @@ mod tests {
     use super::*;
     use crate::proto::csi::NodeUnpublishVolumeRequest;
     use crate::request::RequestReader;
+    use crate::topology::ThisNode;
 
     struct Scratch {
         directory: TempDir,
@@ -199,7 +202,9 @@ mod tests {
         }
 
         fn try_locate(&self, relative: &str) -> Result<Option<Target>> {
-            let reader = RequestReader::new(&"a.b".parse().unwrap(), self.directory.path());
+            let driver_name = "a.b".parse().unwrap();
+            let node = ThisNode::new(&driver_name, "node".to_owned());
+            let reader = RequestReader::new(&driver_name, node, self.directory.path());
             let target_path = self.path(relative).to_str().unwrap().to_owned();
             let request = NodeUnpublishVolumeRequest { volume_id: "v".to_owned(), target_path };
             self.root.locate(&reader.unpublish(&request).unwrap().target)

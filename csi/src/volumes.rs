@@ -1,11 +1,15 @@
-//! What the node does with volumes. Everything is found out anew from the store, the mount table and the loop devices,
+//! What is done with volumes. Everything is found out anew from the store, the mount table and the loop devices,
 //! so a driver that was restarted, or was never told that a volume is staged, does the same. All of it blocks.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use loopfs::{Bytes, Condition, ErrorKind, Volume, VolumeId, VolumeKind, VolumeStats};
+use loopfs::{
+    Bytes, Condition, ErrorKind, LoopControl, Volume, VolumeId, VolumeKind, VolumeStats, mountinfo,
+};
 
 use crate::error::{Error, Result};
+use crate::janitor::Janitor;
 use crate::publish_block::BlockVolume;
 use crate::publish_mount::Directory;
 use crate::request::{
@@ -14,16 +18,23 @@ use crate::request::{
 use crate::storage::{Storage, StorageGate};
 use crate::target::{PublishRoot, Target};
 
+mod inventory;
+mod provision;
+
+pub(crate) use inventory::{Described, Page};
+pub(crate) use provision::UNIT as SMALLEST;
+
 /// The volumes of this node.
 #[derive(Debug)]
 pub(crate) struct Volumes {
     gate: Arc<StorageGate>,
     root: PublishRoot,
+    janitor: Arc<Janitor>,
 }
 
 impl Volumes {
-    pub(crate) fn new(gate: Arc<StorageGate>, root: PublishRoot) -> Self {
-        Self { gate, root }
+    pub(crate) fn new(gate: Arc<StorageGate>, root: PublishRoot, janitor: Arc<Janitor>) -> Self {
+        Self { gate, root, janitor }
     }
 
     /// Makes the volume ready. Publishing does the same where it finds it undone: staging may not have survived a
@@ -34,7 +45,7 @@ impl Volumes {
         let volume = storage.store.volume(&stage.volume)?;
         let access =
             if stage.capability.read_only { loopfs::Access::ReadOnly } else { loopfs::Access::ReadWrite };
-        require_fit(&volume, stage.capability.access_type)?;
+        require_kind(&volume, stage.capability.access_type.kind())?;
         match stage.capability.access_type {
             AccessType::Mount(_) => Ok(()),
             AccessType::Block => BlockVolume::open(&volume, &storage.loops)?.attach(access).map(drop),
@@ -43,10 +54,10 @@ impl Volumes {
 
     pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<()> {
         let storage = self.gate.opened()?;
-        match with_devices(&storage, &unstage.volume)? {
-            Some(volume) => BlockVolume::open(&volume, &storage.loops)?.detach_unless_used(&self.root),
-            None => Ok(()),
-        }
+        let Some(volume) = with_devices(&storage, &unstage.volume)? else { return Ok(()) };
+        let block = BlockVolume::open(&volume, &storage.loops)?;
+        refuse_published(&volume, block.published_at(&self.root.mounts()?, None)?)?;
+        block.detach()
     }
 
     pub(crate) fn publish(&self, publish: &Publish) -> Result<()> {
@@ -61,24 +72,26 @@ impl Volumes {
         })?;
         match publish.exposure {
             Exposure::Mount(flags) => {
-                require_fit(&volume, AccessType::Mount(flags))?;
+                require_kind(&volume, VolumeKind::Filesystem)?;
                 let directory = Directory::open(&volume)?;
                 if directory.is_published(&target, flags)? {
                     return Ok(());
                 }
                 if publish.single_target {
-                    refuse_second_target(&volume, directory.published_elsewhere(&self.root, &target)?)?;
+                    let other = directory.published_at(&self.root.mounts()?, Some(&target));
+                    refuse_second_target(&volume, other)?;
                 }
                 directory.publish(&target, flags)
             }
             Exposure::Block(access) => {
-                require_fit(&volume, AccessType::Block)?;
+                require_kind(&volume, VolumeKind::Block)?;
                 let block = BlockVolume::open(&volume, &storage.loops)?;
                 if block.is_published(&target, access)? {
                     return Ok(());
                 }
                 if publish.single_target {
-                    refuse_second_target(&volume, block.published_elsewhere(&self.root, Some(&target))?)?;
+                    let other = block.published_at(&self.root.mounts()?, Some(&target))?;
+                    refuse_second_target(&volume, other)?;
                 }
                 block.publish(&target, access)
             }
@@ -100,9 +113,11 @@ impl Volumes {
                 return Ok(());
             }
         };
-        match with_devices(&storage, &unpublish.volume)? {
-            Some(volume) => BlockVolume::open(&volume, &storage.loops)?.detach_if_unused(&self.root),
-            None => Ok(()),
+        let Some(volume) = with_devices(&storage, &unpublish.volume)? else { return Ok(()) };
+        let block = BlockVolume::open(&volume, &storage.loops)?;
+        match block.published_at(&self.root.mounts()?, None)? {
+            Some(_in_use) => Ok(()),
+            None => block.detach(),
         }
     }
 
@@ -110,34 +125,24 @@ impl Volumes {
         let storage = self.gate.opened()?;
         let volume = storage.store.volume(&stats.volume)?;
         let path = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
-        let mut answer = match volume.kind() {
-            VolumeKind::Filesystem => {
-                require_shown(stats, path, |status| Ok(Directory::open(&volume)?.is(status)))?;
-                volume.stats()?
-            }
-            VolumeKind::Block => {
-                let block = BlockVolume::open(&volume, &storage.loops)?;
-                require_shown(stats, path, |status| Ok(block.device_of(status)?.is_some()))?;
-                let mut answer = volume.stats()?;
-                if let (Condition::Healthy, Some(trouble)) = (&answer.condition, block.trouble()?) {
-                    answer.condition = Condition::Abnormal(trouble);
-                }
-                answer
-            }
-        };
+        require_shown(stats, path, |status| match volume.kind() {
+            VolumeKind::Filesystem => Ok(Directory::open(&volume)?.is(status)),
+            VolumeKind::Block => Ok(BlockVolume::open(&volume, &storage.loops)?.device_of(status)?.is_some()),
+        })?;
+        let mut answer = health(&volume, &storage.loops)?;
         if let Err(error) = storage.store.verify() {
             answer.condition = Condition::Abnormal(error.to_string());
         }
         Ok(answer)
     }
 
-    /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: the
-    /// process that makes volumes keeps the account of what is promised.
+    /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: that is
+    /// for whoever makes volumes.
     pub(crate) fn expand(&self, expand: &Expand) -> Result<Bytes> {
         let storage = self.gate.verified()?;
         let volume = storage.store.volume(&expand.volume)?;
         if let Some(access_type) = expand.access_type {
-            require_fit(&volume, access_type)?;
+            require_kind(&volume, access_type.kind())?;
         }
         let size = match volume.kind() {
             VolumeKind::Filesystem => volume.capacity(),
@@ -175,18 +180,53 @@ fn with_devices(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> 
     }
 }
 
-fn require_fit(volume: &Volume, access_type: AccessType) -> Result<()> {
-    if access_type.fits(volume.kind()) {
+fn require_kind(volume: &Volume, asked: VolumeKind) -> Result<()> {
+    if volume.kind() == asked {
         return Ok(());
     }
-    let asked = match access_type {
-        AccessType::Mount(_) => "mount",
-        AccessType::Block => "block",
+    let asked = match asked {
+        VolumeKind::Filesystem => "mount",
+        VolumeKind::Block => "block",
     };
     Err(Error::WrongAccessType(format!("{asked} is asked of {}, a {} volume", volume.id(), volume.kind())))
 }
 
-fn refuse_second_target(volume: &Volume, other: Option<std::path::PathBuf>) -> Result<()> {
+/// How full a volume is and how it fares, its devices among it.
+fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
+    let mut stats = volume.stats()?;
+    if volume.kind() == VolumeKind::Block
+        && stats.condition == Condition::Healthy
+        && let Some(trouble) = BlockVolume::open(volume, loops)?.trouble()?
+    {
+        stats.condition = Condition::Abnormal(trouble);
+    }
+    Ok(stats)
+}
+
+/// A mount point among `mounts` that shows the volume.
+fn published_at(
+    volume: &Volume,
+    loops: &LoopControl,
+    mounts: &[mountinfo::Mount],
+) -> Result<Option<PathBuf>> {
+    match volume.kind() {
+        VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
+        VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounts, None),
+    }
+}
+
+fn refuse_published(volume: &Volume, mount_point: Option<PathBuf>) -> Result<()> {
+    match mount_point {
+        None => Ok(()),
+        Some(mount_point) => Err(Error::Precondition(format!(
+            "volume {} is still published at {}; unpublish it there first",
+            volume.id(),
+            mount_point.display()
+        ))),
+    }
+}
+
+fn refuse_second_target(volume: &Volume, other: Option<PathBuf>) -> Result<()> {
     match other {
         None => Ok(()),
         Some(other) => Err(Error::Precondition(format!(

@@ -7,7 +7,6 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use csi::proto::csi as wire;
-use csi::proto::csi::controller_client::ControllerClient;
 use rstest::rstest;
 use tempfile::TempDir;
 use tonic::Code;
@@ -49,6 +48,7 @@ impl Scene {
 
 #[test]
 fn the_driver_says_who_it_is_and_what_it_can_do() {
+    use wire::controller_service_capability::{Type as Controller, rpc as controller};
     use wire::node_service_capability::{Type, rpc};
     use wire::plugin_capability::{Type as Plugin, service, volume_expansion};
 
@@ -68,6 +68,7 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
     assert_eq!(
         kinds,
         [
+            service::Type::ControllerService.as_str_name(),
             service::Type::VolumeAccessibilityConstraints.as_str_name(),
             volume_expansion::Type::Online.as_str_name(),
         ]
@@ -89,6 +90,31 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
             rpc::Type::ExpandVolume,
             rpc::Type::VolumeCondition,
             rpc::Type::SingleNodeMultiWriter,
+        ]
+    );
+
+    let capabilities = scene
+        .driver
+        .controller_get_capabilities(wire::ControllerGetCapabilitiesRequest {})
+        .unwrap()
+        .capabilities;
+    let kinds: Vec<_> = capabilities
+        .into_iter()
+        .map(|capability| match capability.r#type.unwrap() {
+            Controller::Rpc(found) => found.r#type(),
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            controller::Type::CreateDeleteVolume,
+            controller::Type::ListVolumes,
+            controller::Type::ListVolumesPublishedNodes,
+            controller::Type::GetCapacity,
+            controller::Type::ExpandVolume,
+            controller::Type::GetVolume,
+            controller::Type::VolumeCondition,
+            controller::Type::SingleNodeMultiWriter,
         ]
     );
 
@@ -120,6 +146,13 @@ fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
     );
     assert_refused(node.node_get_volume_stats(stats("v", &target)), Code::FailedPrecondition, &why);
     assert_refused(node.node_expand_volume(expand("v", &target, 1, 0)), Code::FailedPrecondition, &why);
+    assert_refused(node.create_volume(create("v", 1, block())), Code::FailedPrecondition, &why);
+    assert_refused(node.delete_volume(delete("v")), Code::FailedPrecondition, &why);
+    assert_refused(node.validate_volume_capabilities(validate("v", block())), Code::FailedPrecondition, &why);
+    assert_refused(node.list_volumes(list(0, "")), Code::FailedPrecondition, &why);
+    assert_refused(node.get_capacity(Default::default()), Code::FailedPrecondition, &why);
+    assert_refused(node.controller_expand_volume(grow("v", 1, 0)), Code::FailedPrecondition, &why);
+    assert_refused(node.controller_get_volume(get("v")), Code::FailedPrecondition, &why);
     assert!(!target.exists());
     assert!(!scene.directories.registration_socket().exists());
     scene.stop();
@@ -149,6 +182,11 @@ fn every_field_missing() {
     assert_refused(node.node_unpublish_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.node_get_volume_stats(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.node_expand_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.create_volume(Default::default()), Code::InvalidArgument, &["name"]);
+    assert_refused(node.delete_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.validate_volume_capabilities(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.controller_expand_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.controller_get_volume(Default::default()), Code::InvalidArgument, &volume);
     scene.stop();
 }
 
@@ -165,6 +203,10 @@ fn each_field_missing() {
     assert_refused(node.node_unpublish_volume(unpublish("v", none)), invalid, &["target_path"]);
     assert_refused(node.node_get_volume_stats(stats("v", none)), invalid, &["volume_path"]);
     assert_refused(node.node_expand_volume(expand("v", none, 0, 0)), invalid, &["volume_path"]);
+    assert_refused(node.create_volume(create("", 1, block())), invalid, &["name"]);
+    assert_refused(node.create_volume(create("v", 1, None)), invalid, &["volume_capabilities"]);
+    assert_refused(node.validate_volume_capabilities(validate("v", None)), invalid, &["volume_capabilities"]);
+    assert_refused(node.controller_expand_volume(grow("v", 0, 0)), invalid, &["capacity_range"]);
     scene.stop();
 }
 
@@ -216,6 +258,10 @@ fn names_that_no_volume_has(#[case] volume: &str) {
         &["volume_id"],
     );
     assert_refused(node.node_unstage_volume(unstage(volume, &target)), Code::InvalidArgument, &["volume_id"]);
+    assert_refused(node.controller_get_volume(get(volume)), Code::InvalidArgument, &["volume_id"]);
+    assert_refused(node.controller_expand_volume(grow(volume, 1, 0)), Code::InvalidArgument, &["volume_id"]);
+    // There is no such volume, so it is gone.
+    node.delete_volume(delete(volume)).unwrap();
     scene.stop();
 }
 
@@ -251,16 +297,32 @@ fn what_others_put_at_a_target_is_left_alone() {
 }
 
 #[test]
-fn services_that_are_not_offered_are_not_there() {
+fn calls_that_are_not_offered_name_their_capability() {
     let scene = scene();
-    let address = format!("unix://{}", scene.directories.endpoint.display());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let answer = runtime.block_on(async {
-        let mut controller = ControllerClient::connect(address).await.unwrap();
-        controller.controller_get_capabilities(wire::ControllerGetCapabilitiesRequest {}).await
-    });
-    assert_refused(answer, Code::Unimplemented, &[]);
-    drop(runtime);
+    let answer = scene.driver.controller_modify_volume(Default::default());
+    assert_refused(answer, Code::Unimplemented, &["MODIFY_VOLUME"]);
+    scene.stop();
+}
+
+#[rstest]
+#[case::negative(-1, 0, Code::InvalidArgument)]
+#[case::negative_limit(0, i64::MIN, Code::InvalidArgument)]
+#[case::crossed(2, 1, Code::InvalidArgument)]
+fn sizes_that_no_volume_has(#[case] required_bytes: i64, #[case] limit_bytes: i64, #[case] code: Code) {
+    let scene = scene();
+    let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
+    let request = wire::CreateVolumeRequest { capacity_range, ..create("v", 0, block()) };
+    assert_refused(scene.driver.create_volume(request), code, &["capacity_range"]);
+    let request = grow("v", required_bytes, limit_bytes);
+    assert_refused(scene.driver.controller_expand_volume(request), code, &["capacity_range"]);
+    scene.stop();
+}
+
+#[test]
+fn a_list_is_continued_only_where_it_ended() {
+    let scene = scene();
+    assert_refused(scene.driver.list_volumes(list(0, "invalid-token")), Code::Aborted, &["starting_token"]);
+    assert_refused(scene.driver.list_volumes(list(-1, "")), Code::InvalidArgument, &["max_entries"]);
     scene.stop();
 }
 

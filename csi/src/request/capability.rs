@@ -1,6 +1,6 @@
 //! What a request asks of a volume: how it is accessed, and by how many.
 
-use loopfs::MountFlags;
+use loopfs::{MountFlags, VolumeKind};
 
 use super::{InvalidRequest, Result, mount_flags};
 use crate::proto::csi::volume_capability::{self as wire, access_mode::Mode};
@@ -20,11 +20,11 @@ pub(crate) enum AccessType {
 }
 
 impl AccessType {
-    /// Whether a volume of this kind can be accessed so.
-    pub(crate) fn fits(self, kind: loopfs::VolumeKind) -> bool {
+    /// The kind of volume that is accessed so.
+    pub(crate) fn kind(self) -> VolumeKind {
         match self {
-            Self::Mount(_) => kind == loopfs::VolumeKind::Filesystem,
-            Self::Block => kind == loopfs::VolumeKind::Block,
+            Self::Mount(_) => VolumeKind::Filesystem,
+            Self::Block => VolumeKind::Block,
         }
     }
 }

@@ -1,6 +1,5 @@
 use std::collections::HashMap;
 
-use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
@@ -11,8 +10,10 @@ use crate::proto::csi::volume_capability::{
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
 
-fn reader() -> RequestReader {
-    RequestReader::new(&"csi.loopfs.dev".parse().unwrap(), Path::new("/var/lib/kubelet"))
+pub(super) fn reader() -> RequestReader {
+    let driver_name = "csi.loopfs.dev".parse().unwrap();
+    let node = ThisNode::new(&driver_name, "node-1".to_owned());
+    RequestReader::new(&driver_name, node, Path::new("/var/lib/kubelet"))
 }
 
 fn capability_of(access_type: capability::AccessType, mode: Mode) -> wire::VolumeCapability {
@@ -22,11 +23,11 @@ fn capability_of(access_type: capability::AccessType, mode: Mode) -> wire::Volum
     }
 }
 
-fn mount(mode: Mode) -> wire::VolumeCapability {
+pub(super) fn mount(mode: Mode) -> wire::VolumeCapability {
     capability_of(capability::AccessType::Mount(MountVolume::default()), mode)
 }
 
-fn block(mode: Mode) -> wire::VolumeCapability {
+pub(super) fn block(mode: Mode) -> wire::VolumeCapability {
     capability_of(capability::AccessType::Block(BlockVolume {}), mode)
 }
 
@@ -147,32 +148,4 @@ fn what_is_not_the_drivers_business_is_passed_over() {
     request.publish_context.insert("a".to_owned(), "b".to_owned());
     request.secrets.insert("token".to_owned(), "t".to_owned());
     assert_eq!(reader().publish(request).unwrap().filesystem, None);
-}
-
-proptest! {
-    #[test]
-    fn any_text_is_read_or_refused(
-        volume_id in "\\PC{0,200}",
-        target_path in "(/var/lib/kubelet/)?\\PC{0,80}",
-        mode in -1..12,
-        flag in "\\PC{0,12}",
-        required_bytes in any::<i64>(),
-        limit_bytes in any::<i64>(),
-    ) {
-        let volume_capability = Some(wire::VolumeCapability {
-            access_type: Some(capability::AccessType::Mount(MountVolume { mount_flags: vec![flag], ..MountVolume::default() })),
-            access_mode: Some(AccessMode { mode }),
-        });
-        let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
-        let (id, path) = (volume_id.clone(), target_path.clone());
-        drop(reader().publish(wire::NodePublishVolumeRequest {
-            volume_id: id.clone(), target_path: path.clone(), volume_capability: volume_capability.clone(), ..Default::default()
-        }));
-        drop(reader().expand(wire::NodeExpandVolumeRequest {
-            volume_id: id.clone(), volume_path: path.clone(), volume_capability, capacity_range, ..Default::default()
-        }));
-        drop(reader().unstage(&wire::NodeUnstageVolumeRequest { volume_id: id.clone(), staging_target_path: path.clone() }));
-        drop(reader().unpublish(&wire::NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path: path.clone() }));
-        drop(reader().stats(&wire::NodeGetVolumeStatsRequest { volume_id: id, volume_path: path, ..Default::default() }));
-    }
 }

@@ -6,6 +6,7 @@
 
 mod block;
 mod calls_in_progress;
+mod controller;
 mod mount;
 mod restart;
 mod scene;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use csi::proto::csi as wire;
+use csi::proto::csi::controller_client::ControllerClient;
 use csi::proto::csi::identity_client::IdentityClient;
 use csi::proto::csi::node_client::NodeClient;
 use csi::proto::csi::volume_capability::access_mode::Mode;
@@ -13,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 pub(crate) const DRIVER: &str = "csi.loopfs.dev";
 pub(crate) const NODE: &str = "node-1";
@@ -65,6 +66,7 @@ impl Directories {
 pub(crate) struct Client {
     runtime: Runtime,
     node: NodeClient<Channel>,
+    controller: ControllerClient<Channel>,
     identity: IdentityClient<Channel>,
 }
 
@@ -73,7 +75,7 @@ macro_rules! calls {
         $(pub(crate) fn $call(&self, request: wire::$request) -> Result<wire::$response, Status> {
             let call = async { self.$service.clone().$call(request).await };
             self.runtime.block_on(async { tokio::time::timeout(PATIENCE, call).await.expect("no answer") })
-                .map(tonic::Response::into_inner)
+                .map(Response::into_inner)
         })*
     };
 }
@@ -122,13 +124,27 @@ impl Client {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Self { runtime, node: NodeClient::new(channel.clone()), identity: IdentityClient::new(channel) }
+        Self {
+            runtime,
+            node: NodeClient::new(channel.clone()),
+            controller: ControllerClient::new(channel.clone()),
+            identity: IdentityClient::new(channel),
+        }
     }
 
     calls! {
         identity.get_plugin_info(GetPluginInfoRequest) -> GetPluginInfoResponse;
         identity.get_plugin_capabilities(GetPluginCapabilitiesRequest) -> GetPluginCapabilitiesResponse;
         identity.probe(ProbeRequest) -> ProbeResponse;
+        controller.create_volume(CreateVolumeRequest) -> CreateVolumeResponse;
+        controller.delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
+        controller.validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse;
+        controller.list_volumes(ListVolumesRequest) -> ListVolumesResponse;
+        controller.get_capacity(GetCapacityRequest) -> GetCapacityResponse;
+        controller.controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
+        controller.controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
+        controller.controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
+        controller.controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
         node.node_get_info(NodeGetInfoRequest) -> NodeGetInfoResponse;
         node.node_get_capabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
         node.node_stage_volume(NodeStageVolumeRequest) -> NodeStageVolumeResponse;
@@ -150,6 +166,22 @@ impl Client {
             for _ in 0..calls {
                 let (mut node, request) = (self.node.clone(), request.clone());
                 tasks.spawn(async move { node.node_publish_volume(request).await.map(drop) });
+            }
+            tasks.join_all().await
+        })
+    }
+
+    /// Many create calls at once; their answers.
+    pub(crate) fn create_at_once(
+        &self,
+        request: &wire::CreateVolumeRequest,
+        calls: usize,
+    ) -> Vec<Result<wire::CreateVolumeResponse, Status>> {
+        self.runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..calls {
+                let (mut controller, request) = (self.controller.clone(), request.clone());
+                tasks.spawn(async move { controller.create_volume(request).await.map(Response::into_inner) });
             }
             tasks.join_all().await
         })
@@ -310,6 +342,55 @@ pub(crate) fn expand(
         volume_path: path.to_str().unwrap().to_owned(),
         capacity_range: Some(wire::CapacityRange { required_bytes, limit_bytes }),
         ..wire::NodeExpandVolumeRequest::default()
+    }
+}
+
+/// A request to make a volume of this size; 0 leaves it to the driver.
+pub(crate) fn create(
+    name: &str,
+    required_bytes: i64,
+    volume_capability: Option<wire::VolumeCapability>,
+) -> wire::CreateVolumeRequest {
+    wire::CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(wire::CapacityRange { required_bytes, limit_bytes: 0 }),
+        volume_capabilities: volume_capability.into_iter().collect(),
+        ..wire::CreateVolumeRequest::default()
+    }
+}
+
+pub(crate) fn delete(volume: &str) -> wire::DeleteVolumeRequest {
+    wire::DeleteVolumeRequest { volume_id: volume.to_owned(), ..wire::DeleteVolumeRequest::default() }
+}
+
+pub(crate) fn get(volume: &str) -> wire::ControllerGetVolumeRequest {
+    wire::ControllerGetVolumeRequest { volume_id: volume.to_owned() }
+}
+
+pub(crate) fn list(max_entries: i32, starting_token: &str) -> wire::ListVolumesRequest {
+    wire::ListVolumesRequest { max_entries, starting_token: starting_token.to_owned() }
+}
+
+pub(crate) fn grow(
+    volume: &str,
+    required_bytes: i64,
+    limit_bytes: i64,
+) -> wire::ControllerExpandVolumeRequest {
+    wire::ControllerExpandVolumeRequest {
+        volume_id: volume.to_owned(),
+        capacity_range: Some(wire::CapacityRange { required_bytes, limit_bytes }),
+        ..wire::ControllerExpandVolumeRequest::default()
+    }
+}
+
+pub(crate) fn validate(
+    volume: &str,
+    volume_capability: Option<wire::VolumeCapability>,
+) -> wire::ValidateVolumeCapabilitiesRequest {
+    wire::ValidateVolumeCapabilitiesRequest {
+        volume_id: volume.to_owned(),
+        volume_capabilities: volume_capability.into_iter().collect(),
+        ..wire::ValidateVolumeCapabilitiesRequest::default()
     }
 }
 

@@ -1,5 +1,6 @@
 //! One volume, held open.
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::fcntl::OFlag;
@@ -89,6 +90,17 @@ impl Volume {
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         self.capacity
+    }
+
+    /// The ratio its limit of inodes was made with. None for a Block volume, which has none.
+    ///
+    /// # Errors
+    /// Those of getxattr(2).
+    pub fn bytes_per_inode(&self) -> Result<Option<NonZeroU64>> {
+        match self.kind {
+            VolumeKind::Filesystem => Ok(Some(self.attributes()?.bytes_per_inode)),
+            VolumeKind::Block => Ok(None),
+        }
     }
 
     /// The directory of a Filesystem volume, for [`bind_mount`](crate::bind_mount).

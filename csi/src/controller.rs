@@ -1,0 +1,259 @@
+//! The Controller service, for orchestrators that have no provisioner of their own: this node's volumes.
+
+use std::collections::HashMap;
+
+use loopfs::{Bytes, VolumeKind};
+use tonic::{Request, Response, Status, async_trait};
+
+use crate::driver::DriverName;
+use crate::error::Result;
+use crate::node::signed;
+use crate::proto::csi as wire;
+use crate::proto::csi::controller_server::Controller;
+use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
+use crate::proto::csi::{controller_get_volume_response, list_volumes_response};
+use crate::request::RequestReader;
+use crate::rpc::{self, Kind};
+use crate::topology::ThisNode;
+use crate::volume_work::VolumeWork;
+use crate::volumes::{Described, Page, SMALLEST};
+
+/// What this version does.
+const CAPABILITIES: [Capability; 8] = [
+    Capability::CreateDeleteVolume,
+    Capability::ListVolumes,
+    Capability::ListVolumesPublishedNodes,
+    Capability::GetCapacity,
+    Capability::ExpandVolume,
+    Capability::GetVolume,
+    Capability::VolumeCondition,
+    Capability::SingleNodeMultiWriter,
+];
+
+#[derive(Debug)]
+pub(crate) struct ControllerService {
+    filesystem_uuid_key: String,
+    node: ThisNode,
+    requests: RequestReader,
+    work: VolumeWork,
+}
+
+impl ControllerService {
+    pub(crate) fn new(
+        driver_name: &DriverName,
+        node: ThisNode,
+        requests: RequestReader,
+        work: VolumeWork,
+    ) -> Self {
+        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), node, requests, work }
+    }
+
+    fn volume(&self, described: &Described) -> wire::Volume {
+        wire::Volume {
+            capacity_bytes: described.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
+            volume_id: described.volume.to_string(),
+            volume_context: HashMap::from([(
+                self.filesystem_uuid_key.clone(),
+                described.filesystem.to_string(),
+            )]),
+            content_source: None,
+            accessible_topology: vec![self.node.topology()],
+        }
+    }
+
+    fn published_node_ids(&self, described: &Described) -> Vec<String> {
+        described.published.then(|| self.node.name().to_owned()).into_iter().collect()
+    }
+
+    fn entry(&self, described: Described) -> list_volumes_response::Entry {
+        list_volumes_response::Entry {
+            volume: Some(self.volume(&described)),
+            status: Some(list_volumes_response::VolumeStatus {
+                published_node_ids: self.published_node_ids(&described),
+                volume_condition: Some(described.condition.into()),
+            }),
+        }
+    }
+}
+
+#[async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(
+        &self,
+        request: Request<wire::CreateVolumeRequest>,
+    ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("CreateVolume", Kind::Change, &request.name.clone(), async {
+            let create = self.requests.create(request)?;
+            let made =
+                self.work.change(&create.volume.clone(), move |volumes| volumes.create(&create)).await?;
+            Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&made)) })
+        })
+        .await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<wire::DeleteVolumeRequest>,
+    ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("DeleteVolume", Kind::Change, &request.volume_id, async {
+            if let Some(volume) = self.requests.delete(&request)? {
+                self.work.change(&volume.clone(), move |volumes| volumes.delete(&volume)).await?;
+            }
+            Ok(wire::DeleteVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<wire::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerExpandVolume", Kind::Change, &request.volume_id.clone(), async {
+            let grow = self.requests.grow(request)?;
+            let volume = self.work.change(&grow.volume.clone(), move |volumes| volumes.grow(&grow)).await?;
+            Ok(wire::ControllerExpandVolumeResponse {
+                capacity_bytes: signed(volume.capacity().0),
+                // A loop device has to be told; a quota counts at once.
+                node_expansion_required: volume.kind() == VolumeKind::Block,
+            })
+        })
+        .await
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<wire::ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<wire::ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ValidateVolumeCapabilities", Kind::Query, &request.volume_id.clone(), async {
+            let confirmed = wire::validate_volume_capabilities_response::Confirmed {
+                volume_context: request.volume_context.clone(),
+                volume_capabilities: request.volume_capabilities.clone(),
+                parameters: request.parameters.clone(),
+                mutable_parameters: HashMap::new(),
+            };
+            let validate = self.requests.validate(request)?;
+            let verdict = self.work.query(move |volumes| volumes.validate(&validate)).await?;
+            Ok(match verdict {
+                Ok(()) => wire::ValidateVolumeCapabilitiesResponse {
+                    confirmed: Some(confirmed),
+                    message: String::new(),
+                },
+                Err(message) => wire::ValidateVolumeCapabilitiesResponse { confirmed: None, message },
+            })
+        })
+        .await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<wire::ListVolumesRequest>,
+    ) -> Result<Response<wire::ListVolumesResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ListVolumes", Kind::Query, "", async {
+            let list = self.requests.list(&request)?;
+            let Page { volumes, next } = self.work.query(move |volumes| volumes.list(&list)).await?;
+            Ok(wire::ListVolumesResponse {
+                entries: volumes.into_iter().map(|described| self.entry(described)).collect(),
+                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<wire::ControllerGetVolumeRequest>,
+    ) -> Result<Response<wire::ControllerGetVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerGetVolume", Kind::Query, &request.volume_id, async {
+            let volume = self.requests.get(&request)?;
+            let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::ControllerGetVolumeResponse {
+                volume: Some(self.volume(&described)),
+                status: Some(controller_get_volume_response::VolumeStatus {
+                    published_node_ids: self.published_node_ids(&described),
+                    volume_condition: Some(described.condition.into()),
+                }),
+            })
+        })
+        .await
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<wire::GetCapacityRequest>,
+    ) -> Result<Response<wire::GetCapacityResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("GetCapacity", Kind::Query, "", async {
+            let room = self.requests.room(request)?;
+            let Bytes(largest) = self.work.query(move |volumes| volumes.room(&room)).await?;
+            Ok(wire::GetCapacityResponse {
+                available_capacity: signed(largest),
+                maximum_volume_size: Some(signed(largest)),
+                minimum_volume_size: Some(signed(SMALLEST.0)),
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _request: Request<wire::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
+        let capability = |kind: Capability| wire::ControllerServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: kind as i32 })),
+        };
+        let capabilities = CAPABILITIES.map(capability).to_vec();
+        Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        _request: Request<wire::ControllerPublishVolumeRequest>,
+    ) -> Result<Response<wire::ControllerPublishVolumeResponse>, Status> {
+        Err(unimplemented("a volume is on its node already: PUBLISH_UNPUBLISH_VOLUME"))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _request: Request<wire::ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<wire::ControllerUnpublishVolumeResponse>, Status> {
+        Err(unimplemented("a volume is on its node already: PUBLISH_UNPUBLISH_VOLUME"))
+    }
+
+    async fn create_snapshot(
+        &self,
+        _request: Request<wire::CreateSnapshotRequest>,
+    ) -> Result<Response<wire::CreateSnapshotResponse>, Status> {
+        Err(unimplemented("CREATE_DELETE_SNAPSHOT"))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        _request: Request<wire::DeleteSnapshotRequest>,
+    ) -> Result<Response<wire::DeleteSnapshotResponse>, Status> {
+        Err(unimplemented("CREATE_DELETE_SNAPSHOT"))
+    }
+
+    async fn list_snapshots(
+        &self,
+        _request: Request<wire::ListSnapshotsRequest>,
+    ) -> Result<Response<wire::ListSnapshotsResponse>, Status> {
+        Err(unimplemented("LIST_SNAPSHOTS"))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _request: Request<wire::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<wire::ControllerModifyVolumeResponse>, Status> {
+        Err(unimplemented("no parameter of a volume can be changed: MODIFY_VOLUME"))
+    }
+}
+
+fn unimplemented(capability: &str) -> Status {
+    Status::unimplemented(format!("{capability} is no capability of this driver"))
+}

@@ -1,0 +1,199 @@
+//! Requests of the Controller service.
+
+use std::collections::HashMap;
+
+use loopfs::{FilesystemUuid, VolumeId, VolumeKind};
+
+use super::page_token::PageToken;
+use super::parameters::Parameters;
+use super::{Capability, CapacityRange, InvalidRequest, RequestReader, Result, name, required, volume_id};
+use crate::error::Error;
+use crate::proto::csi as wire;
+use crate::proto::csi::volume_content_source::{self as source, Type};
+
+/// Make a volume.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Create {
+    pub(crate) volume: VolumeId,
+    pub(crate) kind: VolumeKind,
+    pub(crate) capacity: CapacityRange,
+    pub(crate) parameters: Parameters,
+    pub(crate) source: Option<Source>,
+    /// Whether a volume of this node will do.
+    pub(crate) accessible_here: bool,
+}
+
+/// What a volume is filled with at first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Volume(String),
+    Snapshot(String),
+}
+
+/// Say whether a volume is what the caller takes it for.
+#[derive(Debug)]
+pub(crate) struct Validate {
+    pub(crate) volume: VolumeId,
+    /// Why no volume could be.
+    pub(crate) expected: Result<Expected>,
+}
+
+/// What a caller takes a volume for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) kind: VolumeKind,
+    pub(crate) filesystem: Option<FilesystemUuid>,
+    /// None where nothing is said of them.
+    pub(crate) parameters: Option<Parameters>,
+}
+
+/// Name the volumes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct List {
+    pub(crate) from: Option<PageToken>,
+    pub(crate) at_most: Option<usize>,
+}
+
+/// Say how large a volume can be made.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Whether room on this node is what is asked for.
+    pub(crate) here: bool,
+}
+
+/// Give a volume more capacity.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Grow {
+    pub(crate) volume: VolumeId,
+    pub(crate) capacity: CapacityRange,
+    pub(crate) kind: Option<VolumeKind>,
+}
+
+impl RequestReader {
+    pub(crate) fn create(&self, request: wire::CreateVolumeRequest) -> Result<Create> {
+        let volume = name::volume_id(&request.name)?;
+        let kind = kind_of_all(request.volume_capabilities)?;
+        let capacity = CapacityRange::read(request.capacity_range)?;
+        let parameters = Parameters::read(&request.parameters)?;
+        refuse_mutable(&request.mutable_parameters)?;
+        let source = request.volume_content_source.map(Source::read).transpose()?;
+        let requisite = request.accessibility_requirements.unwrap_or_default().requisite;
+        let accessible_here =
+            requisite.is_empty() || requisite.iter().any(|topology| self.node.lies_in(topology));
+        Ok(Create { volume, kind, capacity, parameters, source, accessible_here })
+    }
+
+    /// The volume to delete. None: a name that no volume can have, so it is gone.
+    pub(crate) fn delete(&self, request: &wire::DeleteVolumeRequest) -> Result<Option<VolumeId>> {
+        required("volume_id", &request.volume_id)?;
+        Ok(VolumeId::parse(&request.volume_id).ok())
+    }
+
+    pub(crate) fn validate(&self, request: wire::ValidateVolumeCapabilitiesRequest) -> Result<Validate> {
+        let volume = volume_id(&request.volume_id)?;
+        if request.volume_capabilities.is_empty() {
+            return Err(no_capabilities());
+        }
+        let expected = || {
+            refuse_mutable(&request.mutable_parameters)?;
+            Ok(Expected {
+                kind: kind_of_all(request.volume_capabilities)?,
+                filesystem: self.filesystem(&request.volume_context)?,
+                parameters: (!request.parameters.is_empty())
+                    .then(|| Parameters::read(&request.parameters))
+                    .transpose()?,
+            })
+        };
+        Ok(Validate { volume, expected: expected() })
+    }
+
+    pub(crate) fn list(&self, request: &wire::ListVolumesRequest) -> Result<List, Error> {
+        let at_most = match usize::try_from(request.max_entries) {
+            Ok(0) => None,
+            Ok(at_most) => Some(at_most),
+            Err(_negative) => {
+                let problem = format!("{}; it cannot be negative", request.max_entries);
+                return Err(InvalidRequest::new("max_entries", problem).into());
+            }
+        };
+        let from = match request.starting_token.as_str() {
+            "" => None,
+            token => Some(PageToken::parse(token).ok_or_else(|| {
+                let text = "starting_token: not one this driver has given out; start with an empty one";
+                Error::StaleToken(text.to_owned())
+            })?),
+        };
+        Ok(List { from, at_most })
+    }
+
+    pub(crate) fn room(&self, request: wire::GetCapacityRequest) -> Result<Room> {
+        if !request.volume_capabilities.is_empty() {
+            kind_of_all(request.volume_capabilities)?;
+        }
+        Parameters::read(&request.parameters)?;
+        Ok(Room { here: request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology)) })
+    }
+
+    pub(crate) fn grow(&self, request: wire::ControllerExpandVolumeRequest) -> Result<Grow> {
+        let volume = volume_id(&request.volume_id)?;
+        let capacity = CapacityRange::read(request.capacity_range)?;
+        if capacity == CapacityRange::default() {
+            return Err(InvalidRequest::new(
+                "capacity_range",
+                "must say required_bytes, limit_bytes or both",
+            ));
+        }
+        let capability =
+            request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
+        Ok(Grow { volume, capacity, kind: capability.map(|capability| capability.access_type.kind()) })
+    }
+
+    pub(crate) fn get(&self, request: &wire::ControllerGetVolumeRequest) -> Result<VolumeId> {
+        volume_id(&request.volume_id)
+    }
+}
+
+impl Source {
+    fn read(source: wire::VolumeContentSource) -> Result<Self> {
+        const FIELD: &str = "volume_content_source";
+        let (id, source): (_, fn(String) -> Self) = match source.r#type {
+            Some(Type::Volume(source::VolumeSource { volume_id })) => (volume_id, Self::Volume),
+            Some(Type::Snapshot(source::SnapshotSource { snapshot_id })) => (snapshot_id, Self::Snapshot),
+            None => return Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot")),
+        };
+        required(FIELD, &id)?;
+        Ok(source(id))
+    }
+}
+
+/// The one kind of volume that has all these capabilities.
+fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind> {
+    let kinds = capabilities
+        .into_iter()
+        .map(|capability| Ok(Capability::read(Some(capability))?.access_type.kind()))
+        .collect::<Result<Vec<_>>>()?;
+    match kinds.as_slice() {
+        [] => Err(no_capabilities()),
+        [kind, others @ ..] if others.iter().all(|other| other == kind) => Ok(*kind),
+        _ => Err(InvalidRequest::new(
+            CAPABILITIES,
+            "block and mount are both asked; a volume is either a device or a directory",
+        )),
+    }
+}
+
+const CAPABILITIES: &str = "volume_capabilities";
+
+fn no_capabilities() -> InvalidRequest {
+    InvalidRequest::new(CAPABILITIES, "must not be empty")
+}
+
+fn refuse_mutable(parameters: &HashMap<String, String>) -> Result<()> {
+    if parameters.is_empty() {
+        return Ok(());
+    }
+    Err(InvalidRequest::new("mutable_parameters", "no parameter of a volume can be changed; use parameters"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+use loopfs::Bytes;
+use rstest::rstest;
+use tonic::Code;
+
+use super::super::tests::{block, mount, reader};
+use super::*;
+use crate::proto::csi::volume_capability::access_mode::Mode;
+
+const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
+const UUID_KEY: &str = "csi.loopfs.dev/filesystem-uuid";
+const NODE_KEY: &str = "topology.csi.loopfs.dev/node";
+
+fn create(capabilities: Vec<wire::VolumeCapability>) -> wire::CreateVolumeRequest {
+    wire::CreateVolumeRequest {
+        name: "pvc-1".to_owned(),
+        volume_capabilities: capabilities,
+        ..wire::CreateVolumeRequest::default()
+    }
+}
+
+fn range(required_bytes: i64, limit_bytes: i64) -> Option<wire::CapacityRange> {
+    Some(wire::CapacityRange { required_bytes, limit_bytes })
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn nodes(names: &[&str]) -> Option<wire::TopologyRequirement> {
+    let requisite =
+        names.iter().map(|name| wire::Topology { segments: pairs(&[(NODE_KEY, name)]) }).collect();
+    Some(wire::TopologyRequirement { requisite, preferred: Vec::new() })
+}
+
+#[test]
+fn a_request_to_create_is_read() {
+    let request = wire::CreateVolumeRequest {
+        capacity_range: range(5, 10),
+        parameters: pairs(&[("bytesPerInode", "4096")]),
+        accessibility_requirements: nodes(&["node-2", "node-1"]),
+        ..create(vec![mount(Mode::SingleNodeWriter), mount(Mode::SingleNodeReaderOnly)])
+    };
+    let create = reader().create(request).unwrap();
+    assert_eq!((create.volume.as_str(), create.kind), ("pvc-1", VolumeKind::Filesystem));
+    assert_eq!(create.capacity, CapacityRange { at_least: Some(Bytes(5)), at_most: Some(Bytes(10)) });
+    assert_eq!(create.parameters.bytes_per_inode.get(), 4096);
+    assert_eq!((create.source, create.accessible_here), (None, true));
+}
+
+#[rstest]
+#[case::anywhere(None, true)]
+#[case::nothing_said(nodes(&[]), true)]
+#[case::here(nodes(&["node-1"]), true)]
+#[case::elsewhere(nodes(&["node-2", "node-3"]), false)]
+fn where_a_volume_shall_be(#[case] asked: Option<wire::TopologyRequirement>, #[case] here: bool) {
+    let request = wire::CreateVolumeRequest {
+        accessibility_requirements: asked,
+        ..create(vec![block(Mode::SingleNodeWriter)])
+    };
+    assert_eq!(reader().create(request).unwrap().accessible_here, here);
+}
+
+#[rstest]
+#[case::no_name(|request: &mut wire::CreateVolumeRequest| request.name.clear(), "name: ")]
+#[case::long_name(|request: &mut wire::CreateVolumeRequest| request.name = "v".repeat(4096), "name: ")]
+#[case::nul(|request: &mut wire::CreateVolumeRequest| request.name.push('\0'), "name: ")]
+#[case::no_capability(|request: &mut wire::CreateVolumeRequest| request.volume_capabilities.clear(), "volume_capabilities: ")]
+#[case::both_kinds(|request: &mut wire::CreateVolumeRequest| {
+    request.volume_capabilities.push(mount(Mode::SingleNodeWriter));
+}, "volume_capabilities: ")]
+#[case::one_bad_capability(|request: &mut wire::CreateVolumeRequest| {
+    request.volume_capabilities.push(block(Mode::MultiNodeMultiWriter));
+}, "volume_capability: ")]
+#[case::negative(|request: &mut wire::CreateVolumeRequest| request.capacity_range = range(-1, 0), "capacity_range: ")]
+#[case::least(|request: &mut wire::CreateVolumeRequest| request.capacity_range = range(i64::MIN, i64::MIN), "capacity_range: ")]
+#[case::crossed(|request: &mut wire::CreateVolumeRequest| request.capacity_range = range(i64::MAX, 1), "capacity_range: ")]
+#[case::parameter(|request: &mut wire::CreateVolumeRequest| request.parameters = pairs(&[("fsType", "xfs")]), "parameters: ")]
+#[case::mutable(|request: &mut wire::CreateVolumeRequest| request.mutable_parameters = pairs(&[("a", "b")]), "mutable_parameters: ")]
+#[case::source(|request: &mut wire::CreateVolumeRequest| {
+    request.volume_content_source = Some(wire::VolumeContentSource { r#type: None });
+}, "volume_content_source: ")]
+#[case::source_without_a_name(|request: &mut wire::CreateVolumeRequest| {
+    let snapshot = source::SnapshotSource { snapshot_id: String::new() };
+    request.volume_content_source = Some(wire::VolumeContentSource { r#type: Some(Type::Snapshot(snapshot)) });
+}, "volume_content_source: ")]
+fn a_request_to_create_with_one_fault(
+    #[case] spoil: impl FnOnce(&mut wire::CreateVolumeRequest),
+    #[case] field: &str,
+) {
+    let mut request = create(vec![block(Mode::SingleNodeWriter)]);
+    spoil(&mut request);
+    let error = reader().create(request).unwrap_err().to_string();
+    assert!(error.starts_with(field), "{error}");
+}
+
+#[rstest]
+#[case("pvc-1", Some("pvc-1"))]
+#[case("../../etc", None)]
+#[case(&"v".repeat(4096), None)]
+fn what_can_be_no_volume_is_gone(#[case] volume_id: &str, #[case] volume: Option<&str>) {
+    let request = wire::DeleteVolumeRequest { volume_id: volume_id.to_owned(), ..Default::default() };
+    assert_eq!(reader().delete(&request).unwrap().as_ref().map(VolumeId::as_str), volume);
+}
+
+#[test]
+fn nothing_cannot_be_deleted() {
+    assert!(reader().delete(&wire::DeleteVolumeRequest::default()).is_err());
+}
+
+#[rstest]
+#[case::first_page(0, "", Ok((None, None)))]
+#[case::some(2, "", Ok((None, Some(2))))]
+#[case::rest(0, "after:v-2", Ok((Some("v-2"), None)))]
+#[case::more(1, "after:v-2", Ok((Some("v-2"), Some(1))))]
+#[case::negative(-1, "", Err(Code::InvalidArgument))]
+#[case::others_token(0, "invalid-token", Err(Code::Aborted))]
+#[case::path(0, "after:../v", Err(Code::Aborted))]
+fn pages(
+    #[case] max_entries: i32,
+    #[case] starting_token: &str,
+    #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
+) {
+    let request = wire::ListVolumesRequest { max_entries, starting_token: starting_token.to_owned() };
+    let list = reader().list(&request).map_err(|error| error.code());
+    let list = list.map(|List { from, at_most }| (from.map(|PageToken(last)| last.to_string()), at_most));
+    assert_eq!(list, expected.map(|(from, at_most)| (from.map(str::to_owned), at_most)));
+}
+
+#[test]
+fn what_no_volume_could_be_is_no_fault_of_the_request() {
+    let request = |capability| wire::ValidateVolumeCapabilitiesRequest {
+        volume_id: "v".to_owned(),
+        volume_capabilities: vec![capability],
+        volume_context: pairs(&[(UUID_KEY, UUID)]),
+        ..Default::default()
+    };
+    let validate = reader().validate(request(block(Mode::SingleNodeWriter))).unwrap();
+    let expected =
+        Expected { kind: VolumeKind::Block, filesystem: Some(UUID.parse().unwrap()), parameters: None };
+    assert_eq!(validate.expected, Ok(expected));
+    let validate = reader().validate(request(block(Mode::MultiNodeMultiWriter))).unwrap();
+    assert!(validate.expected.is_err());
+    let nothing = wire::ValidateVolumeCapabilitiesRequest {
+        volume_capabilities: Vec::new(),
+        ..request(block(Mode::SingleNodeWriter))
+    };
+    assert!(reader().validate(nothing).is_err());
+}
+
+#[rstest]
+#[case::nothing_said(None, true)]
+#[case::here(Some("node-1"), true)]
+#[case::elsewhere(Some("node-2"), false)]
+fn room_is_asked_of_a_node(#[case] node: Option<&str>, #[case] here: bool) {
+    let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
+    let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
+    assert_eq!(reader().room(request), Ok(Room { here }));
+}
+
+#[rstest]
+#[case::parameter(wire::GetCapacityRequest { parameters: pairs(&[("typo", "")]), ..Default::default() })]
+#[case::mode(wire::GetCapacityRequest {
+    volume_capabilities: vec![mount(Mode::MultiNodeReaderOnly)], ..Default::default()
+})]
+fn room_for_what_cannot_be_made(#[case] request: wire::GetCapacityRequest) {
+    assert!(reader().room(request).is_err());
+}
+
+#[test]
+fn a_request_to_expand_says_how_far() {
+    let request = wire::ControllerExpandVolumeRequest { volume_id: "v".to_owned(), ..Default::default() };
+    let error = reader().grow(request).unwrap_err().to_string();
+    assert!(error.starts_with("capacity_range: "), "{error}");
+    let request = wire::ControllerExpandVolumeRequest {
+        volume_id: "v".to_owned(),
+        capacity_range: range(1, 0),
+        volume_capability: Some(block(Mode::SingleNodeWriter)),
+        ..Default::default()
+    };
+    let grow = reader().grow(request).unwrap();
+    assert_eq!((grow.capacity.at_least, grow.kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
+}

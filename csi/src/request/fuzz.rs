@@ -1,0 +1,150 @@
+//! Whatever a message holds, it is read or refused.
+
+use proptest::collection::{hash_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use prost::Message;
+
+use super::tests::reader;
+use super::*;
+use crate::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+
+/// Texts that have led programs astray, beside arbitrary ones.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => "\\PC{0,40}",
+        2 => "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,40}",
+        2 => "[a-zA-Z0-9._\\-]{1,140}",
+        1 => "after:[a-z./]{0,8}",
+        1 => Just("n".repeat(4096)),
+        1 => Just("bytesPerInode".to_owned()),
+        1 => Just("csi.loopfs.dev/filesystem-uuid".to_owned()),
+        1 => Just(String::new()),
+    ]
+}
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![any::<i64>(), -2i64..5000, Just(i64::MIN), Just(i64::MAX)]
+}
+
+fn capability() -> impl Strategy<Value = wire::VolumeCapability> {
+    let mount = (text(), vec(text(), 0..3), text()).prop_map(|(fs_type, mount_flags, volume_mount_group)| {
+        AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })
+    });
+    let access_type = prop_oneof![
+        Just(AccessType::Block(BlockVolume {})),
+        Just(AccessType::Mount(MountVolume::default())),
+        mount
+    ];
+    (option::of(access_type), option::of(-1..10)).prop_map(|(access_type, mode)| wire::VolumeCapability {
+        access_type,
+        access_mode: mode.map(|mode| AccessMode { mode }),
+    })
+}
+
+fn range() -> impl Strategy<Value = wire::CapacityRange> {
+    (number(), number())
+        .prop_map(|(required_bytes, limit_bytes)| wire::CapacityRange { required_bytes, limit_bytes })
+}
+
+fn source() -> impl Strategy<Value = wire::VolumeContentSource> {
+    let named = prop_oneof![
+        text().prop_map(|volume_id| Type::Volume(VolumeSource { volume_id })),
+        text().prop_map(|snapshot_id| Type::Snapshot(SnapshotSource { snapshot_id })),
+    ];
+    option::of(named).prop_map(|r#type| wire::VolumeContentSource { r#type })
+}
+
+fn topology() -> impl Strategy<Value = wire::Topology> {
+    hash_map(text(), text(), 0..3).prop_map(|segments| wire::Topology { segments })
+}
+
+/// Reads it as every message there is.
+fn read_all(bytes: &[u8]) {
+    fn read<M: Message + Default>(bytes: &[u8], read: impl FnOnce(M)) {
+        if let Ok(message) = M::decode(bytes) {
+            read(message);
+        }
+    }
+    let reader = reader();
+    read(bytes, |message| drop(reader.stage(message)));
+    read(bytes, |message| drop(reader.unstage(&message)));
+    read(bytes, |message| drop(reader.publish(message)));
+    read(bytes, |message| drop(reader.unpublish(&message)));
+    read(bytes, |message| drop(reader.stats(&message)));
+    read(bytes, |message| drop(reader.expand(message)));
+    read(bytes, |message| drop(reader.create(message)));
+    read(bytes, |message| drop(reader.delete(&message)));
+    read(bytes, |message| drop(reader.validate(message)));
+    read(bytes, |message| drop(reader.list(&message)));
+    read(bytes, |message| drop(reader.room(message)));
+    read(bytes, |message| drop(reader.grow(message)));
+    read(bytes, |message| drop(reader.get(&message)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn any_bytes(bytes in vec(any::<u8>(), 0..200)) {
+        read_all(&bytes);
+    }
+
+    /// The messages have most of their fields in common, so one that is read as another one is nearly right.
+    #[test]
+    fn any_node_message(
+        volume_id in text(),
+        target_path in text(),
+        staging_target_path in text(),
+        volume_capability in option::of(capability()),
+        readonly in any::<bool>(),
+        volume_context in hash_map(text(), text(), 0..3),
+        capacity_range in option::of(range()),
+    ) {
+        let (volume_path, volume_capability) = (target_path.clone(), volume_capability);
+        read_all(&wire::NodePublishVolumeRequest {
+            volume_id: volume_id.clone(), target_path, staging_target_path: staging_target_path.clone(),
+            volume_capability: volume_capability.clone(), readonly, volume_context: volume_context.clone(),
+            ..Default::default()
+        }.encode_to_vec());
+        read_all(&wire::NodeStageVolumeRequest {
+            volume_id: volume_id.clone(), staging_target_path: staging_target_path.clone(),
+            volume_capability: volume_capability.clone(), volume_context, ..Default::default()
+        }.encode_to_vec());
+        read_all(&wire::NodeExpandVolumeRequest {
+            volume_id, volume_path, capacity_range, staging_target_path, volume_capability, ..Default::default()
+        }.encode_to_vec());
+    }
+
+    #[test]
+    fn any_controller_message(
+        name in text(),
+        capacity_range in option::of(range()),
+        volume_capabilities in vec(capability(), 0..3),
+        parameters in hash_map(text(), text(), 0..3),
+        mutable_parameters in hash_map(text(), text(), 0..2),
+        volume_content_source in option::of(source()),
+        requisite in vec(topology(), 0..3),
+        preferred in vec(topology(), 0..2),
+        max_entries in any::<i32>(),
+    ) {
+        read_all(&wire::ListVolumesRequest { max_entries, starting_token: name.clone() }.encode_to_vec());
+        read_all(&wire::ValidateVolumeCapabilitiesRequest {
+            volume_id: name.clone(), volume_context: parameters.clone(), volume_capabilities: volume_capabilities.clone(),
+            parameters: parameters.clone(), mutable_parameters: mutable_parameters.clone(), ..Default::default()
+        }.encode_to_vec());
+        read_all(&wire::ControllerExpandVolumeRequest {
+            volume_id: name.clone(), capacity_range, volume_capability: volume_capabilities.first().cloned(),
+            ..Default::default()
+        }.encode_to_vec());
+        read_all(&wire::GetCapacityRequest {
+            volume_capabilities: volume_capabilities.clone(), parameters: parameters.clone(),
+            accessible_topology: requisite.first().cloned(),
+        }.encode_to_vec());
+        read_all(&wire::CreateVolumeRequest {
+            name, capacity_range, volume_capabilities, parameters, mutable_parameters, volume_content_source,
+            accessibility_requirements: Some(wire::TopologyRequirement { requisite, preferred }), ..Default::default()
+        }.encode_to_vec());
+    }
+}

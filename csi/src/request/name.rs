@@ -1,0 +1,116 @@
+//! From the name an orchestrator suggests to the id of a volume.
+
+use std::fmt::Write;
+
+use loopfs::VolumeId;
+use sha2::{Digest, Sha256};
+
+use super::{InvalidRequest, Result};
+
+const FIELD: &str = "name";
+
+/// The specification's limit for a string.
+const LONGEST: usize = 128;
+
+/// What the id of a volume starts with whose name is none.
+const DERIVED: &str = "name-";
+
+/// The id of the volume with this name. The same name has the same id in every process, and two names never have one:
+/// an id is the name itself, or the hash of a name that cannot be an id or looks like such a hash.
+pub(super) fn volume_id(name: &str) -> Result<VolumeId> {
+    let invalid = |problem: String| Err(InvalidRequest::new(FIELD, problem));
+    if name.is_empty() {
+        return invalid("must not be empty".to_owned());
+    }
+    if name.len() > LONGEST {
+        return invalid(format!("{} bytes long, {LONGEST} allowed", name.len()));
+    }
+    if let Some(character) = name.chars().find(|character| is_banned(*character)) {
+        return invalid(format!("must not contain {character:?}"));
+    }
+    match VolumeId::parse(name) {
+        Ok(id) if !is_derived(name) => Ok(id),
+        _ => VolumeId::parse(&derived(name)).map_err(|error| InvalidRequest::new(FIELD, error.to_string())),
+    }
+}
+
+fn derived(name: &str) -> String {
+    let mut id = DERIVED.to_owned();
+    for byte in Sha256::digest(name) {
+        // Writing to a string cannot fail.
+        write!(id, "{byte:02x}").ok();
+    }
+    id
+}
+
+fn is_derived(name: &str) -> bool {
+    let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    name.strip_prefix(DERIVED).is_some_and(|rest| rest.len() == 64 && rest.bytes().all(digit))
+}
+
+/// Control characters other than the common white space.
+fn is_banned(character: char) -> bool {
+    character.is_control() && !matches!(character, '\t' | '\n' | '\r')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("pvc-6f1b0c3e-0000-4000-8000-000000000000")]
+    #[case("A.b_c-9")]
+    #[case("name-1")]
+    fn a_name_that_can_be_an_id_is_one(#[case] name: &str) {
+        assert_eq!(volume_id(name).unwrap().as_str(), name);
+    }
+
+    #[rstest]
+    #[case::path("../../etc/passwd")]
+    #[case::parent("..")]
+    #[case::hidden(".hidden")]
+    #[case::space("my volume")]
+    #[case::lines("a\nb\tc\r")]
+    #[case::other_script("Bücher")]
+    #[case::longest(&"/".repeat(128))]
+    #[case::looks_derived("name-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")]
+    fn any_other_name_has_an_id_of_its_own(#[case] name: &str) {
+        let id = volume_id(name).unwrap();
+        assert!(is_derived(id.as_str()) && id.as_str() != name, "{id}");
+        assert_eq!(volume_id(name).unwrap(), id);
+        // An id that is taken for a name leads to another volume.
+        assert_ne!(volume_id(id.as_str()).unwrap(), id);
+    }
+
+    #[test]
+    fn an_id_stays_what_it_was_in_earlier_versions() {
+        assert_eq!(
+            volume_id("a b").unwrap().as_str(),
+            "name-c8687a08aa5d6ed2044328fa6a697ab8e96dc34291e8c2034ae8c38e6fcc6d65"
+        );
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::long(&"n".repeat(129))]
+    #[case::very_long(&"n".repeat(4096))]
+    #[case::nul("a\0b")]
+    #[case::escape("a\x1bb")]
+    #[case::delete("a\x7fb")]
+    #[case::c1("a\u{85}b")]
+    fn names_the_specification_bans(#[case] name: &str) {
+        assert!(volume_id(name).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn two_names_have_two_ids(first in "(name-[0-9a-f]{64}|[a/ ]{1,6}|\\PC{1,30})", second in "([a/ ]{1,6}|\\PC{1,30})") {
+            if let (Ok(first_id), Ok(second_id)) = (volume_id(&first), volume_id(&second)) {
+                prop_assert_eq!(first_id == second_id, first == second);
+            }
+        }
+    }
+}

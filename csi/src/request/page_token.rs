@@ -1,0 +1,48 @@
+//! Where a page of a list begins.
+
+use std::fmt;
+
+use loopfs::VolumeId;
+
+const AFTER: &str = "after:";
+
+/// Names the last entry of the page before, so that entries that come and go move no page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PageToken(pub(crate) VolumeId);
+
+impl PageToken {
+    /// None for text that this driver has not given out.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        VolumeId::parse(text.strip_prefix(AFTER)?).ok().map(Self)
+    }
+}
+
+impl fmt::Display for PageToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(last) = self;
+        write!(f, "{AFTER}{last}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[test]
+    fn a_token_reads_back_as_printed() {
+        let token = PageToken(VolumeId::parse("v-1").unwrap());
+        assert_eq!(PageToken::parse(&token.to_string()), Some(token));
+    }
+
+    #[rstest]
+    #[case("invalid-token")]
+    #[case("v-1")]
+    #[case("after:")]
+    #[case("after:../v")]
+    #[case("2")]
+    fn other_texts_are_no_tokens(#[case] text: &str) {
+        assert_eq!(PageToken::parse(text), None);
+    }
+}

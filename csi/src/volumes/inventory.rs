@@ -1,0 +1,130 @@
+//! Which volumes there are, how they fare, and what more could be made.
+
+use loopfs::{Bytes, Condition, ErrorKind, FilesystemUuid, Volume, VolumeId, mountinfo};
+
+use super::provision::whole_units;
+use super::{Volumes, health, published_at, require_kind};
+use crate::error::{Error, Result};
+use crate::request::{Expected, List, PageToken, Room, Validate};
+use crate::storage::Storage;
+
+/// A volume as it is told of.
+#[derive(Debug)]
+pub(crate) struct Described {
+    pub(crate) volume: VolumeId,
+    /// None where it cannot be found out.
+    pub(crate) capacity: Option<Bytes>,
+    pub(crate) filesystem: FilesystemUuid,
+    /// Whether it is published on this node.
+    pub(crate) published: bool,
+    pub(crate) condition: Condition,
+}
+
+/// Some of the volumes.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) volumes: Vec<Described>,
+    /// Where the next one begins.
+    pub(crate) next: Option<PageToken>,
+}
+
+/// Whether a volume is what a caller takes it for, or why not.
+pub(crate) type Verdict = std::result::Result<(), String>;
+
+impl Volumes {
+    /// In the order of their ids.
+    pub(crate) fn list(&self, list: &List) -> Result<Page> {
+        let storage = self.gate.verified()?;
+        let mut ids = storage.store.list()?;
+        if let Some(PageToken(last)) = &list.from {
+            ids.retain(|id| id > last);
+        }
+        ids.sort_unstable();
+        let mounts = self.root.mounts()?;
+        let mut ids = ids.into_iter().peekable();
+        let mut volumes = Vec::new();
+        while list.at_most.is_none_or(|at_most| volumes.len() < at_most)
+            && let Some(id) = ids.next()
+        {
+            volumes.extend(self.find(&storage, &id, &mounts)?);
+        }
+        let next = volumes.last().filter(|_| ids.peek().is_some());
+        Ok(Page { next: next.map(|last: &Described| PageToken(last.volume.clone())), volumes })
+    }
+
+    pub(crate) fn get(&self, volume: &VolumeId) -> Result<Described> {
+        let storage = self.gate.verified()?;
+        let found = self.find(&storage, volume, &self.root.mounts()?)?;
+        found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
+    }
+
+    pub(crate) fn validate(&self, validate: &Validate) -> Result<Verdict> {
+        let storage = self.gate.verified()?;
+        let volume = storage.store.volume(&validate.volume)?;
+        match &validate.expected {
+            Ok(expected) => is_as_expected(&storage, &volume, expected),
+            Err(impossible) => Ok(Err(impossible.to_string())),
+        }
+    }
+
+    /// The size of the largest volume that can be made.
+    pub(crate) fn room(&self, room: &Room) -> Result<Bytes> {
+        let storage = self.gate.verified()?;
+        Ok(if room.here { whole_units(storage.store.space()?.available) } else { Bytes(0) })
+    }
+
+    /// None if it is gone. A volume that cannot be opened is told of as well, so that it hides no others.
+    fn find(
+        &self,
+        storage: &Storage,
+        id: &VolumeId,
+        mounts: &[mountinfo::Mount],
+    ) -> Result<Option<Described>> {
+        let described = storage
+            .store
+            .volume(id)
+            .map_err(Error::from)
+            .and_then(|volume| self.describe(storage, &volume, mounts));
+        match described {
+            Ok(described) => Ok(Some(described)),
+            Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Ok(Some(Described {
+                volume: id.clone(),
+                capacity: None,
+                filesystem: storage.store.filesystem_uuid(),
+                published: false,
+                condition: Condition::Abnormal(error.to_string()),
+            })),
+        }
+    }
+
+    pub(super) fn describe(
+        &self,
+        storage: &Storage,
+        volume: &Volume,
+        mounts: &[mountinfo::Mount],
+    ) -> Result<Described> {
+        Ok(Described {
+            volume: volume.id().clone(),
+            capacity: Some(volume.capacity()),
+            filesystem: storage.store.filesystem_uuid(),
+            published: published_at(volume, &storage.loops, mounts)?.is_some(),
+            condition: health(volume, &storage.loops)?.condition,
+        })
+    }
+}
+
+fn is_as_expected(storage: &Storage, volume: &Volume, expected: &Expected) -> Result<Verdict> {
+    let suits = require_kind(volume, expected.kind)
+        .and_then(|()| storage.require_filesystem(expected.filesystem))
+        .map_err(|error| error.to_string());
+    if suits.is_err() {
+        return Ok(suits);
+    }
+    Ok(match (expected.parameters, volume.bytes_per_inode()?) {
+        (Some(parameters), Some(ratio)) if parameters.bytes_per_inode != ratio => {
+            Err(format!("parameters: the volume has one inode for each {ratio} bytes"))
+        }
+        _ => Ok(()),
+    })
+}

@@ -1,0 +1,481 @@
+//! Volumes made, listed, grown and deleted by the driver itself.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Instant;
+
+use csi::proto::csi as wire;
+use loopfs::{Bytes, VolumeKind};
+use rstest::rstest;
+use tonic::{Code, Status};
+
+use crate::scene::{MIB, Scene, id, read_from, write_to};
+use crate::support::*;
+
+const FOUR: i64 = 4 << 20;
+const EIGHT: i64 = 8 << 20;
+
+fn create_within(
+    name: &str,
+    (required_bytes, limit_bytes): (i64, i64),
+    capability: Option<wire::VolumeCapability>,
+) -> wire::CreateVolumeRequest {
+    let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
+    wire::CreateVolumeRequest { capacity_range, ..create(name, 0, capability) }
+}
+
+fn create_with(
+    name: &str,
+    parameters: &[(&str, &str)],
+    capability: Option<wire::VolumeCapability>,
+) -> wire::CreateVolumeRequest {
+    let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    wire::CreateVolumeRequest { parameters, ..create(name, FOUR, capability) }
+}
+
+fn create_on(
+    name: &str,
+    node: &str,
+    capability: Option<wire::VolumeCapability>,
+) -> wire::CreateVolumeRequest {
+    let requirement = wire::TopologyRequirement { requisite: vec![topology(node)], preferred: Vec::new() };
+    wire::CreateVolumeRequest {
+        accessibility_requirements: Some(requirement),
+        ..create(name, FOUR, capability)
+    }
+}
+
+fn topology(node: &str) -> wire::Topology {
+    wire::Topology { segments: [(format!("topology.{DRIVER}/node"), node.to_owned())].into() }
+}
+
+/// Names of volumes, as a list gives them.
+fn names(list: &wire::ListVolumesResponse) -> Vec<&str> {
+    list.entries.iter().map(|entry| entry.volume.as_ref().unwrap().volume_id.as_str()).collect()
+}
+
+fn made(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
+    answer.unwrap().volume.unwrap()
+}
+
+/// What is in the trash of the store.
+fn trash(scene: &Scene) -> usize {
+    fs::read_dir(scene.directories.data.join("trash")).unwrap().count()
+}
+
+/// Writes to a published volume, and reads what was written there.
+fn write(target: &Path, kind: VolumeKind) {
+    match kind {
+        VolumeKind::Filesystem => fs::write(target.join("file"), b"kept").unwrap(),
+        VolumeKind::Block => write_to(target, b"kept").unwrap(),
+    }
+}
+
+fn read(target: &Path, kind: VolumeKind) -> Vec<u8> {
+    match kind {
+        VolumeKind::Filesystem => fs::read(target.join("file")).unwrap(),
+        VolumeKind::Block => read_from(target, 4),
+    }
+}
+
+fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
+    match kind {
+        VolumeKind::Filesystem => mount(&[]),
+        VolumeKind::Block => block(),
+    }
+}
+
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn a_volume_is_made_used_grown_and_deleted(#[case] kind: VolumeKind) {
+    let mut scene = Scene::new();
+    let (target, staging) = (scene.target("target"), scene.target("staging"));
+    let request = create("v", FOUR - 1, capability_of(kind));
+    let volume = made(scene.node().create_volume(request.clone()));
+    assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("v", FOUR));
+    assert_eq!(volume.accessible_topology, [topology(NODE)]);
+    let uuid = (format!("{DRIVER}/filesystem-uuid"), scene.store.filesystem_uuid().to_string());
+    assert_eq!(volume.volume_context, [uuid].into());
+    scene.restart_driver();
+    let node = scene.node();
+    assert_eq!(made(node.create_volume(request.clone())), volume);
+
+    let volume_context = volume.volume_context.clone();
+    let staged = wire::NodeStageVolumeRequest {
+        volume_context: volume_context.clone(),
+        ..stage("v", &staging, capability_of(kind))
+    };
+    node.node_stage_volume(staged).unwrap();
+    let published =
+        wire::NodePublishVolumeRequest { volume_context, ..publish("v", &target, capability_of(kind)) };
+    node.node_publish_volume(published).unwrap();
+    write(&target, kind);
+    let status = node.controller_get_volume(get("v")).unwrap().status.unwrap();
+    assert_eq!(status.published_node_ids, [NODE]);
+    assert!(!status.volume_condition.unwrap().abnormal);
+
+    for _ in 0..2 {
+        let grown = node.controller_expand_volume(grow("v", EIGHT, EIGHT)).unwrap();
+        assert_eq!(grown.capacity_bytes, EIGHT);
+        assert_eq!(grown.node_expansion_required, kind == VolumeKind::Block);
+    }
+    assert_eq!(node.node_expand_volume(expand("v", &target, EIGHT, 0)).unwrap().capacity_bytes, EIGHT);
+    assert_eq!(read(&target, kind), b"kept");
+    // It still is what was asked at first.
+    assert_eq!(made(node.create_volume(request)).capacity_bytes, EIGHT);
+
+    for _ in 0..2 {
+        let refused = node.delete_volume(delete("v"));
+        assert_refused(refused, Code::FailedPrecondition, &[target.to_str().unwrap(), "unpublish"]);
+    }
+    assert_eq!(read(&target, kind), b"kept");
+    node.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    node.node_unstage_volume(unstage("v", &staging)).unwrap();
+    for _ in 0..2 {
+        node.delete_volume(delete("v")).unwrap();
+        assert_refused(node.controller_get_volume(get("v")), Code::NotFound, &["v"]);
+        assert_eq!(names(&node.list_volumes(list(0, "")).unwrap()), [""; 0]);
+    }
+    scene.finish();
+}
+
+#[test]
+fn what_a_deleted_volume_held_is_freed_by_the_driver() {
+    let scene = Scene::new();
+    let room = || scene.node().get_capacity(Default::default()).unwrap().available_capacity;
+    let before = room();
+    scene.node().create_volume(create("v", 64 * FOUR, block())).unwrap();
+    assert!(room() <= before - 64 * FOUR);
+    scene.node().delete_volume(delete("v")).unwrap();
+    let start = Instant::now();
+    while trash(&scene) > 0 || room() < before {
+        assert!(start.elapsed() < PATIENCE, "{} in the trash, room for {}", trash(&scene), room());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    scene.finish();
+}
+
+#[test]
+fn a_driver_frees_what_an_earlier_one_left() {
+    let scene = Scene::new();
+    scene.volume("old", VolumeKind::Filesystem);
+    assert!(scene.store.delete(&id("old")).unwrap());
+    scene.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
+    let start = Instant::now();
+    while trash(&scene) > 0 {
+        assert!(start.elapsed() < PATIENCE, "the trash is not emptied");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    scene.finish();
+}
+
+#[rstest]
+#[case::other_kind(create("v", FOUR, block()), "Block")]
+#[case::larger(create("v", FOUR + 1, mount(&[])), "4 MiB")]
+#[case::smaller(create_within("v", (0, FOUR - 1), mount(&[])), "at most")]
+#[case::other_parameters(create_with("v", &[("bytesPerInode", "4096")], mount(&[])), "4096")]
+#[case::other_node(create_on("v", "node-2", mount(&[])), "on others")]
+fn a_name_stands_for_one_volume(#[case] other: wire::CreateVolumeRequest, #[case] says: &str) {
+    let scene = Scene::new();
+    let volume = made(scene.node().create_volume(create("v", FOUR, mount(&[]))));
+    for _ in 0..2 {
+        assert_refused(scene.node().create_volume(other.clone()), Code::AlreadyExists, &["v", says]);
+    }
+    let compatible = [
+        create_within("v", (0, 0), mount(&[])),
+        create_within("v", (1, 0), mount(&["ro"])),
+        create_within("v", (FOUR, FOUR), mount(&[])),
+        create_with("v", &[("bytesPerInode", "2048")], mount(&[])),
+        create_on("v", NODE, mount(&[])),
+    ];
+    for request in compatible {
+        assert_eq!(made(scene.node().create_volume(request)), volume);
+    }
+    assert_eq!(scene.store.list().unwrap(), [id("v")]);
+    scene.finish();
+}
+
+#[test]
+fn any_name_has_a_volume_of_its_own_in_the_store() {
+    let scene = Scene::new();
+    let listing = || {
+        let names = fs::read_dir(&scene.directories.data).unwrap();
+        names.map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>()
+    };
+    let before = listing();
+    let longest = "n".repeat(128);
+    let slashes = "/".repeat(128);
+    let suggested = [
+        "plain",
+        "../../outside",
+        "..",
+        "/etc/passwd",
+        ".hidden",
+        "two\nlines",
+        "Bücher",
+        &longest,
+        &slashes,
+    ];
+    let mut ids = BTreeSet::new();
+    for name in suggested {
+        let volume = made(scene.node().create_volume(create(name, FOUR, mount(&[]))));
+        assert_eq!(made(scene.node().create_volume(create(name, FOUR, mount(&[])))), volume);
+        ids.insert(volume.volume_id);
+    }
+    assert_eq!(ids.len(), suggested.len());
+    let listed = scene.node().list_volumes(list(0, "")).unwrap();
+    assert_eq!(names(&listed), ids.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(listing(), before);
+    for volume in &ids {
+        scene.node().delete_volume(delete(volume)).unwrap();
+    }
+    assert_eq!(scene.store.list().unwrap(), []);
+    scene.finish();
+}
+
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn calls_at_once_make_one_volume(#[case] kind: VolumeKind) {
+    let scene = Scene::new();
+    let answers = scene.node().create_at_once(&create("v", FOUR, capability_of(kind)), 16);
+    let (made, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+    assert!(!made.is_empty());
+    for answer in refused {
+        assert_refused(answer, Code::Aborted, &["in progress"]);
+    }
+    assert_eq!(scene.store.list().unwrap(), [id("v")]);
+    scene.node().delete_volume(delete("v")).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_device_that_was_staged_and_never_unstaged_goes_with_its_volume() {
+    let mut scene = Scene::new();
+    let staging = scene.target("staging");
+    scene.node().create_volume(create("v", FOUR, block())).unwrap();
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    assert_eq!(scene.devices("v").len(), 1);
+    scene.restart_driver();
+    scene.node().delete_volume(delete("v")).unwrap();
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_list_goes_on_where_it_was_although_volumes_come_and_go() {
+    let scene = Scene::new();
+    for name in ["b", "d", "f", "h"] {
+        scene.node().create_volume(create(name, FOUR, mount(&[]))).unwrap();
+    }
+    let page = |token: &str| scene.node().list_volumes(list(2, token)).unwrap();
+    let first = page("");
+    assert_eq!((names(&first), first.next_token.as_str()), (vec!["b", "d"], "after:d"));
+
+    // The last of the page goes; one comes before it, and one after.
+    scene.node().delete_volume(delete("d")).unwrap();
+    scene.node().create_volume(create("c", FOUR, mount(&[]))).unwrap();
+    scene.node().create_volume(create("e", FOUR, mount(&[]))).unwrap();
+    let second = page(&first.next_token);
+    assert_eq!(names(&second), ["e", "f"]);
+    let rest = scene.node().list_volumes(list(0, &second.next_token)).unwrap();
+    assert_eq!((names(&rest), rest.next_token.as_str()), (vec!["h"], ""));
+
+    let whole = scene.node().list_volumes(list(0, "")).unwrap();
+    assert_eq!((names(&whole), whole.next_token.as_str()), (vec!["b", "c", "e", "f", "h"], ""));
+    let exact = scene.node().list_volumes(list(5, "")).unwrap();
+    assert_eq!((exact.entries.len(), exact.next_token.as_str()), (5, ""));
+    assert_eq!(names(&page("after:h")), [""; 0]);
+    scene.finish();
+}
+
+#[test]
+fn a_list_says_what_is_published_and_what_is_wrong() {
+    let scene = Scene::new();
+    let node = scene.node();
+    let (target, device) = (scene.target("target"), scene.target("device"));
+    node.create_volume(create("directory", FOUR, mount(&[]))).unwrap();
+    node.create_volume(create("device", FOUR, block())).unwrap();
+    node.create_volume(create("idle", FOUR, block())).unwrap();
+    node.node_publish_volume(publish("directory", &target, mount(&[]))).unwrap();
+    node.node_publish_volume(publish("device", &device, block())).unwrap();
+    // The owner of a directory can take it out of its project, and so out of its limit.
+    loopfs::assign_project(File::open(&target).unwrap().as_fd(), loopfs::ProjectId::new(77).unwrap())
+        .unwrap();
+    let foreign = scene.directories.data.join("volumes/foreign");
+    fs::create_dir(&foreign).unwrap();
+
+    let listed = node.list_volumes(list(0, "")).unwrap();
+    let told: Vec<_> = listed
+        .entries
+        .iter()
+        .map(|entry| {
+            let (volume, status) = (entry.volume.as_ref().unwrap(), entry.status.as_ref().unwrap());
+            let published = !status.published_node_ids.is_empty();
+            let abnormal = status.volume_condition.as_ref().unwrap().abnormal;
+            (volume.volume_id.as_str(), volume.capacity_bytes, published, abnormal)
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("device", FOUR, true, false),
+            ("directory", FOUR, true, true),
+            ("foreign", 0, false, true),
+            ("idle", FOUR, false, false),
+        ]
+    );
+    let condition = |volume: &str| {
+        let status = node.controller_get_volume(get(volume)).unwrap().status.unwrap();
+        status.volume_condition.unwrap().message
+    };
+    assert!(condition("directory").contains("77"), "{}", condition("directory"));
+    assert!(condition("foreign").contains("not made by it"), "{}", condition("foreign"));
+    fs::remove_dir(&foreign).unwrap();
+    node.node_unpublish_volume(unpublish("directory", &target)).unwrap();
+    node.node_unpublish_volume(unpublish("device", &device)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn room_is_what_can_be_made_and_no_more() {
+    let scene = Scene::new();
+    let node = scene.node();
+    let room = node.get_capacity(Default::default()).unwrap();
+    assert!(room.available_capacity > 64 * FOUR, "{}", room.available_capacity);
+    assert_eq!(room.maximum_volume_size, Some(room.available_capacity));
+    assert_eq!(room.minimum_volume_size, Some(4096));
+
+    let too_large = create("v", room.available_capacity + 1, mount(&[]));
+    assert_refused(node.create_volume(too_large), Code::ResourceExhausted, &["asked", "available"]);
+    let too_large = create("v", room.available_capacity + 1, block());
+    assert_refused(node.create_volume(too_large), Code::ResourceExhausted, &["asked", "available"]);
+    assert_eq!(scene.store.list().unwrap(), []);
+
+    let largest = made(node.create_volume(create("v", room.available_capacity, mount(&[]))));
+    assert_eq!(largest.capacity_bytes, room.available_capacity);
+    let left = node.get_capacity(Default::default()).unwrap();
+    assert!(left.available_capacity < FOUR, "{}", left.available_capacity);
+    // Said of one that is there, it is final: the user can ask for less.
+    let refused = node.controller_expand_volume(grow("v", 2 * room.available_capacity, 0));
+    assert_refused(refused, Code::OutOfRange, &["asked", "available"]);
+    scene.finish();
+}
+
+#[test]
+fn room_is_on_this_node() {
+    let scene = Scene::new();
+    let on = |node: &str| {
+        let request =
+            wire::GetCapacityRequest { accessible_topology: Some(topology(node)), ..Default::default() };
+        scene.node().get_capacity(request).unwrap().available_capacity
+    };
+    assert_eq!((on(NODE) > 0, on("node-2")), (true, 0));
+    let elsewhere = scene.node().create_volume(create_on("v", "node-2", block()));
+    assert_refused(elsewhere, Code::ResourceExhausted, &["accessibility_requirements"]);
+    scene.node().create_volume(create_on("v", NODE, block())).unwrap();
+    assert_eq!(scene.store.list().unwrap(), [id("v")]);
+    scene.finish();
+}
+
+#[rstest]
+#[case::limit_below_the_unit(0, 4095)]
+#[case::limit_below_the_size(4097, 8191)]
+#[case::more_than_a_file_can_be(i64::MAX, 0)]
+fn sizes_a_volume_cannot_have(#[case] required: i64, #[case] limit: i64) {
+    let scene = Scene::new();
+    let refused = scene.node().create_volume(create_within("v", (required, limit), block()));
+    assert_refused(refused, Code::OutOfRange, &[]);
+    assert_eq!(scene.store.list().unwrap(), []);
+    scene.finish();
+}
+
+#[test]
+fn a_size_left_open_is_within_the_limit() {
+    let scene = Scene::new();
+    let volume = made(scene.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
+    assert_eq!(volume.capacity_bytes, FOUR);
+    scene.finish();
+}
+
+#[test]
+fn a_volume_grows_as_far_as_it_may() {
+    let scene = Scene::new();
+    let node = scene.node();
+    node.create_volume(create("v", FOUR, block())).unwrap();
+    assert_refused(node.controller_expand_volume(grow("absent", FOUR, 0)), Code::NotFound, &["absent"]);
+    assert_refused(node.controller_expand_volume(grow("v", i64::MAX, 0)), Code::OutOfRange, &[]);
+    assert_refused(node.controller_expand_volume(grow("v", 0, FOUR - 1)), Code::OutOfRange, &["limit"]);
+    assert_refused(
+        node.controller_expand_volume(grow("v", FOUR + 1, FOUR + 2)),
+        Code::OutOfRange,
+        &["limit"],
+    );
+    let as_mount =
+        wire::ControllerExpandVolumeRequest { volume_capability: mount(&[]), ..grow("v", EIGHT, 0) };
+    assert_refused(node.controller_expand_volume(as_mount), Code::InvalidArgument, &["mount", "Block"]);
+    assert_eq!(scene.store.volume(&id("v")).unwrap().capacity(), Bytes(4 * MIB));
+    // No smaller, and no error: at least so much was asked.
+    assert_eq!(node.controller_expand_volume(grow("v", 1, 0)).unwrap().capacity_bytes, FOUR);
+    assert_eq!(node.controller_expand_volume(grow("v", 0, EIGHT)).unwrap().capacity_bytes, FOUR);
+    assert_eq!(node.controller_expand_volume(grow("v", FOUR + 1, 0)).unwrap().capacity_bytes, FOUR + 4096);
+    scene.finish();
+}
+
+#[test]
+fn a_volume_is_confirmed_to_be_what_it_is() {
+    let scene = Scene::new();
+    let node = scene.node();
+    let volume = made(node.create_volume(create("v", FOUR, mount(&[]))));
+    let asked = |parameters: &[(&str, &str)], context: std::collections::HashMap<String, String>| {
+        let parameters =
+            parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let request = wire::ValidateVolumeCapabilitiesRequest {
+            parameters,
+            volume_context: context,
+            ..validate("v", mount(&[]))
+        };
+        node.validate_volume_capabilities(request).unwrap()
+    };
+    let confirmed = asked(&[("bytesPerInode", "2048")], volume.volume_context.clone()).confirmed.unwrap();
+    assert_eq!(confirmed.volume_capabilities, Vec::from_iter(mount(&[])));
+    assert_eq!(confirmed.volume_context, volume.volume_context);
+    assert_eq!(confirmed.parameters.len(), 1);
+
+    let key = format!("{DRIVER}/filesystem-uuid");
+    let foreign = asked(&[], [(key, "00000000-1111-4222-8333-444444444444".to_owned())].into());
+    let ratio = asked(&[("bytesPerInode", "4096")], Default::default());
+    let kind = node.validate_volume_capabilities(validate("v", block())).unwrap();
+    let several = capability(
+        block().unwrap().access_type.unwrap(),
+        wire::volume_capability::access_mode::Mode::MultiNodeMultiWriter,
+    );
+    let mode = node.validate_volume_capabilities(validate("v", several)).unwrap();
+    for (refused, says) in
+        [(foreign, "file system"), (ratio, "2048"), (kind, "Filesystem"), (mode, "MULTI_NODE")]
+    {
+        assert_eq!(refused.confirmed, None);
+        assert!(refused.message.contains(says), "{}", refused.message);
+    }
+    let absent = node.validate_volume_capabilities(validate("absent", mount(&[])));
+    assert_refused(absent, Code::NotFound, &["absent"]);
+    scene.finish();
+}
+
+#[test]
+fn a_source_is_refused() {
+    use wire::volume_content_source::{Type, VolumeSource};
+    let scene = Scene::new();
+    scene.node().create_volume(create("v", FOUR, block())).unwrap();
+    let source = Type::Volume(VolumeSource { volume_id: "v".to_owned() });
+    let request = wire::CreateVolumeRequest {
+        volume_content_source: Some(wire::VolumeContentSource { r#type: Some(source) }),
+        ..create("copy", FOUR, block())
+    };
+    assert_refused(scene.node().create_volume(request), Code::InvalidArgument, &["volume_content_source"]);
+    assert_eq!(scene.store.list().unwrap(), [id("v")]);
+    scene.finish();
+}
