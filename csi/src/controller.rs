@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use loopfs::{Bytes, VolumeKind};
+use loopfs::{Bytes, Condition, VolumeKind};
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::driver::DriverName;
@@ -19,7 +19,7 @@ use crate::volume_work::VolumeWork;
 use crate::volumes::{Described, Page, SMALLEST};
 
 /// What this version does.
-const CAPABILITIES: [Capability; 8] = [
+const CAPABILITIES: [Capability; 10] = [
     Capability::CreateDeleteVolume,
     Capability::ListVolumes,
     Capability::ListVolumesPublishedNodes,
@@ -27,6 +27,8 @@ const CAPABILITIES: [Capability; 8] = [
     Capability::ExpandVolume,
     Capability::GetVolume,
     Capability::VolumeCondition,
+    Capability::GetVolumeHealth,
+    Capability::ListVolumeHealth,
     Capability::SingleNodeMultiWriter,
 ];
 
@@ -154,8 +156,9 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ListVolumesResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ListVolumes", Kind::Query, "", async {
-            let list = self.requests.list(&request)?;
-            let Page { volumes, next } = self.work.query(move |volumes| volumes.list(&list)).await?;
+            let list = self.requests.list(request.max_entries, &request.starting_token)?;
+            let Page { volumes, next } =
+                self.work.query(move |volumes| volumes.list(&list, |_any| true)).await?;
             Ok(wire::ListVolumesResponse {
                 entries: volumes.into_iter().map(|described| self.entry(described)).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),
@@ -170,7 +173,7 @@ impl Controller for ControllerService {
     ) -> Result<Response<wire::ControllerGetVolumeResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("ControllerGetVolume", Kind::Query, &request.volume_id, async {
-            let volume = self.requests.get(&request)?;
+            let volume = self.requests.volume(&request.volume_id)?;
             let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeResponse {
                 volume: Some(self.volume(&described)),
@@ -179,6 +182,37 @@ impl Controller for ControllerService {
                     volume_condition: Some(described.condition.into()),
                 }),
             })
+        })
+        .await
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        request: Request<wire::ControllerListVolumeHealthRequest>,
+    ) -> Result<Response<wire::ControllerListVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerListVolumeHealth", Kind::Query, "", async {
+            let list = self.requests.list(request.max_entries, &request.starting_token)?;
+            let abnormal = |volume: &Described| volume.condition != Condition::Healthy;
+            let Page { volumes, next } =
+                self.work.query(move |volumes| volumes.list(&list, abnormal)).await?;
+            Ok(wire::ControllerListVolumeHealthResponse {
+                entries: volumes.into_iter().map(wire::VolumeHealth::from).collect(),
+                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<wire::ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<wire::ControllerGetVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerGetVolumeHealth", Kind::Query, &request.volume_id, async {
+            let volume = self.requests.volume(&request.volume_id)?;
+            let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(described.into()) })
         })
         .await
     }

@@ -20,6 +20,7 @@ mod connection;
 mod controller;
 mod driver;
 mod error;
+mod health;
 mod identity;
 mod janitor;
 mod node;

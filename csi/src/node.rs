@@ -1,9 +1,10 @@
 //! The Node service: reads a request, keeps the volume to itself, calls, answers.
 
-use loopfs::{Bytes, Condition, Inodes, VolumeStats};
+use loopfs::{Bytes, Inodes, VolumeStats};
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::error::Result;
+use crate::health;
 use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
@@ -13,12 +14,14 @@ use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
 
 /// What this version does.
-const CAPABILITIES: [Capability; 5] = [
+const CAPABILITIES: [Capability; 7] = [
     Capability::StageUnstageVolume,
     Capability::GetVolumeStats,
     Capability::ExpandVolume,
     Capability::VolumeCondition,
     Capability::SingleNodeMultiWriter,
+    Capability::GetVolumeHealth,
+    Capability::GetStorageHealth,
 ];
 
 #[derive(Debug)]
@@ -100,6 +103,30 @@ impl Node for NodeService {
         .await
     }
 
+    async fn node_get_volume_health(
+        &self,
+        request: Request<wire::NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<wire::NodeGetVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("NodeGetVolumeHealth", Kind::Query, &request.volume_id, async {
+            let volume = self.requests.volume(&request.volume_id)?;
+            let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::NodeGetVolumeHealthResponse { volume_health: Some(described.into()) })
+        })
+        .await
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        _request: Request<wire::NodeGetStorageHealthRequest>,
+    ) -> Result<Response<wire::NodeGetStorageHealthResponse>, Status> {
+        rpc::traced("NodeGetStorageHealth", Kind::Query, "", async {
+            let trouble = self.work.query(|volumes| Ok(volumes.storage_trouble())).await?;
+            Ok(wire::NodeGetStorageHealthResponse { backend_health: health::of_storage(trouble) })
+        })
+        .await
+    }
+
     async fn node_expand_volume(
         &self,
         request: Request<wire::NodeExpandVolumeRequest>,
@@ -160,15 +187,6 @@ fn stats_response(stats: VolumeStats) -> wire::NodeGetVolumeStatsResponse {
     wire::NodeGetVolumeStatsResponse {
         usage: [usage(Unit::Bytes, total, used, available)].into_iter().chain(inodes).collect(),
         volume_condition: Some(condition.into()),
-    }
-}
-
-impl From<Condition> for wire::VolumeCondition {
-    fn from(condition: Condition) -> Self {
-        match condition {
-            Condition::Healthy => Self { abnormal: false, message: "healthy".to_owned() },
-            Condition::Abnormal(message) => Self { abnormal: true, message },
-        }
     }
 }
 

@@ -196,6 +196,11 @@ impl RequestReader {
         Ok(Expand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
     }
 
+    /// For requests that say nothing else.
+    pub(crate) fn volume(&self, text: &str) -> Result<VolumeId> {
+        volume_id(text)
+    }
+
     fn filesystem(
         &self,
         context: &std::collections::HashMap<String, String>,

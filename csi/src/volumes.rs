@@ -98,6 +98,11 @@ impl Volumes {
         }
     }
 
+    /// Why the storage under the volumes cannot be used, if so.
+    pub(crate) fn storage_trouble(&self) -> Option<String> {
+        self.gate.verified().err().map(|error| error.to_string())
+    }
+
     /// Takes the volume away from the target. The target is cleared whatever it shows and whether or not the volume or
     /// the storage still exists: an orchestrator has no other way to let a workload end.
     pub(crate) fn unpublish(&self, unpublish: &Unpublish) -> Result<()> {

@@ -90,6 +90,8 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
             rpc::Type::ExpandVolume,
             rpc::Type::VolumeCondition,
             rpc::Type::SingleNodeMultiWriter,
+            rpc::Type::GetVolumeHealth,
+            rpc::Type::GetStorageHealth,
         ]
     );
 
@@ -114,6 +116,8 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
             controller::Type::ExpandVolume,
             controller::Type::GetVolume,
             controller::Type::VolumeCondition,
+            controller::Type::GetVolumeHealth,
+            controller::Type::ListVolumeHealth,
             controller::Type::SingleNodeMultiWriter,
         ]
     );
@@ -153,6 +157,11 @@ fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
     assert_refused(node.get_capacity(Default::default()), Code::FailedPrecondition, &why);
     assert_refused(node.controller_expand_volume(grow("v", 1, 0)), Code::FailedPrecondition, &why);
     assert_refused(node.controller_get_volume(get("v")), Code::FailedPrecondition, &why);
+    assert_refused(node.controller_list_volume_health(Default::default()), Code::FailedPrecondition, &why);
+    let storage = node.node_get_storage_health(Default::default()).unwrap().backend_health;
+    assert_eq!(storage.len(), 1);
+    assert_eq!(storage[0].status(), wire::StorageHealthErrorType::StorageUnreachable);
+    assert!(why.iter().all(|text| storage[0].message.contains(text)), "{}", storage[0].message);
     assert!(!target.exists());
     assert!(!scene.directories.registration_socket().exists());
     scene.stop();
@@ -187,6 +196,8 @@ fn every_field_missing() {
     assert_refused(node.validate_volume_capabilities(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.controller_expand_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.controller_get_volume(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.controller_get_volume_health(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.node_get_volume_health(Default::default()), Code::InvalidArgument, &volume);
     scene.stop();
 }
 

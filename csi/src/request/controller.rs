@@ -107,16 +107,16 @@ impl RequestReader {
         Ok(Validate { volume, expected: expected() })
     }
 
-    pub(crate) fn list(&self, request: &wire::ListVolumesRequest) -> Result<List, Error> {
-        let at_most = match usize::try_from(request.max_entries) {
+    pub(crate) fn list(&self, max_entries: i32, starting_token: &str) -> Result<List, Error> {
+        let at_most = match usize::try_from(max_entries) {
             Ok(0) => None,
             Ok(at_most) => Some(at_most),
             Err(_negative) => {
-                let problem = format!("{}; it cannot be negative", request.max_entries);
+                let problem = format!("{max_entries}; it cannot be negative");
                 return Err(InvalidRequest::new("max_entries", problem).into());
             }
         };
-        let from = match request.starting_token.as_str() {
+        let from = match starting_token {
             "" => None,
             token => Some(PageToken::parse(token).ok_or_else(|| {
                 let text = "starting_token: not one this driver has given out; start with an empty one";
@@ -146,10 +146,6 @@ impl RequestReader {
         let capability =
             request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
         Ok(Grow { volume, capacity, kind: capability.map(|capability| capability.access_type.kind()) })
-    }
-
-    pub(crate) fn get(&self, request: &wire::ControllerGetVolumeRequest) -> Result<VolumeId> {
-        volume_id(&request.volume_id)
     }
 }
 

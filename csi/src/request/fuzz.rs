@@ -77,10 +77,12 @@ fn read_all(bytes: &[u8]) {
     read(bytes, |message| drop(reader.create(message)));
     read(bytes, |message| drop(reader.delete(&message)));
     read(bytes, |message| drop(reader.validate(message)));
-    read(bytes, |message| drop(reader.list(&message)));
+    read(bytes, |message: wire::ListVolumesRequest| {
+        drop(reader.list(message.max_entries, &message.starting_token));
+    });
     read(bytes, |message| drop(reader.room(message)));
     read(bytes, |message| drop(reader.grow(message)));
-    read(bytes, |message| drop(reader.get(&message)));
+    read(bytes, |message: wire::ControllerGetVolumeRequest| drop(reader.volume(&message.volume_id)));
 }
 
 proptest! {

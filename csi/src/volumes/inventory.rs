@@ -15,7 +15,7 @@ pub(crate) struct Described {
     /// None where it cannot be found out.
     pub(crate) capacity: Option<Bytes>,
     pub(crate) filesystem: FilesystemUuid,
-    /// Whether it is published on this node.
+    /// On this node.
     pub(crate) published: bool,
     pub(crate) condition: Condition,
 }
@@ -32,8 +32,8 @@ pub(crate) struct Page {
 pub(crate) type Verdict = std::result::Result<(), String>;
 
 impl Volumes {
-    /// In the order of their ids.
-    pub(crate) fn list(&self, list: &List) -> Result<Page> {
+    /// Those that shall be told of, in the order of their ids.
+    pub(crate) fn list(&self, list: &List, told: impl Fn(&Described) -> bool) -> Result<Page> {
         let storage = self.gate.verified()?;
         let mut ids = storage.store.list()?;
         if let Some(PageToken(last)) = &list.from {
@@ -42,14 +42,14 @@ impl Volumes {
         ids.sort_unstable();
         let mounts = self.root.mounts()?;
         let mut ids = ids.into_iter().peekable();
-        let mut volumes = Vec::new();
+        let (mut volumes, mut last) = (Vec::new(), None);
         while list.at_most.is_none_or(|at_most| volumes.len() < at_most)
             && let Some(id) = ids.next()
         {
-            volumes.extend(self.find(&storage, &id, &mounts)?);
+            volumes.extend(self.find(&storage, &id, &mounts)?.filter(&told));
+            last = Some(id);
         }
-        let next = volumes.last().filter(|_| ids.peek().is_some());
-        Ok(Page { next: next.map(|last: &Described| PageToken(last.volume.clone())), volumes })
+        Ok(Page { volumes, next: last.filter(|_| ids.peek().is_some()).map(PageToken) })
     }
 
     pub(crate) fn get(&self, volume: &VolumeId) -> Result<Described> {

@@ -334,6 +334,23 @@ fn a_list_says_what_is_published_and_what_is_wrong() {
     };
     assert!(condition("directory").contains("77"), "{}", condition("directory"));
     assert!(condition("foreign").contains("not made by it"), "{}", condition("foreign"));
+    let health = node.controller_list_volume_health(Default::default()).unwrap();
+    let told: Vec<_> = health
+        .entries
+        .iter()
+        .map(|entry| (entry.volume_id.as_str(), entry.health_statuses[0].status()))
+        .collect();
+    let (degraded, lost) = (wire::VolumeHealthErrorType::Degraded, wire::VolumeHealthErrorType::Inaccessible);
+    assert_eq!(told, [("directory", degraded), ("foreign", lost)]);
+    for (volume, troubles) in [("directory", 1), ("device", 0)] {
+        let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
+        let on_node = node.node_get_volume_health(request).unwrap().volume_health.unwrap();
+        let request =
+            wire::ControllerGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
+        let health = node.controller_get_volume_health(request).unwrap().volume_health.unwrap();
+        assert_eq!((on_node.health_statuses.len(), &on_node), (troubles, &health));
+    }
+    assert_eq!(node.node_get_storage_health(Default::default()).unwrap().backend_health, []);
     fs::remove_dir(&foreign).unwrap();
     node.node_unpublish_volume(unpublish("directory", &target)).unwrap();
     node.node_unpublish_volume(unpublish("device", &device)).unwrap();

@@ -144,6 +144,8 @@ impl Client {
         controller.controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
         controller.controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
         controller.controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
+        controller.controller_get_volume_health(ControllerGetVolumeHealthRequest) -> ControllerGetVolumeHealthResponse;
+        controller.controller_list_volume_health(ControllerListVolumeHealthRequest) -> ControllerListVolumeHealthResponse;
         controller.controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
         node.node_get_info(NodeGetInfoRequest) -> NodeGetInfoResponse;
         node.node_get_capabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
@@ -152,6 +154,8 @@ impl Client {
         node.node_publish_volume(NodePublishVolumeRequest) -> NodePublishVolumeResponse;
         node.node_unpublish_volume(NodeUnpublishVolumeRequest) -> NodeUnpublishVolumeResponse;
         node.node_get_volume_stats(NodeGetVolumeStatsRequest) -> NodeGetVolumeStatsResponse;
+        node.node_get_volume_health(NodeGetVolumeHealthRequest) -> NodeGetVolumeHealthResponse;
+        node.node_get_storage_health(NodeGetStorageHealthRequest) -> NodeGetStorageHealthResponse;
         node.node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse;
     }
 
