@@ -56,9 +56,13 @@ pub(crate) enum Error {
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeId),
 
-    /// What a new volume shall be filled with.
-    #[error("volume_content_source: {0}")]
+    /// What a new volume shall be filled with, and cannot be.
+    #[error("{0}")]
     UnusableSource(String),
+
+    /// What a new volume shall be filled with, and is not there.
+    #[error("{0}")]
+    NoSource(String),
 
     /// The volume is not where it was said to be.
     #[error("{0}")]

@@ -3,8 +3,8 @@
 //! Where something else makes and deletes the volumes (on Kubernetes the provisioner), that one cleans up, and this one
 //! never begins: it does with the first volume that this process is asked to make or delete.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::rpc;
-use crate::storage::StorageGate;
+use crate::storage::{Storage, StorageGate};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
 const EVERY: Duration = Duration::from_secs(60);
@@ -44,13 +44,13 @@ impl Janitor {
         gate: Arc<StorageGate>,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
-        let mut recovered = false;
         if stop.run_until_cancelled(self.wanted.notified()).await.is_none() {
             return Ok(());
         }
+        let mut recovered = Weak::new();
         loop {
-            match clean(&gate, recovered).await {
-                Ok(()) => recovered = true,
+            match clean(Arc::clone(&gate), recovered.clone()).await {
+                Ok(storage) => recovered = storage,
                 // Said already, by the call that found it out.
                 Err(Error::StorageClosed(_)) => {}
                 Err(error) => {
@@ -67,11 +67,11 @@ impl Janitor {
     }
 }
 
-async fn clean(gate: &Arc<StorageGate>, recovered: bool) -> Result<()> {
-    let gate = Arc::clone(gate);
+/// Empties the trash; before the first time on a storage takes away what was left half made there.
+async fn clean(gate: Arc<StorageGate>, recovered: Weak<Storage>) -> Result<Weak<Storage>> {
     rpc::blocking(move || {
         let storage = gate.verified()?;
-        if !recovered {
+        if !Weak::ptr_eq(&recovered, &Arc::downgrade(&storage)) {
             let recovered = storage.store.recover()?;
             tracing::info!(?recovered, "what an earlier process left half made is taken away");
         }
@@ -79,7 +79,7 @@ async fn clean(gate: &Arc<StorageGate>, recovered: bool) -> Result<()> {
             0 => {}
             volumes => tracing::info!(volumes, "the space of deleted volumes is free again"),
         }
-        Ok(())
+        Ok(Arc::downgrade(&storage))
     })
     .await
 }

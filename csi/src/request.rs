@@ -18,7 +18,7 @@ mod parameters;
 mod path;
 
 pub(crate) use capability::{AccessType, Capability};
-pub(crate) use controller::{Create, Expected, Grow, List, Room, Validate};
+pub(crate) use controller::{Create, Expected, Grow, List, Room, Source, Validate};
 pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;
 

@@ -1,11 +1,11 @@
 //! Making, growing and deleting volumes.
 
-use loopfs::{Bytes, ErrorKind, Volume, VolumeId, VolumeSpec};
+use loopfs::{Bytes, ErrorKind, Volume, VolumeId, VolumeKind, VolumeSpec};
 
 use super::{Described, Volumes, published_at, refuse_published, require_kind};
 use crate::error::{Error, Result};
 use crate::publish_block::BlockVolume;
-use crate::request::{CapacityRange, Create, Grow};
+use crate::request::{CapacityRange, Create, Grow, Source};
 use crate::storage::Storage;
 
 /// Sizes of volumes are multiples of this, which is also the least.
@@ -19,24 +19,30 @@ impl Volumes {
     pub(crate) fn create(&self, create: &Create) -> Result<Described> {
         let storage = self.gate.verified()?;
         self.janitor.begin();
-        let volume = match existing(&storage, &create.volume)? {
-            Some(volume) => volume,
-            None => make(&storage, create)?,
+        let size = match existing(&storage, &create.volume)? {
+            Some(volume) => {
+                require_as_asked(&volume, create)?;
+                volume.capacity()
+            }
+            None => size_to_make(create.capacity)?,
         };
+        // Also of one that is there: whoever made it may have died before it was durable.
+        let volume = make(&storage, create, size)?;
         require_as_asked(&volume, create)?;
         self.describe(&storage, &volume, &[])
     }
 
     /// Deletes a volume that is published nowhere. Its space is freed in the background.
-    pub(crate) fn delete(&self, volume: &VolumeId) -> Result<()> {
+    pub(crate) fn delete(&self, id: &VolumeId) -> Result<()> {
         let storage = self.gate.verified()?;
-        let Some(volume) = existing(&storage, volume)? else { return Ok(()) };
-        refuse_published(&volume, published_at(&volume, &storage.loops, &self.root.mounts()?)?)?;
-        if volume.kind() == loopfs::VolumeKind::Block {
-            // Staged and never unstaged.
-            BlockVolume::open(&volume, &storage.loops)?.detach()?;
+        if let Some(volume) = existing(&storage, id)? {
+            refuse_published(&volume, published_at(&volume, &storage.loops, &self.root.mounts()?)?)?;
+            if volume.kind() == VolumeKind::Block {
+                // Staged and never unstaged.
+                BlockVolume::open(&volume, &storage.loops)?.detach()?;
+            }
         }
-        storage.store.delete(volume.id())?;
+        storage.store.delete(id)?;
         self.janitor.call();
         Ok(())
     }
@@ -72,7 +78,7 @@ fn existing(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> {
     }
 }
 
-fn make(storage: &Storage, create: &Create) -> Result<Volume> {
+fn make(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
     if !create.accessible_here {
         return Err(Error::NoRoomHere(format!(
             "accessibility_requirements: volume {} shall be on other nodes, and this one makes its own only",
@@ -80,16 +86,30 @@ fn make(storage: &Storage, create: &Create) -> Result<Volume> {
         )));
     }
     if let Some(source) = &create.source {
-        return Err(Error::UnusableSource(format!("{source:?}: new volumes are empty")));
+        return Err(refuse_source(storage, source));
     }
     let spec = VolumeSpec {
         bytes_per_inode: create.parameters.bytes_per_inode,
-        ..VolumeSpec::new(create.kind, size_to_make(create.capacity)?)
+        ..VolumeSpec::new(create.kind, size)
     };
     storage.store.create(&create.volume, &spec).map_err(|error| match error.kind() {
         ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
         _ => error.into(),
     })
+}
+
+fn refuse_source(storage: &Storage, source: &Source) -> Error {
+    let found = match source {
+        Source::Volume(id) => VolumeId::parse(id).is_ok_and(|id| storage.store.volume(&id).is_ok()),
+        Source::Snapshot(_) => false,
+    };
+    let (what, id) = match source {
+        Source::Volume(id) => ("volume", id),
+        Source::Snapshot(id) => ("snapshot", id),
+    };
+    let problem = if found { "new volumes of this driver are empty" } else { "there is none" };
+    let text = format!("volume_content_source: {what} {id:?}: {problem}");
+    if found { Error::UnusableSource(text) } else { Error::NoSource(text) }
 }
 
 /// Whether a volume, made now or long ago, is what is asked.
