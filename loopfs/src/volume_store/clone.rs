@@ -68,14 +68,14 @@ impl VolumeStore {
             return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, detail));
         }
         let promised = promise_of(&original, source, size, capacity)?;
-        self.promise(id, promised, "clone volume")?;
+        let promise = self.promise(id, promised, "clone volume")?;
         match self.link_clone(&original, source, id, capacity) {
             Ok(()) => self.volume(id),
             Err(error) => {
-                let outcome = self.give_up_for_other(error, id, VolumeKind::Block, capacity, Some(source));
+                promise.withdraw();
                 // What the source shares now depends on how far it went.
                 self.count_anew();
-                outcome
+                self.or_of_other(error, id, VolumeKind::Block, capacity, Some(source))
             }
         }
     }

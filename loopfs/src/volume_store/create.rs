@@ -29,14 +29,17 @@ impl VolumeStore {
             self.layout.make_durable()?;
             return Ok(volume);
         }
-        self.promise(id, capacity, "create volume")?;
+        let promise = self.promise(id, capacity, "create volume")?;
         let made = match spec.kind {
             VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
             VolumeKind::Block => self.create_image(id, capacity),
         };
         match made {
             Ok(()) => self.volume(id),
-            Err(error) => self.give_up_for_other(error, id, spec.kind, capacity, None),
+            Err(error) => {
+                promise.withdraw();
+                self.or_of_other(error, id, spec.kind, capacity, None)
+            }
         }
     }
 
@@ -69,9 +72,8 @@ impl VolumeStore {
         Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, detail))
     }
 
-    /// Takes the promise back after an error. Where that was that another call for the same id was
-    /// faster, its volume is the answer.
-    pub(super) fn give_up_for_other(
+    /// Where the error was that another call for the same id was faster, its volume is the answer.
+    pub(super) fn or_of_other(
         &self,
         error: Error,
         id: &VolumeId,
@@ -79,7 +81,6 @@ impl VolumeStore {
         capacity: Bytes,
         source: Option<&VolumeId>,
     ) -> Result<Volume> {
-        self.withdraw(capacity);
         match self.existing(id, kind, capacity, source) {
             Ok(Some(volume)) if error.errno() == Some(libc::EEXIST) => Ok(volume),
             Err(conflict) if error.errno() == Some(libc::EEXIST) => Err(conflict),

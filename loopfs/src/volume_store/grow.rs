@@ -33,7 +33,7 @@ impl VolumeStore {
             return Ok(volume);
         }
         let more = capacity.saturating_sub(volume.capacity());
-        self.promise(id, more, "grow volume")?;
+        let promise = self.promise(id, more, "grow volume")?;
         let grown = match volume.kind() {
             VolumeKind::Filesystem => grow_quota(&volume, capacity).and_then(|()| self.layout.make_durable()),
             VolumeKind::Block => grow_image(&volume, capacity),
@@ -41,7 +41,7 @@ impl VolumeStore {
         match grown {
             Ok(()) => self.volume(id),
             Err(error) => {
-                self.withdraw(more);
+                promise.withdraw();
                 Err(error)
             }
         }

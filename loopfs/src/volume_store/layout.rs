@@ -3,6 +3,7 @@
 //! ```text
 //! .loopfs/format         "loopfs store 1"; made last at initialisation
 //! .loopfs/lock           flock: shared by changes, exclusive for recovery
+//! .loopfs/promised       flock: the account of promised bytes
 //! .loopfs/project-ids    flock: one allocation of a project id at a time
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
 //! staging/ID.SUFFIX      a directory being made, not yet a volume
@@ -20,6 +21,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::fsync;
 
 use super::id::VolumeId;
+use super::ledger::{Boot, Ledger};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::random;
 
@@ -32,6 +34,7 @@ pub(super) struct Layout {
     pub(super) volumes: OwnedFd,
     pub(super) staging: OwnedFd,
     pub(super) trash: OwnedFd,
+    boot: Boot,
 }
 
 impl Layout {
@@ -82,6 +85,7 @@ impl Layout {
             volumes: open_directory(root, "volumes")?,
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
+            boot: Boot::current()?,
         })
     }
 
@@ -93,6 +97,16 @@ impl Layout {
     /// Held while nothing may be half done.
     pub(super) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
         self.flock("lock", FlockArg::LockExclusive)
+    }
+
+    /// What is promised, as it is while nobody else changes it.
+    pub(super) fn ledger(&self) -> Result<Ledger<'_>> {
+        const NAME: &str = "promised";
+        // A store of an earlier version has none.
+        let file = open_file(&self.private, NAME, OFlag::O_RDWR | OFlag::O_CREAT)?;
+        let file = Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| Error::sys("lock", format!(".loopfs/{NAME}"), errno))?;
+        Ok(Ledger::new(file, &self.boot))
     }
 
     /// The lock file of [`ProjectIds`](crate::ProjectIds).

@@ -22,6 +22,7 @@ mod grow;
 mod id;
 mod identity;
 mod layout;
+mod ledger;
 mod recover;
 mod sharing;
 mod space;
@@ -120,8 +121,6 @@ pub struct VolumeStore {
     layout: Layout,
     options: StoreOptions,
     ids: ProjectIds,
-    /// Bytes promised to volumes; counted at first use, then kept by this process's changes.
-    promised: Mutex<Option<space::Promised>>,
     /// Promises to removed volumes whose project id is draining, to be withdrawn when it is free.
     withheld: Mutex<Vec<(ProjectId, Bytes)>>,
 }
@@ -180,14 +179,7 @@ impl VolumeStore {
         let layout = Layout::open(filesystem.root.as_fd())?;
         let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?;
-        Ok(Self {
-            filesystem,
-            layout,
-            options,
-            ids,
-            promised: Mutex::new(None),
-            withheld: Mutex::new(Vec::new()),
-        })
+        Ok(Self { filesystem, layout, options, ids, withheld: Mutex::new(Vec::new()) })
     }
 
     /// Checks that the store still is what it was opened as: mounted, the same file system,

@@ -51,8 +51,8 @@ impl VolumeStore {
         recovered.busy_ids = reclaimed.draining.len();
         let promise = |usage: &Usage| (usage.id, usage.limits.bytes.hard.unwrap_or_default());
         *self.withheld() = reclaimed.draining.iter().map(promise).collect();
-        // What was promised to the others is in no count that is taken from now on.
-        self.count_anew();
+        // What was promised to the others is in no count that is taken from now on, and nothing is pending.
+        self.close_account();
         Ok(recovered)
     }
 

@@ -5,13 +5,13 @@
 //! the two is written, and then there must be others.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{MutexGuard, PoisonError};
 
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
 use super::id::VolumeId;
+use super::ledger::{Account, Ledger, Promised};
 use super::sharing::{self, SharedBlocks};
 use super::{VolumeStore, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -29,13 +29,25 @@ pub struct Space {
     pub available: Bytes,
 }
 
-/// A count of what is promised, taken once and kept up to date by this process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Promised {
-    /// To volumes, deleted ones in the trash among them.
-    volumes: Bytes,
-    /// In use by no volume: metadata, and files that are not the store's.
-    overhead: Bytes,
+/// Bytes set aside for what is being made. Once this is dropped they are the volume's, which can be counted.
+#[must_use = "dropped before the volume is made, its bytes are promised to nobody that can be counted"]
+pub(super) struct Promise<'a> {
+    store: &'a VolumeStore,
+    bytes: Bytes,
+}
+
+impl Promise<'_> {
+    /// Nothing was made.
+    pub(super) fn withdraw(self) {
+        self.store.withdraw(self.bytes);
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        let bytes = self.bytes;
+        self.store.adjust(|account| account.pending = account.pending.saturating_sub(bytes));
+    }
 }
 
 impl VolumeStore {
@@ -44,58 +56,93 @@ impl VolumeStore {
     /// # Errors
     /// Those of statfs(2) and quotactl_fd(2).
     pub fn space(&self) -> Result<Space> {
-        let mut promised = self.promised();
-        let counted = match *promised {
-            Some(counted) => counted,
-            None => self.count()?,
+        let ledger = match self.layout.ledger() {
+            Ok(ledger) => ledger,
+            // Nothing can be promised there, and nobody changes what is.
+            Err(error) if error.kind() == ErrorKind::ReadOnly => return self.space_beside(self.count()?),
+            Err(error) => return Err(error),
         };
-        *promised = Some(counted);
-        self.space_beside(counted)
+        let account = ledger.read()?;
+        match account.promised {
+            Some(promised) => self.space_beside(promised),
+            None => self.space_beside(self.count_into(&ledger, account)?),
+        }
     }
 
     /// Sets bytes aside for a volume, or says how much was asked and how much there is.
-    pub(super) fn promise(&self, id: &VolumeId, bytes: Bytes, operation: &'static str) -> Result<()> {
-        let mut promised = self.promised();
-        let mut counted = match *promised {
-            Some(counted) => counted,
-            None => self.count()?,
+    pub(super) fn promise(
+        &self,
+        id: &VolumeId,
+        bytes: Bytes,
+        operation: &'static str,
+    ) -> Result<Promise<'_>> {
+        let ledger = self.layout.ledger()?;
+        let account = ledger.read()?;
+        let mut promised = match account.promised {
+            Some(promised) => promised,
+            None => self.count_into(&ledger, account)?,
         };
-        let mut space = self.space_beside(counted)?;
+        let mut space = self.space_beside(promised)?;
         if bytes > space.available {
-            // Another process may have deleted volumes since they were counted, and XFS frees the blocks of
-            // what was deleted in the background.
+            // A process that was killed may have left the account too high, and XFS frees the blocks of what was
+            // deleted in the background.
             ProjectQuota::of(self.filesystem.root.as_fd()).finish_frees(*self.options.project_ids.start())?;
-            counted = self.count()?;
-            space = self.space_beside(counted)?;
+            promised = self.count_into(&ledger, account)?;
+            space = self.space_beside(promised)?;
         }
         if bytes > space.available {
-            *promised = Some(counted);
             let detail = format!(
                 "{bytes} asked, {} available of {} that the file system has",
                 space.available, space.total
             );
             return Err(Error::new(ErrorKind::NoSpace, operation, id, detail));
         }
-        counted.volumes = counted.volumes.saturating_add(bytes);
-        *promised = Some(counted);
-        Ok(())
+        promised.volumes = promised.volumes.saturating_add(bytes);
+        let pending = account.pending.saturating_add(bytes);
+        ledger.write(Account { pending, promised: Some(promised) })?;
+        Ok(Promise { store: self, bytes })
     }
 
     /// Takes a promise back.
     pub(super) fn withdraw(&self, bytes: Bytes) {
-        if let Some(counted) = self.promised().as_mut() {
-            counted.volumes = counted.volumes.saturating_sub(bytes);
-        }
+        self.adjust(|account| account.withdraw(bytes));
     }
 
     /// Forgets the count: what it says is no longer so.
     pub(super) fn count_anew(&self) {
-        *self.promised() = None;
+        self.adjust(|account| account.promised = None);
     }
 
-    fn promised(&self) -> MutexGuard<'_, Option<Promised>> {
-        // A panic in between leaves a count that is too high at worst, and is counted again.
-        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Forgets all of the account, where nothing is being made.
+    pub(super) fn close_account(&self) {
+        self.adjust(|account| *account = Account::default());
+    }
+
+    /// An account that could not be written is too high, and is counted again before anything is refused.
+    fn adjust(&self, change: impl FnOnce(&mut Account)) {
+        let adjusted = self.with_account(|account| {
+            change(account);
+            Ok(())
+        });
+        adjusted.ok();
+    }
+
+    /// Does something that changes what is promised. Nobody counts in between, so that what is gone is not taken back
+    /// from a count that was made without it.
+    pub(super) fn with_account<T>(&self, change: impl FnOnce(&mut Account) -> Result<T>) -> Result<T> {
+        let ledger = self.layout.ledger()?;
+        let mut account = ledger.read()?;
+        let outcome = change(&mut account);
+        ledger.write(account)?;
+        outcome
+    }
+
+    /// Counts, and writes down what was counted. What is pending may be among it already: rather twice than never.
+    fn count_into(&self, ledger: &Ledger<'_>, account: Account) -> Result<Promised> {
+        let mut promised = self.count()?;
+        promised.volumes = promised.volumes.saturating_add(account.pending);
+        ledger.write(Account { promised: Some(promised), ..account })?;
+        Ok(promised)
     }
 
     fn space_beside(&self, promised: Promised) -> Result<Space> {

@@ -74,15 +74,18 @@ impl VolumeStore {
         };
         if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
             let shares = is_shared_image(trash, name)?;
-            unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
-            if shares {
-                // Those it shared with need less than before, and none of its blocks are to be counted.
-                let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-                quota.finish_frees(*self.options.project_ids.start())?;
-                self.count_anew();
-            } else {
-                self.withdraw(Bytes(status.st_size as u64));
-            }
+            self.with_account(|account| {
+                unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
+                if shares {
+                    // Those it shared with need less than before, and none of its blocks are to be counted.
+                    account.promised = None;
+                    let quota = ProjectQuota::of(self.filesystem.root.as_fd());
+                    quota.finish_frees(*self.options.project_ids.start())
+                } else {
+                    account.withdraw(Bytes(status.st_size as u64));
+                    Ok(())
+                }
+            })?;
             return Ok(Removal::Done { volume: true });
         }
         let directory = layout::open_directory(trash, name)?;
@@ -114,16 +117,16 @@ impl VolumeStore {
     /// free. While it is still open or mounted somewhere its inode is charged; it is tried again with the
     /// next emptying, or found by recovery.
     pub(super) fn release_project(&self, project: ProjectId, promised: Bytes) -> Result<()> {
-        match self.ids.release(project) {
+        self.with_account(|account| match self.ids.release(project) {
             Ok(Release::Freed) => {
-                self.withdraw(promised);
+                account.withdraw(promised);
                 Ok(())
             }
             draining => {
                 self.withheld().push((project, promised));
                 draining.map(drop)
             }
-        }
+        })
     }
 
     /// Tries again to free ids that were draining. No volume is half made meanwhile, so an id that a
@@ -133,16 +136,19 @@ impl VolumeStore {
             return Ok(());
         }
         let _lock = self.layout.lock_exclusive()?;
-        let retried = self.ids.retry_draining(&self.carried()?);
-        let draining = self.ids.draining();
-        self.withheld().retain(|(id, promised)| {
-            let still = draining.contains(id);
-            if !still {
-                self.withdraw(*promised);
-            }
-            still
-        });
-        retried.map(drop)
+        let carried = self.carried()?;
+        self.with_account(|account| {
+            let retried = self.ids.retry_draining(&carried);
+            let draining = self.ids.draining();
+            self.withheld().retain(|(id, promised)| {
+                let still = draining.contains(id);
+                if !still {
+                    account.withdraw(*promised);
+                }
+                still
+            });
+            retried.map(drop)
+        })
     }
 
     pub(super) fn withheld(&self) -> MutexGuard<'_, Vec<(ProjectId, Bytes)>> {

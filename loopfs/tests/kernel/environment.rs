@@ -64,7 +64,9 @@ impl Leaks {
     }
 }
 
+/// The store as the first process after a reboot finds it: what is promised is counted from the volumes.
 pub(crate) fn store() -> VolumeStore {
+    drop(std::fs::remove_file(xfs().join(".loopfs/promised")));
     VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store")
 }
 

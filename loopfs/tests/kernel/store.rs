@@ -151,9 +151,8 @@ fn a_directory_s_limit_is_space_promised_once() {
     store.create(&id("first"), &spec).unwrap();
     let error = store.create(&id("second"), &spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    // A process that starts now counts the same.
-    let restarted = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
-    assert!(restarted.space().unwrap().available < half);
+    // Counted anew it is the same.
+    assert!(crate::environment::store().space().unwrap().available < half);
     remove(&store, &id("first"));
     store.create(&id("second"), &spec).unwrap();
     remove(&store, &id("second"));
@@ -184,9 +183,9 @@ fn an_image_that_finds_no_blocks_stays_as_it_was() {
     leaks.check();
 }
 
-/// What a process that starts now finds to promise.
+/// What is found to promise by counting.
 fn recount() -> u64 {
-    VolumeStore::open(&xfs(), StoreOptions::default()).unwrap().space().unwrap().available.0
+    store().space().unwrap().available.0
 }
 
 /// Waits for what earlier tests removed: the file system frees it in the background.
@@ -227,6 +226,51 @@ fn a_reserved_project_s_limit_is_promised_before_there_is_a_directory() {
     assert!(recount().abs_diff(before - 32 * MIB) <= MIB / 8);
     assert_eq!(store().recover().unwrap().released_ids, 1);
     assert!(recount().abs_diff(before) <= MIB / 8);
+    leaks.check();
+}
+
+#[test]
+fn what_one_process_promises_and_frees_another_knows() {
+    let store = store();
+    let other = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+    let available = |store: &VolumeStore| store.space().unwrap().available;
+    let before = available(&store);
+    assert_eq!(available(&other), before);
+    let half = Bytes(before.0 / 2 / MIB * MIB + MIB);
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, half);
+    store.create(&id("first"), &spec).unwrap();
+    assert_eq!(available(&other), Bytes(before.0 - half.0));
+    let error = other.create(&id("second"), &spec).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    remove(&other, &id("first"));
+    store.create(&id("second"), &spec).unwrap();
+    remove(&other, &id("second"));
+    // A refusal counts anew, and then sees the blocks of the file system's own records.
+    assert!(available(&store).0.abs_diff(before.0) < MIB);
+}
+
+#[test]
+fn processes_at_once_do_not_promise_the_same_space() {
+    const PROCESSES: u64 = 4;
+    let leaks = Leaks::watch();
+    let before = store().space().unwrap().available;
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(before.0 / 6));
+    let made: u64 = std::thread::scope(|scope| {
+        let process = |number: u64| {
+            let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+            let create = move |turn| store.create(&id(&format!("v-{number}-{turn}")), &spec);
+            (0..6).map(create).filter(|made| made.is_ok()).count() as u64
+        };
+        let running: Vec<_> = (0..PROCESSES).map(|number| scope.spawn(move || process(number))).collect();
+        running.into_iter().map(|process| process.join().unwrap()).sum()
+    });
+    let store = store();
+    assert_eq!(store.list().unwrap().len() as u64, made);
+    assert!((1..=6).contains(&made), "{made} volumes of a sixth each");
+    for volume in store.list().unwrap() {
+        assert!(store.delete(&volume).unwrap());
+    }
+    store.empty_trash().unwrap();
     leaks.check();
 }
 

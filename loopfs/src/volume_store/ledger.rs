@@ -1,0 +1,136 @@
+//! The account of what is promised, one for all processes that use the store.
+//!
+//! It is an extended attribute of a file, read and written under the file's lock: it takes no blocks, which would have
+//! to be in it. It is never made durable, and so counts for the boot it was written in only; where there is none that
+//! counts, what is promised is counted from the volumes.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+
+use nix::fcntl::Flock;
+
+use crate::error::{Context, Result};
+use crate::sys::xattr;
+use crate::units::Bytes;
+
+const FILE: &str = ".loopfs/promised";
+const NAME: &CStr = c"trusted.loopfs.promised";
+
+/// Stands where a number would, while that is to be counted.
+const UNKNOWN: &str = "-";
+
+/// What is promised, and what can be promised to nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Promised {
+    /// To volumes, deleted ones in the trash among them.
+    pub(super) volumes: Bytes,
+    /// In use by no volume: metadata, and files that are not the store's.
+    pub(super) overhead: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Account {
+    /// Promised to what is being made now, and so perhaps in no volume to count.
+    pub(super) pending: Bytes,
+    /// All that is promised, pending or not. None where it is to be counted.
+    pub(super) promised: Option<Promised>,
+}
+
+impl Account {
+    /// Takes back what was promised to a volume that is gone.
+    pub(super) fn withdraw(&mut self, bytes: Bytes) {
+        if let Some(promised) = &mut self.promised {
+            promised.volumes = promised.volumes.saturating_sub(bytes);
+        }
+    }
+}
+
+/// Which boot this is: `/proc/sys/kernel/random/boot_id` (random(4)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Boot(String);
+
+impl Boot {
+    pub(super) fn current() -> Result<Self> {
+        const PATH: &str = "/proc/sys/kernel/random/boot_id";
+        Ok(Self(std::fs::read_to_string(PATH).context("read", PATH)?.trim().to_owned()))
+    }
+}
+
+/// The account, locked while this lives. Whoever holds it waits for project ids at most.
+#[derive(Debug)]
+pub(super) struct Ledger<'a> {
+    file: Flock<OwnedFd>,
+    boot: &'a Boot,
+}
+
+impl<'a> Ledger<'a> {
+    pub(super) fn new(file: Flock<OwnedFd>, boot: &'a Boot) -> Self {
+        Self { file, boot }
+    }
+
+    pub(super) fn read(&self) -> Result<Account> {
+        let text = xattr::get(&*self.file, NAME).context("read", FILE)?.unwrap_or_default();
+        Ok(parse(&String::from_utf8_lossy(&text), self.boot).unwrap_or_default())
+    }
+
+    pub(super) fn write(&self, account: Account) -> Result<()> {
+        xattr::set(&*self.file, NAME, print(account, self.boot).as_bytes()).context("write", FILE)
+    }
+}
+
+fn print(account: Account, Boot(boot): &Boot) -> String {
+    let number = |bytes: Option<Bytes>| bytes.map_or(UNKNOWN.to_owned(), |Bytes(bytes)| bytes.to_string());
+    let pending = number(Some(account.pending));
+    let volumes = number(account.promised.map(|promised| promised.volumes));
+    let overhead = number(account.promised.map(|promised| promised.overhead));
+    format!("{boot} {pending} {volumes} {overhead}")
+}
+
+/// None for what was not written in this boot.
+fn parse(text: &str, Boot(boot): &Boot) -> Option<Account> {
+    let fields: Vec<&str> = text.split(' ').collect();
+    let bytes = |field: &str| field.parse().ok().map(Bytes);
+    match fields.as_slice() {
+        [written_in, pending, volumes, overhead] if written_in == boot => Some(Account {
+            pending: bytes(pending)?,
+            promised: bytes(volumes)
+                .zip(bytes(overhead))
+                .map(|(volumes, overhead)| Promised { volumes, overhead }),
+        }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_earlier_boot_has_written_nothing() {
+        let (earlier, now) = (Boot("earlier".to_owned()), Boot::current().unwrap());
+        let account = Account { pending: Bytes(3), promised: None };
+        assert_eq!(parse(&print(account, &earlier), &now), None);
+        assert_eq!(parse(&print(account, &now), &now), Some(account));
+    }
+
+    proptest! {
+        #[test]
+        fn an_account_reads_back_as_printed(
+            pending in any::<u64>(),
+            promised in proptest::option::of((any::<u64>(), any::<u64>())),
+        ) {
+            let boot = Boot("b".to_owned());
+            let promised = promised
+                .map(|(volumes, overhead)| Promised { volumes: Bytes(volumes), overhead: Bytes(overhead) });
+            let account = Account { pending: Bytes(pending), promised };
+            prop_assert_eq!(parse(&print(account, &boot), &boot), Some(account));
+        }
+
+        #[test]
+        fn any_text_is_read(text in "(b )?[0-9\\- \\n]{0,80}|\\PC{0,60}") {
+            parse(&text, &Boot("b".to_owned()));
+        }
+    }
+}
