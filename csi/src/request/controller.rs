@@ -11,6 +11,8 @@ use crate::error::Error;
 use crate::proto::csi as wire;
 use crate::proto::csi::volume_content_source::{self as source, Type};
 
+const CAPABILITIES: &str = "volume_capabilities";
+
 /// Make a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Create {
@@ -177,8 +179,6 @@ fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind> 
         )),
     }
 }
-
-const CAPABILITIES: &str = "volume_capabilities";
 
 fn no_capabilities() -> InvalidRequest {
     InvalidRequest::new(CAPABILITIES, "must not be empty")

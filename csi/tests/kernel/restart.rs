@@ -1,6 +1,8 @@
 //! A driver that was restarted knows all that the one before it knew.
 
+use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 
 use clap::Parser;
 use loopfs::{Bytes, VolumeKind};
@@ -97,6 +99,65 @@ fn a_driver_that_is_killed_is_taken_over_from() {
     drop(node);
     assert!(process.signal(Signal::SIGTERM).success());
     assert!(!directories.endpoint.exists() && !directories.registration_socket().exists());
+    scene.finish();
+}
+
+/// What a caller knows of a volume, from the answers it got.
+enum Known {
+    Made(String),
+    /// It may be there or not.
+    Asked(String),
+    Deleted(String),
+}
+
+/// Makes volumes of both kinds and deletes every third, until the driver does not answer any more.
+fn make_and_delete(node: &Client, round: usize, tell: &mpsc::Sender<Known>) -> Result<(), tonic::Status> {
+    for turn in 0.. {
+        let name = format!("v-{round}-{turn}");
+        let capability = if turn % 2 == 0 { mount(&[]) } else { block() };
+        node.create_volume(create(&name, 1 << 20, capability))?;
+        tell.send(Known::Made(name.clone())).unwrap();
+        if turn % 3 == 0 {
+            tell.send(Known::Asked(name.clone())).unwrap();
+            node.delete_volume(delete(&name))?;
+            tell.send(Known::Deleted(name)).unwrap();
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_volume_is_whole_or_not_there_whenever_the_driver_is_killed() {
+    let scene = Scene::without_driver();
+    let (mut there, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    for round in 0..8 {
+        let process = Process::start(&scene.directories);
+        let node = Client::connect(&scene.directories.endpoint);
+        node.wait_until_ready();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| make_and_delete(&node, round, &{ tell }).unwrap_err());
+            // The next call is under way by then, a little further each time.
+            let mut answers: Vec<Known> = told.iter().take(2 + round).collect();
+            process.signal(Signal::SIGKILL);
+            assert_eq!(answers.len(), 2 + round, "a call was refused before");
+            answers.extend(told.iter());
+            for known in answers {
+                match known {
+                    Known::Made(name) => drop(there.insert(id(&name))),
+                    Known::Asked(name) => drop(there.remove(&id(&name))),
+                    Known::Deleted(name) => drop(gone.insert(id(&name))),
+                }
+            }
+        });
+        let found = BTreeSet::from_iter(scene.store.list().unwrap());
+        assert!(found.is_superset(&there), "{there:?} were made, {found:?} are left");
+        assert!(found.is_disjoint(&gone), "{gone:?} were deleted, {found:?} are left");
+        for volume in &found {
+            assert_eq!(scene.store.volume(volume).unwrap().capacity(), Bytes(MIB));
+        }
+    }
+    scene.store.recover().unwrap();
     scene.finish();
 }
 
