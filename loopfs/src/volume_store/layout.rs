@@ -67,7 +67,7 @@ impl Layout {
             }
         }
         let private = open_directory(root, ".loopfs")?;
-        for name in ["lock", "project-ids"] {
+        for name in ["lock", "project-ids", "promised"] {
             open_file(&private, name, OFlag::O_RDWR | OFlag::O_CREAT)?;
         }
         let temporary = open_file(&private, "format.new", OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_TRUNC)?;
