@@ -7,6 +7,7 @@
 mod block;
 mod calls_in_progress;
 mod controller;
+mod left_behind;
 mod mount;
 mod restart;
 mod scene;

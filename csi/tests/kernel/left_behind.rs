@@ -1,0 +1,86 @@
+//! What this machine holds when it holds no volume. Here it checks the tests before it; in the sanity lane, what another
+//! suite had a driver do.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use loopfs::{LoopControl, ProjectId, ProjectQuota, mountinfo};
+
+use crate::scene::path_from;
+use crate::support::PATIENCE;
+
+/// A driver may remove in the background what it has deleted.
+#[test]
+fn nothing() {
+    let data = path_from("LOOPFS_TEST_XFS");
+    let start = Instant::now();
+    loop {
+        let left = left_behind(&data);
+        if left.is_empty() {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "left behind:\n{}", left.join("\n"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn left_behind(data: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let devices = LoopControl::open().unwrap().snapshot().unwrap();
+    left.extend(devices.iter().map(|device| format!("the loop device {:?}", device.binding)));
+
+    // What is mounted of a volume is a part of a file system: a directory, or the node of a device.
+    let mounts = mountinfo::read().unwrap();
+    let parts = mounts.iter().filter(|mount| mount.root != Path::new("/"));
+    left.extend(parts.map(|mount| format!("a mount on {}", mount.mount_point.display())));
+
+    let root = File::open(data).unwrap();
+    let quota = ProjectQuota::of(root.as_fd());
+    quota.finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    let ids = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
+    left.extend(quota.ids(ids).map(|usage| format!("the project {:?}", usage.unwrap())));
+
+    left.extend(stored(data));
+    left.extend(open_files(data));
+    left
+}
+
+/// Entries of the store: volumes, and what was to become one or had been one.
+fn stored(data: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for directory in fs::read_dir(data).unwrap().map(Result::unwrap) {
+        // What the store knows of itself is there for good.
+        if directory.file_type().unwrap().is_dir() && directory.file_name() != ".loopfs" {
+            let entries = fs::read_dir(directory.path()).unwrap().map(Result::unwrap);
+            found.extend(entries.map(|entry| format!("the entry {}", entry.path().display())));
+        }
+    }
+    found
+}
+
+/// Volumes and devices that other processes have open.
+fn open_files(data: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let own = std::process::id().to_string();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        // A process may end while it is looked at.
+        let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
+        if process.file_name() == *own {
+            continue;
+        }
+        for file in files.flatten() {
+            let Ok(path) = fs::read_link(file.path()) else { continue };
+            // `DIRECTORY/VOLUME`, and the name of a volume that is gone; a driver holds the directories themselves.
+            let below = path.strip_prefix(data).is_ok_and(|below| below.components().count() > 1);
+            let volume = below && !path.starts_with(data.join(".loopfs"));
+            let name = path.to_string_lossy();
+            if volume || (name.starts_with("/dev/loop") && name != "/dev/loop-control") {
+                let who = process.file_name();
+                found.push(format!("{}, open in process {}", path.display(), who.display()));
+            }
+        }
+    }
+    found
+}
