@@ -54,6 +54,7 @@ pub(super) async fn run(
             fs_type: "xfs".to_owned(),
             options: "prjquota,nodev,nosuid,noexec".to_owned(),
         }],
+        services: Vec::new(),
         env: BTreeMap::new(),
         binaries: runs.iter().enumerate().map(|(number, args)| binary(number, &file, args)).collect(),
     };
@@ -112,6 +113,7 @@ fn binary(number: usize, file: &GuestFile, args: &[String]) -> TestBinary {
         path: file.path.clone(),
         args: args.to_vec(),
         env: BTreeMap::new(),
+        report: None,
         timeout: TIME,
     }
 }

@@ -81,6 +81,17 @@ impl Services {
         kill(*pid, signal).with_context(|| format!("send {signal} to {name}"))
     }
 
+    /// Asks all of them to end, and names those that have not within `timeout`.
+    pub(super) fn end(&self, timeout: Duration) -> Vec<String> {
+        self.stop();
+        for pid in self.0.running().values() {
+            // ESRCH: it has just ended.
+            kill(*pid, Signal::SIGTERM).ok();
+        }
+        self.wait_ended(timeout);
+        self.0.running().keys().cloned().collect()
+    }
+
     /// From now on what ends stays ended.
     pub(super) fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);

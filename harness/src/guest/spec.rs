@@ -31,6 +31,8 @@ pub enum Mode {
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TestsSpec {
     pub mounts: Vec<Mount>,
+    /// Started in order before the first binary, and asked to end after the last one.
+    pub services: Vec<Service>,
     pub env: BTreeMap<String, String>,
     pub binaries: Vec<TestBinary>,
 }
@@ -43,8 +45,18 @@ pub struct TestBinary {
     pub args: Vec<String>,
     /// Beside [`TestsSpec::env`].
     pub env: BTreeMap<String, String>,
+    /// A file that it writes. The guest says its lines as if a program called as [`Self::reported_as`] did.
+    pub report: Option<String>,
     /// A binary that runs longer is killed and has failed.
     pub timeout: Duration,
+}
+
+impl TestBinary {
+    /// Names the lines of [`Self::report`] in the log.
+    #[must_use]
+    pub fn reported_as(name: &str) -> String {
+        format!("{name}.report")
+    }
 }
 
 /// A file system to mount.

@@ -1,15 +1,21 @@
 //! Runs test binaries and says how each ended.
 
 use std::process::Command;
-use std::time::Instant;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::children::{Children, Output};
 use super::mounts;
+use super::node::Ending;
 use super::report::{End, Message, TestBinaryResult};
 use super::reporter::Reporter;
+use super::services::Services;
 use super::spec::{TestBinary, TestsSpec};
+
+/// What a service is given to finish what it is doing, and to end.
+const STOP_TIME: Duration = Duration::from_secs(40);
 
 pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     mounts::unmount_early()?;
@@ -18,6 +24,11 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
         mounts::mount_spec(mount)?;
     }
     anyhow::ensure!(!spec.binaries.is_empty(), "no test binary to run");
+    let (end, ended) = mpsc::channel();
+    let services = Services::new(children.clone(), reporter.clone(), end);
+    for service in &spec.services {
+        services.start(service)?;
+    }
     let mut failed = Vec::new();
     for binary in &spec.binaries {
         let started = Instant::now();
@@ -25,9 +36,17 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
         if end != End::Exited(0) {
             failed.push(format!("{}: {end:?}", binary.name));
         }
+        say_report(binary, reporter);
         let result = TestBinaryResult { name: binary.name.clone(), end, time: started.elapsed() };
         reporter.send(&Message::TestBinary(result));
     }
+    let late = services.end(STOP_TIME);
+    failed
+        .extend(late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIME:?}")));
+    failed.extend(ended.try_iter().filter_map(|ending| match ending {
+        Ending::Failed(why) => Some(why),
+        Ending::PowerOff => None,
+    }));
     for mount in spec.mounts.iter().rev() {
         mounts::unmount(&mount.target)?;
     }
@@ -42,5 +61,13 @@ fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter:
     match children.run(&binary.name, command, "", Output::Log(reporter.clone()), binary.timeout) {
         Ok((end, ..)) => end,
         Err(error) => End::NotStarted(format!("start {}: {error}", binary.path)),
+    }
+}
+
+/// A binary that died has written none, which the host will miss.
+fn say_report(binary: &TestBinary, reporter: &Reporter) {
+    let text = binary.report.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+    for line in text.as_deref().unwrap_or_default().lines() {
+        reporter.log(&TestBinary::reported_as(&binary.name), line);
     }
 }

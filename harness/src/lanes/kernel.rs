@@ -9,33 +9,26 @@ use anyhow::{Context, Result};
 
 use super::libtest::Run;
 use super::power_cut;
-use crate::guest::report::{End, Message, TestBinaryResult};
-use crate::guest::spec::{Mode, Mount, Source, TestBinary, TestsSpec};
+use super::test_machine::{HARDENED, Heard, TestMachine, clear, scratch, xfs};
+use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::packages;
-use crate::report::{Outcome, Report};
+use crate::report::Report;
 use crate::rust_build;
 use crate::session::Session;
-use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
+use crate::vm::{self, GuestFile, Hypervisor};
 
 /// The test target and the feature that guards it, the same in every crate that has them.
-const TEST: &str = "kernel";
-const FEATURE: &str = "kernel-tests";
+pub(super) const TEST: &str = "kernel";
+pub(super) const FEATURE: &str = "kernel-tests";
 /// Crates that may have such tests.
 const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 /// The program of loopfs, which its tests run, and where it is in the guest.
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
 
-/// How the data file system of a node is mounted, and so that of the tests.
-pub(super) const HARDENED: &str = "nodev,nosuid,noexec";
-
 const BINARY_TIME: Duration = Duration::from_secs(600);
-/// A second with hardware help, ten under emulation, more on a busy host.
-const BOOT_TIME: Duration = Duration::from_secs(120);
-/// Beyond the binaries: to mount, unmount and power off.
-const MARGIN: Duration = Duration::from_secs(120);
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel)).await
@@ -86,56 +79,28 @@ async fn run_on(
     files: &[GuestFile],
     logs: &Path,
 ) -> Result<Report> {
-    let scratch = tempfile::tempdir().context("make a directory")?;
-    let data = scratch.path().join("data.xfs");
+    let directory = tempfile::tempdir().context("make a directory")?;
+    let data = directory.path().join("data.xfs");
     disk::xfs(&data, 1024).await?;
-    let plain = scratch.path().join("plain.xfs");
+    let plain = directory.path().join("plain.xfs");
     disk::xfs(&plain, 512).await?;
-    let initramfs = scratch.path().join("initramfs");
-    let modules = kernel.modules(&["boot", "tests"]).await?;
-    vm::initramfs(&initramfs, init, &modules, files, Mode::Tests(tests(files)))?;
-
+    let machine = TestMachine {
+        name: format!("kernel-{}", kernel.name()),
+        kernel,
+        hypervisor,
+        init,
+        files: files.to_vec(),
+        disks: vec![scratch("data", &data), scratch("plain", &plain)],
+        tests: tests(files),
+        logs: logs.to_owned(),
+    };
     let step = session.progress.step(format!(
         "run the tests on Linux {} ({})",
         kernel.release(),
         hypervisor.accelerator
     ));
-    let mut vm = Vm::start(&VmSpec {
-        name: format!("kernel-{}", kernel.name()),
-        hypervisor: hypervisor.clone(),
-        kernel: kernel.vmlinuz(),
-        initramfs,
-        kernel_args: Vec::new(),
-        memory_mib: 2048,
-        cpus: 2,
-        disks: vec![scratch_disk("data", &data), scratch_disk("plain", &plain)],
-        network: false,
-        forwards: Vec::new(),
-        logs: logs.to_owned(),
-    })
-    .await?;
-    if let Err(error) = vm.wait_started(BOOT_TIME).await {
-        step.failed("it did not boot");
-        return Err(error);
-    }
-    let mut results = Vec::new();
-    let listen = async {
-        while let Some(message) = vm.next_message().await {
-            match message {
-                Message::Started { kernel } => step.note(format!("Linux {kernel} is up")),
-                Message::TestBinary(result) => results.push(result),
-                _ => {}
-            }
-        }
-    };
-    let deadline = MARGIN + BINARY_TIME * u32::try_from(files.len()).unwrap_or(1);
-    let heard = tokio::time::timeout(deadline, listen).await;
-    let ending = match heard {
-        Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,
-        Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
-    };
-
-    let report = evaluate(kernel, files, &results, &ending, logs)?;
+    let heard = machine.run(&step).await?;
+    let report = evaluate(kernel, files, &heard, logs)?;
     if report.succeeded() {
         step.done(report.summary())
     } else {
@@ -144,18 +109,8 @@ async fn run_on(
     Ok(report)
 }
 
-fn scratch_disk(name: &str, image: &Path) -> Disk {
-    Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Scratch }
-}
-
 /// What the tests find, by the names the crates know.
 fn tests(files: &[GuestFile]) -> TestsSpec {
-    let xfs = |disk: &str, target: &str, options: String| Mount {
-        source: Source::Disk(disk.to_owned()),
-        target: target.to_owned(),
-        fs_type: "xfs".to_owned(),
-        options,
-    };
     let env = [
         ("LOOPFS_TEST_XFS", "/mnt/xfs"),
         ("LOOPFS_TEST_XFS_NOQUOTA", "/mnt/xfs-noquota"),
@@ -164,9 +119,10 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
     ];
     TestsSpec {
         mounts: vec![
-            xfs("data", "/mnt/xfs", format!("prjquota,{HARDENED}")),
-            xfs("plain", "/mnt/xfs-noquota", HARDENED.to_owned()),
+            xfs("data", "/mnt/xfs", &format!("prjquota,{HARDENED}")),
+            xfs("plain", "/mnt/xfs-noquota", HARDENED),
         ],
+        services: Vec::new(),
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
@@ -178,6 +134,7 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
                 // Loop devices and quotas are the kernel's, and there is one kernel.
                 args: vec!["--test-threads=1".to_owned()],
                 env: BTreeMap::new(),
+                report: None,
                 timeout: BINARY_TIME,
             })
             .collect(),
@@ -192,53 +149,16 @@ fn binary_name(file: &GuestFile) -> &str {
     file.path.rsplit('/').next().unwrap_or(&file.path)
 }
 
-fn evaluate(
-    kernel: &Kernel,
-    files: &[GuestFile],
-    results: &[TestBinaryResult],
-    ending: &Ending,
-    logs: &Path,
-) -> Result<Report> {
+fn evaluate(kernel: &Kernel, files: &[GuestFile], heard: &Heard, logs: &Path) -> Result<Report> {
     let mut report = Report::new();
     anyhow::ensure!(test_binaries(files).next().is_some(), "no crate has tests/{TEST}");
     for file in test_binaries(files) {
         let name = binary_name(file);
         let suite = format!("kernel {}: {name}", kernel.name());
         let output = std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
-        let (ended_well, time) = match results.iter().find(|result| result.name == name) {
-            Some(result) => (ended_well(&result.end), result.time),
-            None => (Err("it did not end, for the machine did".to_owned()), Duration::ZERO),
-        };
+        let (ended_well, time) = heard.ended_well(name);
         Run::parse(&output).report(&mut report, &suite, ended_well, time);
     }
-    // The guest's verdict adds nothing when a test failed, and everything when none did.
-    match ending {
-        Ending::Passed => {}
-        Ending::Failed(_) if report.failed() > 0 => {}
-        Ending::Failed(why) | Ending::Crashed(why) => {
-            let suite = format!("kernel {}", kernel.name());
-            report.push(&suite, "the virtual machine", Outcome::Failed(why.clone()), Duration::ZERO);
-        }
-    }
+    heard.verdict(&mut report, &format!("kernel {}", kernel.name()));
     Ok(report)
-}
-
-fn ended_well(end: &End) -> Result<(), String> {
-    match end {
-        End::Exited(0) => Ok(()),
-        End::Exited(code) => Err(format!("it exited with {code}")),
-        End::Signalled(signal) => Err(format!("it was killed by {signal}")),
-        End::TimedOut => Err(format!("it ran longer than {BINARY_TIME:?}")),
-        End::NotStarted(why) => Err(why.clone()),
-    }
-}
-
-/// Logs of an earlier run would be read as this one's.
-fn clear(directory: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("remove {}", directory.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -3,6 +3,7 @@
 mod kernel;
 mod libtest;
 mod power_cut;
+mod test_machine;
 mod unit;
 
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@
 
 mod cuts;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,15 +15,16 @@ use anyhow::{Context, Result};
 
 use self::cuts::{Cut, Kept, cuts, replay};
 use super::libtest::Run;
-use crate::guest::report::{End, Message, TestBinaryResult};
-use crate::guest::spec::{Mode, Mount, Source, TestBinary, TestsSpec};
+use super::test_machine::{HARDENED, Heard, TestMachine, xfs};
+use crate::guest::report::End;
+use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::images::write_log;
 use crate::progress::Step;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
-use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
+use crate::vm::{Disk, DiskMode, Ending, GuestFile, Hypervisor};
 
 /// The test target of loopfs that holds both halves.
 pub(super) const TEST: &str = "power_cut";
@@ -38,11 +39,8 @@ const SEED: &str = "LOOPFS_POWER_CUT_SEED";
 
 const PROGRAM: &str = "/tests/power_cut";
 const DISK_MIB: u64 = 1024;
-const BOOT_TIME: Duration = Duration::from_secs(120);
 const WORK_TIME: Duration = Duration::from_secs(240);
 const CHECK_TIME: Duration = Duration::from_secs(120);
-/// To end, after the last check.
-const MARGIN: Duration = Duration::from_secs(60);
 
 /// What the machines of one kernel have in common.
 pub(super) struct Machine<'a> {
@@ -92,7 +90,7 @@ async fn cut_and_check(
     disk::copy(&new, &killed.image)?;
 
     let started = Instant::now();
-    work(machine, directory, &killed, seed).await?;
+    work(machine, &killed, seed).await?;
     report.push(suite, "the machine is killed", Outcome::Passed, started.elapsed());
     let entries = write_log::read(&killed.write_log())?;
     let cuts = cuts(&entries, seed)?;
@@ -104,73 +102,40 @@ async fn cut_and_check(
         replay(&image, &entries, cut)?;
         disks.push(Disk { name: format!("cut-{index}"), image, mode: DiskMode::Persistent });
     }
-    let results = check(machine, directory, disks, &cuts).await?;
-    evaluate(report, suite, &results, &cuts, machine.logs, (seed, entries.len()));
+    let heard = check(machine, disks, step).await?;
+    evaluate(report, suite, &heard, &cuts, machine.logs, (seed, entries.len()));
     Ok(())
 }
 
-async fn work(machine: &Machine<'_>, directory: &Path, disk: &Disk, seed: u64) -> Result<()> {
+async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
     let mut binary = binary("work", WORK, WORK_TIME);
     binary.args.push("--nocapture".to_owned());
     binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
     let spec = spec(std::slice::from_ref(disk), vec![binary]);
-    let vm = start(machine, directory, "power-cut-work", vec![disk.clone()], spec).await?;
-    vm.wait_started(BOOT_TIME).await?;
+    let vm = machine.with("power-cut-work", vec![disk.clone()], spec).boot().await?;
     vm.wait_said("work", LINES, WORK_TIME).await?;
     vm.power_cut().await
 }
 
-async fn check(
-    machine: &Machine<'_>,
-    directory: &Path,
-    disks: Vec<Disk>,
-    cuts: &[Cut],
-) -> Result<(HashMap<String, TestBinaryResult>, Ending)> {
+async fn check(machine: &Machine<'_>, disks: Vec<Disk>, step: &Step) -> Result<Heard> {
     let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIME)).collect();
     let spec = spec(&disks, binaries);
-    let mut vm = start(machine, directory, "power-cut-check", disks, spec).await?;
-    vm.wait_started(BOOT_TIME).await?;
-    let mut results = HashMap::new();
-    let listen = async {
-        while let Some(message) = vm.next_message().await {
-            if let Message::TestBinary(result) = message {
-                results.insert(result.name.clone(), result);
-            }
-        }
-    };
-    let deadline = MARGIN + CHECK_TIME * u32::try_from(cuts.len() + 1)?;
-    let ending = match tokio::time::timeout(deadline, listen).await {
-        Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,
-        Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
-    };
-    Ok((results, ending))
+    machine.with("power-cut-check", disks, spec).run(step).await
 }
 
-async fn start(
-    machine: &Machine<'_>,
-    directory: &Path,
-    name: &str,
-    disks: Vec<Disk>,
-    spec: TestsSpec,
-) -> Result<Vm> {
-    let initramfs = directory.join(format!("{name}.initramfs"));
-    let modules = machine.kernel.modules(&["boot", "tests"]).await?;
-    let program = GuestFile { path: PROGRAM.to_owned(), mode: 0o755, host: machine.program.to_owned() };
-    vm::initramfs(&initramfs, machine.init, &modules, &[program], Mode::Tests(spec))?;
-    Vm::start(&VmSpec {
-        name: name.to_owned(),
-        hypervisor: machine.hypervisor.clone(),
-        kernel: machine.kernel.vmlinuz(),
-        initramfs,
-        kernel_args: Vec::new(),
-        memory_mib: 2048,
-        cpus: 2,
-        disks,
-        network: false,
-        forwards: Vec::new(),
-        logs: logs(machine.logs, name),
-    })
-    .await
+impl<'a> Machine<'a> {
+    fn with(&self, name: &str, disks: Vec<Disk>, tests: TestsSpec) -> TestMachine<'a> {
+        TestMachine {
+            name: name.to_owned(),
+            kernel: self.kernel,
+            hypervisor: self.hypervisor,
+            init: self.init,
+            files: vec![GuestFile { path: PROGRAM.to_owned(), mode: 0o755, host: self.program.to_owned() }],
+            disks,
+            tests,
+            logs: logs(self.logs, name),
+        }
+    }
 }
 
 fn logs(directory: &Path, name: &str) -> PathBuf {
@@ -184,19 +149,16 @@ fn binary(disk: &str, test: &str, timeout: Duration) -> TestBinary {
         path: PROGRAM.to_owned(),
         args: vec!["--exact".to_owned(), test.to_owned()],
         env: BTreeMap::from([("LOOPFS_TEST_XFS".to_owned(), mount_point(disk))]),
+        report: None,
         timeout,
     }
 }
 
 fn spec(disks: &[Disk], binaries: Vec<TestBinary>) -> TestsSpec {
-    let mount = |disk: &Disk| Mount {
-        source: Source::Disk(disk.name.clone()),
-        target: mount_point(&disk.name),
-        fs_type: "xfs".to_owned(),
-        // They are all copies of one.
-        options: format!("prjquota,nouuid,{}", super::kernel::HARDENED),
-    };
-    TestsSpec { mounts: disks.iter().map(mount).collect(), env: BTreeMap::new(), binaries }
+    // They are all copies of one.
+    let options = format!("prjquota,nouuid,{HARDENED}");
+    let mounts = disks.iter().map(|disk| xfs(&disk.name, &mount_point(&disk.name), &options)).collect();
+    TestsSpec { mounts, binaries, ..TestsSpec::default() }
 }
 
 fn mount_point(disk: &str) -> String {
@@ -206,7 +168,7 @@ fn mount_point(disk: &str) -> String {
 fn evaluate(
     report: &mut Report,
     suite: &str,
-    (results, ending): &(HashMap<String, TestBinaryResult>, Ending),
+    Heard { results, ending }: &Heard,
     cuts: &[Cut],
     directory: &Path,
     (seed, writes): (u64, usize),

@@ -1,0 +1,151 @@
+//! A virtual machine that runs test binaries and ends: what the lanes that need one have in common.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::guest::report::{End, Message, TestBinaryResult};
+use crate::guest::spec::{Mode, Mount, Source, TestsSpec};
+use crate::images::kernel::Kernel;
+use crate::progress::Step;
+use crate::report::{Outcome, Report};
+use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
+
+/// How the data file system of a node is mounted, and so that of the tests.
+pub(super) const HARDENED: &str = "nodev,nosuid,noexec";
+
+/// A second with hardware help, ten under emulation, more on a busy host.
+const BOOT_TIME: Duration = Duration::from_secs(120);
+/// Beyond the services and binaries: to mount, unmount and power off.
+const MARGIN: Duration = Duration::from_secs(120);
+
+/// What is to run, and on what.
+pub(super) struct TestMachine<'a> {
+    pub(super) name: String,
+    pub(super) kernel: &'a Kernel,
+    pub(super) hypervisor: &'a Hypervisor,
+    pub(super) init: &'a Path,
+    pub(super) files: Vec<GuestFile>,
+    pub(super) disks: Vec<Disk>,
+    pub(super) tests: TestsSpec,
+    /// The output of each binary and service, one file each.
+    pub(super) logs: PathBuf,
+}
+
+/// What became of the binaries and of the machine.
+pub(super) struct Heard {
+    pub(super) results: HashMap<String, TestBinaryResult>,
+    pub(super) ending: Ending,
+}
+
+impl TestMachine<'_> {
+    /// Runs the machine to its end.
+    pub(super) async fn run(self, step: &Step) -> Result<Heard> {
+        let deadline = self.deadline();
+        let mut vm = self.boot().await?;
+        let mut results = HashMap::new();
+        let listen = async {
+            while let Some(message) = vm.next_message().await {
+                match message {
+                    Message::Started { kernel } => step.note(format!("Linux {kernel} is up")),
+                    Message::TestBinary(result) => {
+                        step.note(format!("{} has ended", result.name));
+                        results.insert(result.name.clone(), result);
+                    }
+                    _ => {}
+                }
+            }
+        };
+        let ending = match tokio::time::timeout(deadline, listen).await {
+            Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,
+            Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
+        };
+        Ok(Heard { results, ending })
+    }
+
+    /// Starts the machine and waits until its PID 1 runs.
+    pub(super) async fn boot(self) -> Result<Vm> {
+        let scratch = tempfile::tempdir().context("make a directory")?;
+        let initramfs = scratch.path().join("initramfs");
+        let modules = self.kernel.modules(&["boot", "tests"]).await?;
+        vm::initramfs(&initramfs, self.init, &modules, &self.files, Mode::Tests(self.tests))?;
+        let vm = Vm::start(&VmSpec {
+            name: self.name,
+            hypervisor: self.hypervisor.clone(),
+            kernel: self.kernel.vmlinuz(),
+            initramfs,
+            kernel_args: Vec::new(),
+            memory_mib: 2048,
+            cpus: 2,
+            disks: self.disks,
+            network: false,
+            forwards: Vec::new(),
+            logs: self.logs,
+        })
+        .await?;
+        vm.wait_started(BOOT_TIME).await?;
+        Ok(vm)
+    }
+
+    fn deadline(&self) -> Duration {
+        let services = self.tests.services.iter().filter_map(|service| service.ready.as_ref());
+        let ready: Duration = services.map(|ready| ready.within).sum();
+        let binaries: Duration = self.tests.binaries.iter().map(|binary| binary.timeout).sum();
+        MARGIN + ready + binaries
+    }
+}
+
+impl Heard {
+    /// Whether a binary ended as one does that passed, and how long it took.
+    pub(super) fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
+        let Some(result) = self.results.get(binary) else {
+            return (Err("it did not end, for the machine did".to_owned()), Duration::ZERO);
+        };
+        let well = match &result.end {
+            End::Exited(0) => Ok(()),
+            End::Exited(code) => Err(format!("it exited with {code}")),
+            End::Signalled(signal) => Err(format!("it was killed by {signal}")),
+            End::TimedOut => Err(format!("it was killed after {:?}", result.time)),
+            End::NotStarted(why) => Err(why.clone()),
+        };
+        (well, result.time)
+    }
+
+    /// The guest's verdict adds nothing when a test failed, and everything when none did.
+    pub(super) fn verdict(&self, report: &mut Report, suite: &str) {
+        match &self.ending {
+            Ending::Passed => {}
+            Ending::Failed(_) if report.failed() > 0 => {}
+            Ending::Failed(why) | Ending::Crashed(why) => {
+                report.push(suite, "the virtual machine", Outcome::Failed(why.clone()), Duration::ZERO);
+            }
+        }
+    }
+}
+
+/// A disk that forgets with the machine what was written to it.
+pub(super) fn scratch(name: &str, image: &Path) -> Disk {
+    Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Scratch }
+}
+
+/// The file system of a disk at `target`.
+pub(super) fn xfs(disk: &str, target: &str, options: &str) -> Mount {
+    Mount {
+        source: Source::Disk(disk.to_owned()),
+        target: target.to_owned(),
+        fs_type: "xfs".to_owned(),
+        options: options.to_owned(),
+    }
+}
+
+/// Logs of an earlier run would be read as this one's.
+pub(super) fn clear(directory: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}
