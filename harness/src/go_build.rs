@@ -19,6 +19,8 @@ pub struct GoModule {
     pub version_variables: &'static [VersionVariable],
     /// Programs whose package path ends in another name than users know: (built as, called).
     pub renamed: &'static [(&'static str, &'static str)],
+    /// What somebody can do who has no Go.
+    pub without_go: Option<&'static str>,
 }
 
 /// A string variable of the linked program, and the part of the version that goes into it.
@@ -64,11 +66,8 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
     let version = required_version(&text, module.versioned_by)
         .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
     let toolchain = toolchain(&source, &text).await.with_context(|| {
-        format!(
-            "building {} {version} takes Go (https://go.dev/dl); \
-             --kubernetes-bin DIR uses programs you have instead",
-            module.name
-        )
+        let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
+        format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.name)
     })?;
     let linker_flags = linker_flags(module, &version);
     let recipe = Recipe::new(module.name, 1)
@@ -184,6 +183,7 @@ mod tests {
             versioned_by: "y",
             version_variables: &[VersionVariable { variable: "a.b", value: |v| v.to_string() }],
             renamed: &[],
+            without_go: None,
         };
         let version = Version { major: 1, minor: 2, patch: 3 };
         assert_eq!(linker_flags(&module, &version), "-s -w -X a.b=v1.2.3");

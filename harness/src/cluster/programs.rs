@@ -25,6 +25,7 @@ const KUBERNETES: GoModule = GoModule {
         VersionVariable { variable: "k8s.io/client-go/pkg/version.gitVersion", value: |v| v.to_string() },
     ],
     renamed: &[],
+    without_go: WITHOUT_GO,
 };
 
 const ETCD: GoModule = GoModule {
@@ -33,7 +34,10 @@ const ETCD: GoModule = GoModule {
     version_variables: &[],
     // Its main package is called after its directory.
     renamed: &[("server", "etcd")],
+    without_go: WITHOUT_GO,
 };
+
+const WITHOUT_GO: Option<&str> = Some("--kubernetes-bin DIR uses programs you have instead");
 
 /// The directory convention of controller-runtime's setup-envtest.
 const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";

@@ -1,8 +1,10 @@
 //! Test lanes, from the one any machine can run in seconds to the one that needs a cluster.
 
+mod ginkgo;
 mod kernel;
 mod libtest;
 mod power_cut;
+mod sanity;
 mod test_machine;
 mod unit;
 
@@ -20,7 +22,8 @@ pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE")]
     lanes: Vec<Lane>,
-    /// Boot only this kernel of vm-images/kernels/kernels.toml in the kernel lane, rather than each.
+    /// Boot this kernel of vm-images/kernels/kernels.toml: in the kernel lane rather than each, in the sanity lane
+    /// rather than the default.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     #[command(flatten)]
@@ -34,11 +37,13 @@ enum Lane {
     /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU; and
     /// power cuts, after which nothing is lost and nothing has leaked.
     Kernel,
+    /// The conformance suite of the Container Storage Interface against the driver on a real kernel, in QEMU.
+    Sanity,
     /// The main job end to end: a real control plane and a real kubelet.
     E2e,
 }
 
-const ALL: [Lane; 3] = [Lane::Unit, Lane::Kernel, Lane::E2e];
+const ALL: [Lane; 4] = [Lane::Unit, Lane::Kernel, Lane::Sanity, Lane::E2e];
 
 /// Runs the lanes selected, and reports each as cases of suites named after it.
 ///
@@ -56,6 +61,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         let result = match lane {
             Lane::Unit => unit::run(session).await,
             Lane::Kernel => kernel::run(session, args.kernel.as_deref()).await,
+            Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
         };
         match result {
@@ -79,6 +85,7 @@ impl Lane {
         match self {
             Lane::Unit => "unit",
             Lane::Kernel => "kernel",
+            Lane::Sanity => "sanity",
             Lane::E2e => "e2e",
         }
     }
