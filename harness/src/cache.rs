@@ -198,7 +198,8 @@ fn publish(building: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-fn remove_dir(path: &Path) -> Result<()> {
+/// Removes a directory and what is in it. That it is not there is no error.
+pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("remove {}", path.display()))

@@ -35,4 +35,6 @@ pub mod rust_build;
 #[cfg(feature = "host")]
 pub mod session;
 #[cfg(feature = "host")]
+mod test_machine;
+#[cfg(feature = "host")]
 pub mod vm;

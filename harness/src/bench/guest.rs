@@ -7,13 +7,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::measurement::Part;
+use crate::cache;
 use crate::guest::report::{End, Message};
-use crate::guest::spec::{Mode, Mount, Source, TestBinary, TestsSpec};
+use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::process::tail;
 use crate::session::Session;
-use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Vm, VmSpec};
+use crate::test_machine::{HARDENED, TestMachine, scratch, xfs};
+use crate::vm::{self, Ending, GuestFile};
 use crate::{packages, rust_build};
 
 /// Where the guest has an empty XFS with project quotas.
@@ -22,7 +24,6 @@ pub(super) const XFS: &str = "/mnt/xfs";
 const NAME: &str = "bench";
 /// Under emulation; hardware help is ten times as fast.
 const TIME: Duration = Duration::from_secs(1800);
-const BOOT_TIME: Duration = Duration::from_secs(120);
 /// How often the last line of the program is shown.
 const GLANCE: Duration = Duration::from_secs(1);
 
@@ -39,44 +40,31 @@ pub(super) async fn run(
     let hypervisor = vm::choose(session, &kernel, &init).await?;
     let place = format!("virtual machine ({})", hypervisor.accelerator);
     let logs = session.workspace.reports("bench").join("guest");
-    if logs.exists() {
-        std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
-    }
-    let scratch = tempfile::tempdir().context("make a directory")?;
-    let data = scratch.path().join("data.xfs");
+    // An earlier run's would be read as this one's.
+    cache::remove_dir(&logs)?;
+    let directory = tempfile::tempdir().context("make a directory")?;
+    let data = directory.path().join("data.xfs");
     disk::xfs(&data, 4096).await?;
-    let initramfs = scratch.path().join("initramfs");
     let file = GuestFile { path: format!("/tests/{NAME}"), mode: 0o755, host: program.to_owned() };
     let spec = TestsSpec {
-        mounts: vec![Mount {
-            source: Source::Disk("data".to_owned()),
-            target: XFS.to_owned(),
-            fs_type: "xfs".to_owned(),
-            options: "prjquota,nodev,nosuid,noexec".to_owned(),
-        }],
-        services: Vec::new(),
-        env: BTreeMap::new(),
+        mounts: vec![xfs("data", XFS, &format!("prjquota,{HARDENED}"))],
         binaries: runs.iter().enumerate().map(|(number, args)| binary(number, &file, args)).collect(),
+        ..TestsSpec::default()
     };
-    let modules = kernel.modules(&["boot", "tests"]).await?;
-    vm::initramfs(&initramfs, &init, &modules, &[file], Mode::Tests(spec))?;
 
     let step = session.progress.step(format!("measure on Linux {} in a {place}", kernel.release()));
-    let mut vm = Vm::start(&VmSpec {
+    let machine = TestMachine {
         name: NAME.to_owned(),
-        hypervisor,
-        kernel: kernel.vmlinuz(),
-        initramfs,
-        kernel_args: Vec::new(),
+        kernel: &kernel,
+        hypervisor: &hypervisor,
+        init: &init,
+        files: vec![file],
         memory_mib: 4096,
-        cpus: 2,
-        disks: vec![Disk { name: "data".to_owned(), image: data.clone(), mode: DiskMode::Scratch }],
-        network: false,
-        forwards: Vec::new(),
+        disks: vec![scratch("data", &data)],
+        tests: spec,
         logs: logs.clone(),
-    })
-    .await?;
-    vm.wait_started(BOOT_TIME).await?;
+    };
+    let mut vm = machine.boot().await?;
     let mut ended = Vec::new();
     let listen = async {
         let mut glance = tokio::time::interval(GLANCE);

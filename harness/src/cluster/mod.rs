@@ -29,6 +29,7 @@ use self::control_plane::ControlPlane;
 use self::images::NodeParts;
 use self::layout::Layout;
 use self::programs::Programs;
+use crate::cache;
 use crate::session::Session;
 
 pub use self::components::Durability;
@@ -170,12 +171,7 @@ impl Cluster {
 
 /// Makes a directory of ours, without what a run before left in it.
 fn empty(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("remove {}", dir.display()));
-        }
-        _ => {}
-    }
+    cache::remove_dir(dir)?;
     fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))
 }
 

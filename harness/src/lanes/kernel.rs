@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::libtest::Run;
 use super::power_cut;
-use super::test_machine::{HARDENED, Heard, TestMachine, clear, scratch, xfs};
+use crate::cache;
 use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
@@ -17,6 +17,7 @@ use crate::packages;
 use crate::report::Report;
 use crate::rust_build;
 use crate::session::Session;
+use crate::test_machine::{HARDENED, Heard, MEMORY_MIB, TestMachine, scratch, xfs};
 use crate::vm::{self, GuestFile, Hypervisor};
 
 /// The test target and the feature that guards it, the same in every crate that has them.
@@ -57,7 +58,8 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         let kernel = Kernel::prepare(session, Some(&name)).await?;
         let hypervisor = vm::choose(session, &kernel, &init).await?;
         let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
-        clear(&logs)?;
+        // An earlier run's would be read as this one's.
+        cache::remove_dir(&logs)?;
         report.append(run_on(session, &kernel, &hypervisor, &init, &files, &logs).await?);
         let machine = power_cut::Machine {
             kernel: &kernel,
@@ -90,6 +92,7 @@ async fn run_on(
         hypervisor,
         init,
         files: files.to_vec(),
+        memory_mib: MEMORY_MIB,
         disks: vec![scratch("data", &data), scratch("plain", &plain)],
         tests: tests(files),
         logs: logs.to_owned(),
@@ -122,7 +125,6 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
             xfs("data", "/mnt/xfs", &format!("prjquota,{HARDENED}")),
             xfs("plain", "/mnt/xfs-noquota", HARDENED),
         ],
-        services: Vec::new(),
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
@@ -138,6 +140,7 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
                 timeout: BINARY_TIME,
             })
             .collect(),
+        ..TestsSpec::default()
     }
 }
 

@@ -5,7 +5,6 @@ mod kernel;
 mod libtest;
 mod power_cut;
 mod sanity;
-mod test_machine;
 mod unit;
 
 use std::time::{Duration, Instant};

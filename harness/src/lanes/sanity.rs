@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::ginkgo::{self, ExpectedSkip, SWITCHED_OFF};
 use super::kernel::{FEATURE, TEST};
 use super::libtest::Run;
-use super::test_machine::{HARDENED, TestMachine, clear, scratch, xfs};
+use crate::cache;
 use crate::go_build::{self, GoModule, VersionVariable};
 use crate::guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 use crate::images::disk;
@@ -19,6 +19,7 @@ use crate::packages;
 use crate::report::Report;
 use crate::rust_build;
 use crate::session::Session;
+use crate::test_machine::{HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
 use crate::vm::{self, GuestFile};
 
 const CSI_TEST: GoModule = GoModule {
@@ -101,7 +102,8 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     let hypervisor = vm::choose(session, &kernel, &init).await?;
 
     let logs = session.workspace.reports("test").join("sanity");
-    clear(&logs)?;
+    // An earlier run's would be read as this one's.
+    cache::remove_dir(&logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, DISK_MIB).await?;
@@ -112,6 +114,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
         hypervisor: &hypervisor,
         init: &init,
         files: vec![file(SANITY_PATH, sanity), file(DRIVER_PATH, driver), file(LEFT_PATH, left)],
+        memory_mib: MEMORY_MIB,
         disks: vec![scratch("data", &data)],
         tests: tests(),
         logs: logs.clone(),

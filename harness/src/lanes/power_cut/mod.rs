@@ -15,7 +15,6 @@ use anyhow::{Context, Result};
 
 use self::cuts::{Cut, Kept, cuts, replay};
 use super::libtest::Run;
-use super::test_machine::{HARDENED, Heard, TestMachine, xfs};
 use crate::guest::report::End;
 use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
@@ -24,6 +23,7 @@ use crate::images::write_log;
 use crate::progress::Step;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
+use crate::test_machine::{HARDENED, Heard, MEMORY_MIB, TestMachine, xfs};
 use crate::vm::{Disk, DiskMode, Ending, GuestFile, Hypervisor};
 
 /// The test target of loopfs that holds both halves.
@@ -131,6 +131,7 @@ impl<'a> Machine<'a> {
             hypervisor: self.hypervisor,
             init: self.init,
             files: vec![GuestFile { path: PROGRAM.to_owned(), mode: 0o755, host: self.program.to_owned() }],
+            memory_mib: MEMORY_MIB,
             disks,
             tests,
             logs: logs(self.logs, name),

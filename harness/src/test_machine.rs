@@ -1,4 +1,4 @@
-//! A virtual machine that runs test binaries and ends: what the lanes that need one have in common.
+//! A virtual machine that runs test binaries and ends: what the lanes and benchmarks that need one have in common.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,35 +14,38 @@ use crate::report::{Outcome, Report};
 use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
 
 /// How the data file system of a node is mounted, and so that of the tests.
-pub(super) const HARDENED: &str = "nodev,nosuid,noexec";
+pub(crate) const HARDENED: &str = "nodev,nosuid,noexec";
 
 /// A second with hardware help, ten under emulation, more on a busy host.
 const BOOT_TIME: Duration = Duration::from_secs(120);
+/// Enough for thousands of loop devices.
+pub(crate) const MEMORY_MIB: u32 = 2048;
 /// Beyond the services and binaries: to mount, unmount and power off.
 const MARGIN: Duration = Duration::from_secs(120);
 
 /// What is to run, and on what.
-pub(super) struct TestMachine<'a> {
-    pub(super) name: String,
-    pub(super) kernel: &'a Kernel,
-    pub(super) hypervisor: &'a Hypervisor,
-    pub(super) init: &'a Path,
-    pub(super) files: Vec<GuestFile>,
-    pub(super) disks: Vec<Disk>,
-    pub(super) tests: TestsSpec,
+pub(crate) struct TestMachine<'a> {
+    pub(crate) name: String,
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) hypervisor: &'a Hypervisor,
+    pub(crate) init: &'a Path,
+    pub(crate) files: Vec<GuestFile>,
+    pub(crate) memory_mib: u32,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) tests: TestsSpec,
     /// The output of each binary and service, one file each.
-    pub(super) logs: PathBuf,
+    pub(crate) logs: PathBuf,
 }
 
 /// What became of the binaries and of the machine.
-pub(super) struct Heard {
-    pub(super) results: HashMap<String, TestBinaryResult>,
-    pub(super) ending: Ending,
+pub(crate) struct Heard {
+    pub(crate) results: HashMap<String, TestBinaryResult>,
+    pub(crate) ending: Ending,
 }
 
 impl TestMachine<'_> {
     /// Runs the machine to its end.
-    pub(super) async fn run(self, step: &Step) -> Result<Heard> {
+    pub(crate) async fn run(self, step: &Step) -> Result<Heard> {
         let deadline = self.deadline();
         let mut vm = self.boot().await?;
         let mut results = HashMap::new();
@@ -66,7 +69,7 @@ impl TestMachine<'_> {
     }
 
     /// Starts the machine and waits until its PID 1 runs.
-    pub(super) async fn boot(self) -> Result<Vm> {
+    pub(crate) async fn boot(self) -> Result<Vm> {
         let scratch = tempfile::tempdir().context("make a directory")?;
         let initramfs = scratch.path().join("initramfs");
         let modules = self.kernel.modules(&["boot", "tests"]).await?;
@@ -77,7 +80,7 @@ impl TestMachine<'_> {
             kernel: self.kernel.vmlinuz(),
             initramfs,
             kernel_args: Vec::new(),
-            memory_mib: 2048,
+            memory_mib: self.memory_mib,
             cpus: 2,
             disks: self.disks,
             network: false,
@@ -99,7 +102,7 @@ impl TestMachine<'_> {
 
 impl Heard {
     /// Whether a binary ended as one does that passed, and how long it took.
-    pub(super) fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
+    pub(crate) fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
         let Some(result) = self.results.get(binary) else {
             return (Err("it did not end, for the machine did".to_owned()), Duration::ZERO);
         };
@@ -114,7 +117,7 @@ impl Heard {
     }
 
     /// The guest's verdict adds nothing when a test failed, and everything when none did.
-    pub(super) fn verdict(&self, report: &mut Report, suite: &str) {
+    pub(crate) fn verdict(&self, report: &mut Report, suite: &str) {
         match &self.ending {
             Ending::Passed => {}
             Ending::Failed(_) if report.failed() > 0 => {}
@@ -126,26 +129,16 @@ impl Heard {
 }
 
 /// A disk that forgets with the machine what was written to it.
-pub(super) fn scratch(name: &str, image: &Path) -> Disk {
+pub(crate) fn scratch(name: &str, image: &Path) -> Disk {
     Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Scratch }
 }
 
 /// The file system of a disk at `target`.
-pub(super) fn xfs(disk: &str, target: &str, options: &str) -> Mount {
+pub(crate) fn xfs(disk: &str, target: &str, options: &str) -> Mount {
     Mount {
         source: Source::Disk(disk.to_owned()),
         target: target.to_owned(),
         fs_type: "xfs".to_owned(),
         options: options.to_owned(),
-    }
-}
-
-/// Logs of an earlier run would be read as this one's.
-pub(super) fn clear(directory: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("remove {}", directory.display()))
-        }
-        _ => Ok(()),
     }
 }
