@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use loopfs::{
-    Access, AttachOptions, BlockSize, Bytes, Detach, DeviceNumber, ErrorKind, LoopControl, LoopDevice,
-    MountFlags, Volume, mountinfo,
+    Access, AttachOptions, BlockSize, Bytes, Detach, DeviceNumber, Image, ImageDirectIo, LoopControl,
+    LoopDevice, MountFlags, Volume, mountinfo,
 };
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
@@ -17,44 +17,39 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
 use crate::error::{Error, Result};
 use crate::target::{Target, kind_of};
 
-/// Logical block sizes to ask for, in this order. 512 is what every program can use; where the file system under the
-/// image takes direct I/O in larger units only, the kernel says so and 4096 does.
-const BLOCK_SIZES: [u32; 2] = [512, 4096];
-
 /// A Block volume and the loop devices of its image: at most one that takes writes and one that does not.
 pub(crate) struct BlockVolume<'a> {
     volume: &'a Volume,
     loops: &'a LoopControl,
     image: OwnedFd,
+    settings: Image,
 }
 
 impl<'a> BlockVolume<'a> {
     pub(crate) fn open(volume: &'a Volume, loops: &'a LoopControl) -> Result<Self> {
         let image = volume.open_image(Access::ReadOnly)?;
-        Ok(Self { volume, loops, image })
+        let settings = volume.image()?.ok_or_else(|| Error::Defect("a device has no image".to_owned()))?;
+        Ok(Self { volume, loops, image, settings })
     }
 
     pub(crate) fn devices(&self) -> Result<Vec<LoopDevice>> {
         Ok(self.loops.find(self.image.as_fd())?)
     }
 
-    /// The device with this access, attached if it was not.
+    /// The device with this access, attached if it was not: with the logical block size that the volume was made with and
+    /// no other, for the content depends on it.
     pub(crate) fn attach(&self, access: Access) -> Result<LoopDevice> {
         let image = self.volume.open_image(access)?;
-        let mut first_error = None;
-        for block_size in BLOCK_SIZES {
-            let options = AttachOptions::new(access)
-                .block_size(BlockSize::Exact(block_size))
-                .label(self.volume.id().as_str());
-            match self.loops.ensure_attached(image.as_fd(), &options) {
-                Ok(device) => return Ok(device),
-                Err(error) if matches!(error.kind(), ErrorKind::NotHonoured | ErrorKind::AlreadyExists) => {
-                    first_error.get_or_insert(error);
-                }
-                Err(error) => return Err(error.into()),
-            }
+        let options = AttachOptions::new(access)
+            .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
+            .direct_io(self.settings.direct_io.wish())
+            .discard(self.settings.provisioning.discard())
+            .label(self.volume.id().as_str());
+        let device = self.loops.ensure_attached(image.as_fd(), &options)?;
+        if let Some(trouble) = self.trouble_of(&device)? {
+            tracing::warn!(%trouble, "attached with less than was wished");
         }
-        Err(first_error.map_or_else(|| Error::Defect("no block size was tried".to_owned()), Error::from))
+        Ok(device)
     }
 
     /// Shows the volume at the target.
@@ -136,16 +131,21 @@ impl<'a> BlockVolume<'a> {
     /// What is wrong with the devices, if anything is.
     pub(crate) fn trouble(&self) -> Result<Option<String>> {
         for device in self.devices()? {
-            let status = device.status()?;
-            if !status.direct_io {
-                let name = device.path();
-                return Ok(Some(format!(
-                    "{} has lost direct I/O; unpublish and publish the volume",
-                    name.display()
-                )));
+            if let Some(trouble) = self.trouble_of(&device)? {
+                return Ok(Some(trouble));
             }
         }
         Ok(None)
+    }
+
+    /// That a device lacks direct I/O is as was asked only of a volume that prefers it and shares blocks, which costs it.
+    fn trouble_of(&self, device: &LoopDevice) -> Result<Option<String>> {
+        let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
+        if device.status()?.direct_io || preferred && self.volume.may_share_blocks()? {
+            return Ok(None);
+        }
+        let name = device.path();
+        Ok(Some(format!("{} has lost direct I/O; unpublish and publish the volume", name.display())))
     }
 }
 

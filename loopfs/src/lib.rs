@@ -30,6 +30,9 @@ pub mod floor;
 mod loop_device;
 mod mount;
 pub mod mountinfo;
+#[cfg(feature = "kernel-tests")]
+#[doc(hidden)]
+pub mod probe;
 mod project_quota;
 mod project_tree;
 mod sys;
@@ -38,8 +41,8 @@ mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
 pub use loop_device::{
-    Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DirectIo, Extent, IndexPolicy, Lifetime,
-    LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
+    Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DirectIo, Discard, Extent, IndexPolicy,
+    Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
 pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
 pub use project_quota::{
@@ -52,8 +55,9 @@ pub use project_tree::{
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{
-    Condition, FilesystemUuid, InodeStats, Recovered, Space, StoreOptions, Volume, VolumeId, VolumeKind,
-    VolumeSpec, VolumeStats, VolumeStore,
+    Condition, FilesystemUuid, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize, Provisioning,
+    Recovered, Setting, SettingError, Space, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStats, VolumeStore,
 };
 
 /// The README's example compiles.

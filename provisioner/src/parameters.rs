@@ -1,28 +1,21 @@
-//! StorageClass parameters: the one place that knows which exist and what they may say.
+//! StorageClass parameters, read all at once. Which there are and what they may say is the store's to know.
 
-use std::{collections::BTreeMap, fmt, num::NonZeroU64};
+use std::{collections::BTreeMap, fmt};
+
+use loopfs::{Bytes, Setting, SettingError, VolumeKind, VolumeSpec};
 
 /// The parameters of a storage class, checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameters {
-    /// Bytes of capacity for each inode a Filesystem volume may hold; the store's own ratio when absent.
-    pub(crate) bytes_per_inode: Option<NonZeroU64>,
+    /// Of which kind and size mean nothing.
+    settings: VolumeSpec,
 }
 
 /// Everything that is wrong with a class's parameters, all at once, so that it is mended in one go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ParametersError {
-    complaints: Vec<String>,
+    complaints: Vec<SettingError>,
 }
-
-/// An inode takes 512 bytes on disk at most by default, so a denser ratio promises what the file system
-/// cannot hold.
-const BYTES_PER_INODE_MIN: u64 = 512;
-
-/// Beyond this, a volume of ordinary size could hold no files at all.
-const BYTES_PER_INODE_MAX: u64 = 1 << 30;
-
-const BYTES_PER_INODE: &str = "bytesPerInode";
 
 impl Parameters {
     /// Reads a storage class's parameters.
@@ -32,47 +25,34 @@ impl Parameters {
     /// is an error rather than ignored: a class with a typing mistake would otherwise hand out volumes it
     /// does not describe.
     pub(crate) fn parse(parameters: Option<&BTreeMap<String, String>>) -> Result<Self, ParametersError> {
-        let mut parsed = Parameters::default();
-        let mut complaints = Vec::new();
-        for (name, value) in parameters.into_iter().flatten() {
-            match name.as_str() {
-                BYTES_PER_INODE => match bytes_per_inode(value) {
-                    Ok(ratio) => parsed.bytes_per_inode = Some(ratio),
-                    Err(complaint) => complaints.push(complaint),
-                },
-                _ => complaints.push(format!("unknown parameter {name:?}")),
-            }
-        }
-        if complaints.is_empty() { Ok(parsed) } else { Err(ParametersError { complaints }) }
+        let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
+        let complaints: Vec<SettingError> = parameters
+            .into_iter()
+            .flatten()
+            .filter_map(|(name, value)| settings.set(name, value).err())
+            .collect();
+        if complaints.is_empty() { Ok(Self { settings }) } else { Err(ParametersError { complaints }) }
+    }
+
+    /// A volume made with them.
+    pub(crate) fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
+        VolumeSpec { kind, capacity, ..self.settings }
     }
 }
 
 impl fmt::Display for ParametersError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}; allowed parameters: {BYTES_PER_INODE} (bytes of capacity per inode, a number from {BYTES_PER_INODE_MIN} to \
-             {BYTES_PER_INODE_MAX})",
-            self.complaints.join("; ")
-        )
+        let complaints: Vec<String> = self.complaints.iter().map(SettingError::to_string).collect();
+        let allowed: Vec<String> = VolumeSpec::SETTINGS.iter().map(Setting::to_string).collect();
+        write!(f, "{}; allowed parameters: {}", complaints.join("; "), allowed.join(", "))
     }
 }
 
 impl std::error::Error for ParametersError {}
 
-fn bytes_per_inode(value: &str) -> Result<NonZeroU64, String> {
-    // `parse` alone would also take "+4096", which no other Kubernetes number does.
-    let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-    let number = digits.then(|| value.parse::<NonZeroU64>().ok()).flatten();
-    match number {
-        Some(ratio) if (BYTES_PER_INODE_MIN..=BYTES_PER_INODE_MAX).contains(&ratio.get()) => Ok(ratio),
-        Some(_) | None => Err(format!("{BYTES_PER_INODE} is {value:?}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
+    use loopfs::{ImageDirectIo, LogicalBlockSize, Provisioning};
 
     use super::*;
 
@@ -82,40 +62,43 @@ mod tests {
 
     #[test]
     fn nothing_given_is_the_default() {
-        assert_eq!(Parameters::parse(None), Ok(Parameters::default()));
-        assert_eq!(Parameters::parse(Some(&class(&[]))), Ok(Parameters::default()));
+        let spec = VolumeSpec::new(VolumeKind::Block, Bytes::MIB);
+        for parameters in [None, Some(&class(&[]))] {
+            assert_eq!(Parameters::parse(parameters).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
+        }
     }
 
     #[test]
-    fn reads_the_ratio() {
-        let parsed = Parameters::parse(Some(&class(&[("bytesPerInode", "16384")]))).unwrap();
-        assert_eq!(parsed.bytes_per_inode, NonZeroU64::new(16384));
-    }
-
-    #[rstest]
-    #[case::zero("0")]
-    #[case::too_dense("511")]
-    #[case::too_sparse("1073741825")]
-    #[case::negative("-2048")]
-    #[case::signed("+2048")]
-    #[case::quantity("2Ki")]
-    #[case::empty("")]
-    #[case::overflow("99999999999999999999999")]
-    fn refuses_ratios_and_names_them(#[case] value: &str) {
-        let error = Parameters::parse(Some(&class(&[("bytesPerInode", value)]))).unwrap_err().to_string();
-        assert!(error.contains(&format!("bytesPerInode is {value:?}")), "{error}");
-        assert!(error.contains("512 to 1073741824"), "{error}");
+    fn each_that_is_given_is_taken() {
+        let all = class(&[
+            ("bytesPerInode", "16384"),
+            ("directIO", "required"),
+            ("logicalBlockSize", "4096"),
+            ("provisioning", "thin"),
+        ]);
+        let spec = Parameters::parse(Some(&all)).unwrap().spec(VolumeKind::Block, Bytes::MIB);
+        assert_eq!((spec.kind, spec.capacity), (VolumeKind::Block, Bytes::MIB));
+        assert_eq!(spec.bytes_per_inode.get(), 16384);
+        assert_eq!(spec.image.direct_io, ImageDirectIo::Required);
+        assert_eq!(spec.image.logical_block_size, Some(LogicalBlockSize::B4096));
+        assert_eq!(spec.image.provisioning, Provisioning::Thin);
     }
 
     #[test]
     fn lists_every_complaint_and_what_is_allowed() {
-        let error =
-            Parameters::parse(Some(&class(&[("bytesPerInode", "x"), ("fsType", "ext4"), ("typo", "")])));
+        let error = Parameters::parse(Some(&class(&[
+            ("bytesPerInode", "x"),
+            ("fsType", "ext4"),
+            ("provisioning", "sparse"),
+            ("typo", ""),
+        ])));
         let error = error.unwrap_err().to_string();
         assert_eq!(
             error,
-            "bytesPerInode is \"x\"; unknown parameter \"fsType\"; unknown parameter \"typo\"; allowed parameters: \
-             bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824)"
+            "bytesPerInode is \"x\"; unknown parameter \"fsType\"; provisioning is \"sparse\"; \
+             unknown parameter \"typo\"; allowed parameters: \
+             bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
+             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin)"
         );
     }
 }

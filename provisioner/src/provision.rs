@@ -120,13 +120,9 @@ pub(crate) fn plan(
         Some(Bytes(0)) => return Err(Refusal::ZeroSize.into()),
         Some(requested) => requested,
     };
-    let mut volume = VolumeSpec::new(kind, requested);
-    if let Some(ratio) = parameters.bytes_per_inode {
-        volume.bytes_per_inode = ratio;
-    }
     Ok(Plan::Create(Creation {
         id,
-        spec: volume,
+        spec: parameters.spec(kind, requested),
         reclaim_policy,
         mount_options: class.mount_options.clone(),
     }))

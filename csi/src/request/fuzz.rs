@@ -18,7 +18,8 @@ fn text() -> impl Strategy<Value = String> {
         2 => "[a-zA-Z0-9._\\-]{1,140}",
         1 => "after:[a-z./]{0,8}",
         1 => Just("n".repeat(4096)),
-        1 => Just("bytesPerInode".to_owned()),
+        1 => "bytesPerInode|directIO|logicalBlockSize|provisioning",
+        1 => "required|preferred|512|4096|thick|thin",
         1 => Just("csi.loopfs.dev/filesystem-uuid".to_owned()),
         1 => Just(String::new()),
     ]

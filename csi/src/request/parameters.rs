@@ -1,68 +1,49 @@
-//! Parameters of a volume, as a storage class gives them.
+//! Parameters of a volume, as a storage class gives them. Which there are and what they may say is the store's to know.
 
 use std::collections::HashMap;
-use std::num::NonZeroU64;
-use std::ops::RangeInclusive;
 
-use loopfs::VolumeSpec;
+use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
 
 use super::{InvalidRequest, Result};
 
 const FIELD: &str = "parameters";
 
-const BYTES_PER_INODE: &str = "bytesPerInode";
-
-/// An inode takes 512 bytes on disk, so fewer promise what the file system cannot hold; with more, a volume of
-/// ordinary size could hold no files at all.
-const BYTES_PER_INODE_RANGE: RangeInclusive<u64> = 512..=1 << 30;
-
 /// What a volume is made with, beside its kind and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameters {
-    /// A Filesystem volume may hold one inode for each so many bytes of capacity.
-    pub(crate) bytes_per_inode: NonZeroU64,
+    /// Of which kind and size mean nothing.
+    settings: VolumeSpec,
 }
 
 impl Parameters {
     /// What is not known is refused: a class with a typing mistake would otherwise make volumes it does not describe.
     /// Everything that is wrong is named at once.
     pub(super) fn read(parameters: &HashMap<String, String>) -> Result<Self> {
-        let mut read = Self { bytes_per_inode: VolumeSpec::BYTES_PER_INODE };
-        let mut complaints = Vec::new();
-        for (name, value) in parameters {
-            match (name.as_str(), bytes_per_inode(value)) {
-                (BYTES_PER_INODE, Some(ratio)) => read.bytes_per_inode = ratio,
-                (BYTES_PER_INODE, None) => complaints.push(format!("{name} is {value:?}")),
-                _ => complaints.push(format!("unknown parameter {name:?}")),
-            }
-        }
+        let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
+        let mut complaints: Vec<String> = parameters
+            .iter()
+            .filter_map(|(name, value)| settings.set(name, value).err())
+            .map(|error| error.to_string())
+            .collect();
         if complaints.is_empty() {
-            return Ok(read);
+            return Ok(Self { settings });
         }
         // A map has no order, and a message should not change from call to call.
         complaints.sort_unstable();
-        Err(InvalidRequest::new(
-            FIELD,
-            format!(
-                "{}; allowed: {BYTES_PER_INODE} (bytes of capacity per inode, a number from {} to {})",
-                complaints.join("; "),
-                BYTES_PER_INODE_RANGE.start(),
-                BYTES_PER_INODE_RANGE.end()
-            ),
-        ))
+        let allowed: Vec<String> = VolumeSpec::SETTINGS.iter().map(Setting::to_string).collect();
+        let problem = format!("{}; allowed: {}", complaints.join("; "), allowed.join(", "));
+        Err(InvalidRequest::new(FIELD, problem))
     }
-}
 
-fn bytes_per_inode(value: &str) -> Option<NonZeroU64> {
-    // `parse` alone would also take "+4096".
-    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
-    let ratio = digits.then(|| value.parse::<NonZeroU64>().ok()).flatten()?;
-    BYTES_PER_INODE_RANGE.contains(&ratio.get()).then_some(ratio)
+    /// A volume made with them.
+    pub(crate) fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
+        VolumeSpec { kind, capacity, ..self.settings }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
+    use loopfs::{ImageDirectIo, LogicalBlockSize, Provisioning};
 
     use super::*;
 
@@ -72,36 +53,41 @@ mod tests {
         )
     }
 
-    #[rstest]
-    #[case::default(&[], 2048)]
-    #[case::given(&[("bytesPerInode", "16384")], 16384)]
-    #[case::densest(&[("bytesPerInode", "512")], 512)]
-    #[case::sparsest(&[("bytesPerInode", "1073741824")], 1 << 30)]
-    fn taken(#[case] pairs: &[(&str, &str)], #[case] ratio: u64) {
-        assert_eq!(read(pairs).unwrap().bytes_per_inode.get(), ratio);
+    #[test]
+    fn nothing_given_is_the_stores_default() {
+        let spec = VolumeSpec::new(VolumeKind::Block, Bytes::MIB);
+        assert_eq!(read(&[]).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
     }
 
-    #[rstest]
-    #[case::zero("0")]
-    #[case::too_dense("511")]
-    #[case::too_sparse("1073741825")]
-    #[case::negative("-2048")]
-    #[case::signed("+2048")]
-    #[case::quantity("2Ki")]
-    #[case::empty("")]
-    #[case::overflow("99999999999999999999999")]
-    fn ratios_that_are_refused(#[case] value: &str) {
-        let error = read(&[("bytesPerInode", value)]).unwrap_err().to_string();
-        assert!(error.contains(&format!("bytesPerInode is {value:?}")), "{error}");
+    #[test]
+    fn each_that_is_given_is_taken() {
+        let all = [
+            ("bytesPerInode", "16384"),
+            ("directIO", "required"),
+            ("logicalBlockSize", "4096"),
+            ("provisioning", "thin"),
+        ];
+        let spec = read(&all).unwrap().spec(VolumeKind::Block, Bytes::MIB);
+        assert_eq!((spec.kind, spec.capacity), (VolumeKind::Block, Bytes::MIB));
+        assert_eq!(spec.bytes_per_inode.get(), 16384);
+        assert_eq!(spec.image.direct_io, ImageDirectIo::Required);
+        assert_eq!(spec.image.logical_block_size, Some(LogicalBlockSize::B4096));
+        assert_eq!(spec.image.provisioning, Provisioning::Thin);
+        // So that a setting that is added is also read here.
+        assert_eq!(all.map(|(name, _)| name).to_vec(), {
+            VolumeSpec::SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>()
+        });
     }
 
     #[test]
     fn a_refusal_lists_every_complaint_and_what_is_allowed() {
-        let error = read(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4")]).unwrap_err();
+        let error = read(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4"), ("directIO", "off")]);
         assert_eq!(
-            error.to_string(),
-            "parameters: bytesPerInode is \"x\"; unknown parameter \"fsType\"; unknown parameter \"typo\"; allowed: \
-             bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824)"
+            error.unwrap_err().to_string(),
+            "parameters: bytesPerInode is \"x\"; directIO is \"off\"; unknown parameter \"fsType\"; \
+             unknown parameter \"typo\"; allowed: \
+             bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
+             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin)"
         );
     }
 }

@@ -121,10 +121,7 @@ fn is_as_expected(storage: &Storage, volume: &Volume, expected: &Expected) -> Re
     if suits.is_err() {
         return Ok(suits);
     }
-    Ok(match (expected.parameters, volume.bytes_per_inode()?) {
-        (Some(parameters), Some(ratio)) if parameters.bytes_per_inode != ratio => {
-            Err(format!("parameters: the volume has one inode for each {ratio} bytes"))
-        }
-        _ => Ok(()),
-    })
+    let Some(parameters) = expected.parameters else { return Ok(Ok(())) };
+    let difference = volume.settings_differ(&parameters.spec(volume.kind(), volume.capacity()))?;
+    Ok(difference.map_or(Ok(()), |difference| Err(format!("parameters: {difference}"))))
 }

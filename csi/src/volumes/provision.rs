@@ -1,6 +1,6 @@
 //! Making, growing and deleting volumes.
 
-use loopfs::{Bytes, ErrorKind, Volume, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, ErrorKind, Volume, VolumeId, VolumeKind};
 
 use super::{Described, Volumes, published_at, refuse_published, require_kind};
 use crate::error::{Error, Result};
@@ -88,10 +88,7 @@ fn make(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
     if let Some(source) = &create.source {
         return Err(refuse_source(storage, source));
     }
-    let spec = VolumeSpec {
-        bytes_per_inode: create.parameters.bytes_per_inode,
-        ..VolumeSpec::new(create.kind, size)
-    };
+    let spec = create.parameters.spec(create.kind, size);
     storage.store.create(&create.volume, &spec).map_err(|error| match error.kind() {
         ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
         _ => error.into(),
@@ -130,12 +127,9 @@ fn require_as_asked(volume: &Volume, create: &Create) -> Result<()> {
     if let Some(at_most) = at_most.filter(|at_most| capacity > *at_most) {
         return has(format!("of {capacity}, and at most {at_most} are asked"));
     }
-    match volume.bytes_per_inode()? {
-        Some(ratio) if ratio != create.parameters.bytes_per_inode => has(format!(
-            "with one inode for each {ratio} bytes, and one for each {} is asked",
-            create.parameters.bytes_per_inode
-        )),
-        _ => Ok(()),
+    match volume.settings_differ(&create.parameters.spec(create.kind, capacity))? {
+        Some(difference) => has(format!("and its {difference}")),
+        None => Ok(()),
     }
 }
 

@@ -11,6 +11,7 @@ mod left_behind;
 mod mount;
 mod restart;
 mod scene;
+mod settings;
 mod storage;
 #[path = "../support/mod.rs"]
 mod support;

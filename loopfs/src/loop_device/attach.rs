@@ -9,7 +9,7 @@ use nix::sys::stat::{Mode, fstat};
 
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
-use super::{Access, Binding, LoopDevice, Status, hint, node_name, read_status};
+use super::{Access, Binding, LoopDevice, Status, discard, hint, node_name, read_status};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
@@ -56,7 +56,9 @@ pub(super) fn attach(
         let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
-                let error = match check(&fd, index, &backing, options) {
+                let checked = check(&fd, index, &backing, options)
+                    .and_then(|binding| discard::set(index, options.discard).map(|()| binding));
+                let error = match checked {
                     Ok(binding) => return Ok(LoopDevice::new(fd, binding)),
                     Err(error) => error,
                 };

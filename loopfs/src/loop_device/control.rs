@@ -11,7 +11,8 @@ use super::hint::{self, Hint};
 use super::options::{AttachOptions, IndexPolicy};
 use super::pool::{self, Pool, PoolOptions};
 use super::{
-    Access, BackingFile, Binding, Detach, LoopDevice, PendingDetach, Status, attach, node_name, read_status,
+    Access, BackingFile, Binding, Detach, LoopDevice, PendingDetach, Status, attach, discard, node_name,
+    read_status,
 };
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev;
@@ -102,6 +103,8 @@ impl LoopControl {
         if options.lifetime == super::Lifetime::Persistent {
             device.keep()?;
         }
+        // Whoever attached it may have died before this was done, and taking a detach back may have undone it.
+        discard::set(device.index(), options.discard)?;
         Ok(device)
     }
 

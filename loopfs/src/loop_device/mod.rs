@@ -19,6 +19,7 @@ mod attach;
 mod binding;
 mod control;
 mod detach;
+mod discard;
 mod hint;
 #[cfg(test)]
 mod model_tests;
@@ -28,6 +29,7 @@ mod pool;
 pub use binding::{Access, BackingFile, Binding, Extent};
 pub use control::LoopControl;
 pub use detach::{Detach, PendingDetach};
+pub use discard::Discard;
 pub use options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 pub use pool::PoolOptions;
 

@@ -249,6 +249,62 @@ fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
     );
 }
 
+/// On kernels that forget a mask and on those that keep it too long.
+#[test]
+fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
+    for (after, forgets) in (0..CALLS).flat_map(|after| [(after, false), (after, true)]) {
+        old_and_new(
+            |model| model.forgets_discard_limits = forgets,
+            || {
+                let (masked, open) = (image(), image());
+                let masking = || options().discard(Discard::Mask).index(IndexPolicy::Exact(5));
+                let allowing = || options().index(IndexPolicy::Exact(5));
+                with(|model| model.crash_after = Some(after));
+                let crashed = catch_unwind(AssertUnwindSafe(|| {
+                    let control = LoopControl::open().unwrap();
+                    drop(control.ensure_attached(masked.as_fd(), &masking()).unwrap());
+                }));
+                with(|model| model.crash_after = None);
+                let control = LoopControl::open().unwrap();
+                let device = control.ensure_attached(masked.as_fd(), &masking()).unwrap();
+                let discard = device.discard().unwrap();
+                assert_eq!(discard, Discard::Mask, "after a crash at call {after} ({:?})", crashed.is_err());
+                // Taken back, which an earlier kernel takes for an occasion to let discards through.
+                let Detach::Deferred(_) = control.detach_all(masked.as_fd()).unwrap() else { panic!("held") };
+                let again = control.ensure_attached(masked.as_fd(), &masking()).unwrap();
+                assert_eq!(again.discard().unwrap(), Discard::Mask);
+                drop((device, again));
+                assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Gone);
+                let device = control.attach(open.as_fd(), &allowing()).unwrap();
+                assert_eq!(device.discard().unwrap(), Discard::Allow);
+            },
+        );
+    }
+}
+
+#[rstest]
+#[case::not_kept(|model: &mut Model| model.ignores_discard_limits = true, ErrorKind::NotHonoured)]
+#[case::read_only(
+    |model: &mut Model| drop(model.failures.insert("set_discard_limit", [Errno::EROFS; 2].into())),
+    ErrorKind::ReadOnly
+)]
+#[case::no_sysfs(
+    |model: &mut Model| drop(model.failures.insert("discard_limit", [Errno::ENOENT; 2].into())),
+    ErrorKind::NotFound
+)]
+fn discards_that_cannot_be_masked_leave_nothing_bound(
+    #[case] change: fn(&mut Model),
+    #[case] expected: ErrorKind,
+) {
+    reset(change);
+    let (control, image) = (LoopControl::open().unwrap(), image());
+    let error = control.attach(image.as_fd(), &options().discard(Discard::Mask)).unwrap_err();
+    assert_eq!(error.kind(), expected, "{error}");
+    with(|model| assert!(model.bound().is_empty()));
+    // And nobody else minds.
+    assert!(control.attach(image.as_fd(), &options()).is_ok());
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Attach { user: usize, image: usize },

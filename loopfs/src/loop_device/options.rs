@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::{Access, Extent, Status};
+use super::{Access, Discard, Extent, Status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::loop_abi as abi;
 
@@ -61,6 +61,7 @@ pub struct AttachOptions {
     pub(super) extent: Extent,
     pub(super) direct_io: DirectIo,
     pub(super) block_size: BlockSize,
+    pub(super) discard: Discard,
     pub(super) lifetime: Lifetime,
     pub(super) index: IndexPolicy,
     pub(super) label: String,
@@ -68,13 +69,14 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    /// The whole file, direct I/O required, blocks of 512 bytes, persistent, from the pool, ten seconds.
+    /// The whole file, direct I/O required, blocks of 512 bytes, discards let through, persistent, from the pool, ten seconds.
     pub fn new(access: Access) -> Self {
         Self {
             access,
             extent: Extent::default(),
             direct_io: DirectIo::Require,
             block_size: BlockSize::Exact(512),
+            discard: Discard::Allow,
             lifetime: Lifetime::Persistent,
             index: IndexPolicy::Pool,
             label: String::new(),
@@ -103,6 +105,12 @@ impl AttachOptions {
     /// Logical block size.
     pub fn block_size(mut self, block_size: BlockSize) -> Self {
         self.block_size = block_size;
+        self
+    }
+
+    /// What becomes of discards. A device that is attached already is made to do as asked.
+    pub fn discard(mut self, discard: Discard) -> Self {
+        self.discard = discard;
         self
     }
 

@@ -46,10 +46,9 @@ pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
 
 /// Every index the kernel has, bound or not, in order.
 pub(crate) fn indices() -> Result<Vec<u32>> {
-    let errno = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
     let mut indices = Vec::new();
-    for entry in std::fs::read_dir("/sys/block").map_err(errno)? {
-        let name = entry.map_err(errno)?.file_name();
+    for entry in std::fs::read_dir("/sys/block").map_err(errno_of)? {
+        let name = entry.map_err(errno_of)?.file_name();
         indices.extend(name.to_str().and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok()));
     }
     indices.sort_unstable();
@@ -59,6 +58,40 @@ pub(crate) fn indices() -> Result<Vec<u32>> {
 /// Whether the kernel has the device, node or no node.
 pub(crate) fn exists(index: u32) -> bool {
     std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
+}
+
+/// A limit of the device's queue for discards, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DiscardLimit {
+    /// What is set.
+    Set,
+    /// What the driver can.
+    Hardware,
+    /// What others must be multiples of.
+    Unit,
+}
+
+/// `queue/discard_*` in sysfs: the limit of device `index`.
+pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
+    let name = match limit {
+        DiscardLimit::Set => "discard_max_bytes",
+        DiscardLimit::Hardware => "discard_max_hw_bytes",
+        DiscardLimit::Unit => "discard_granularity",
+    };
+    let text = std::fs::read_to_string(format!("/sys/block/loop{index}/queue/{name}")).map_err(errno_of)?;
+    text.trim_end().parse().or(Err(Errno::EIO))
+}
+
+/// `queue/discard_max_bytes` in sysfs: sets the limit of device `index`. 0 is none at all.
+pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
+    let path = format!("/sys/block/loop{index}/queue/discard_max_bytes");
+    let file = std::fs::File::options().write(true).open(path).map_err(errno_of)?;
+    // One write: the kernel takes each as a limit.
+    std::io::Write::write(&mut &file, bytes.to_string().as_bytes()).map_err(errno_of).map(drop)
+}
+
+fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// `LOOP_CTL_ADD`: makes device `index`; answers the index. EEXIST if it is there already.

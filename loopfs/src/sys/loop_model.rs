@@ -33,6 +33,10 @@ pub(crate) struct Model {
     pub(crate) lacks_sequences: bool,
     /// Grants buffered I/O whatever is asked.
     pub(crate) lacks_direct_io: bool,
+    /// Before Linux 6.9 a limit of discards does not outlast LOOP_CONFIGURE and LOOP_SET_STATUS64.
+    pub(crate) forgets_discard_limits: bool,
+    /// Takes a limit of discards and does not keep it.
+    pub(crate) ignores_discard_limits: bool,
     /// What the next calls of a name answer instead of doing anything.
     pub(crate) failures: HashMap<&'static str, VecDeque<Errno>>,
     /// Calls until the process dies.
@@ -49,7 +53,13 @@ struct Device {
     /// Unbound by LOOP_CLR_FD, and not yet closed.
     rundown: bool,
     sequence: u64,
+    /// Set in sysfs; None where it never was.
+    discard_limit: Option<u64>,
 }
+
+/// What the driver takes at once.
+const DISCARD_HARDWARE: u64 = (u32::MAX as u64 >> 9) << 9;
+const DISCARD_UNIT: u64 = 4096;
 
 #[derive(Debug)]
 struct Bound {
@@ -122,9 +132,13 @@ impl Model {
     }
 
     fn bind(&mut self, index: u32, config: &loop_config, owner: Actor) -> Result<()> {
+        let forgets = self.forgets_discard_limits;
         let device = self.devices.get_mut(&index).ok_or(Errno::ENXIO)?;
         if device.bound.is_some() || device.rundown {
             return Err(Errno::EBUSY);
+        }
+        if forgets {
+            device.discard_limit = None;
         }
         // SAFETY: the caller holds the descriptor that it configures the device with.
         let descriptor = unsafe { BorrowedFd::borrow_raw(config.fd as RawFd) };
@@ -270,6 +284,40 @@ pub(crate) fn exists(index: u32) -> bool {
     with(|model| model.devices.contains_key(&index))
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DiscardLimit {
+    Set,
+    Hardware,
+    Unit,
+}
+
+pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
+    with(|model| {
+        model.enter("discard_limit", Some(index))?;
+        let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
+        Ok(match limit {
+            DiscardLimit::Set => device.discard_limit.unwrap_or(DISCARD_HARDWARE),
+            DiscardLimit::Hardware => DISCARD_HARDWARE,
+            DiscardLimit::Unit => DISCARD_UNIT,
+        })
+    })
+}
+
+pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
+    with(|model| {
+        model.enter("set_discard_limit", Some(index))?;
+        if !bytes.is_multiple_of(DISCARD_UNIT) {
+            return Err(Errno::EINVAL);
+        }
+        let ignores = model.ignores_discard_limits;
+        let device = model.devices.get_mut(&index).ok_or(Errno::ENOENT)?;
+        if !ignores {
+            device.discard_limit = Some(bytes);
+        }
+        Ok(())
+    })
+}
+
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     by_control(control, |model| {
         model.enter("add", Some(index))?;
@@ -317,7 +365,17 @@ pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
 }
 
 pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
-    with(|model| model.bound_of("set_status", device).map(|(_, bound)| bound.info.lo_flags = info.lo_flags))
+    with(|model| {
+        let index = {
+            let (index, bound) = model.bound_of("set_status", device)?;
+            bound.info.lo_flags = info.lo_flags;
+            index
+        };
+        if model.forgets_discard_limits {
+            model.devices.entry(index).or_default().discard_limit = None;
+        }
+        Ok(())
+    })
 }
 
 pub(crate) fn clear(device: impl AsFd) -> Result<()> {

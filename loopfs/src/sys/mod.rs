@@ -5,6 +5,8 @@
 
 use nix::errno::Errno;
 
+#[cfg(feature = "kernel-tests")]
+pub(crate) mod discard;
 pub(crate) mod fiemap;
 pub(crate) mod file_attr;
 pub(crate) mod fsxattr;

@@ -7,9 +7,9 @@ use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag, openat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{fsync, linkat};
 
-use super::grow::preallocate;
+use super::grow::allocate;
 use super::id::VolumeId;
-use super::{Volume, VolumeKind, VolumeStore, rounded, sharing};
+use super::{Image, ImageSpec, Provisioning, Volume, VolumeKind, VolumeStore, rounded, sharing};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{self, Access, reopen};
 use crate::sys::reflink;
@@ -33,15 +33,16 @@ impl VolumeStore {
     /// # Attaching it
     /// From Linux 6.15 on a file that shares blocks takes direct I/O in whole blocks of the file system only,
     /// the source no less than the clone, until nothing of it is shared. A device attached before keeps what it
-    /// has; one attached later has either the 512-byte sectors that the content was made for, with
-    /// [`DirectIo::Prefer`](crate::DirectIo::Prefer), or direct I/O, with sectors of 4096 bytes.
+    /// has; one attached later has the sectors that the content was made for and, if those are of 512 bytes, no
+    /// direct I/O ([`ImageDirectIo`](super::ImageDirectIo)). The clone takes the settings of the source's image over.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: no such source. [`ErrorKind::InvalidInput`]: the source is a Filesystem
     /// volume, or no such size. [`ErrorKind::WouldShrink`]: `capacity` is less than the source has.
     /// [`ErrorKind::AlreadyExists`]: the id names another volume than a clone of `source` that is large
     /// enough. [`ErrorKind::NoSpace`]: more than the file system can promise.
-    /// [`ErrorKind::Unsupported`] (EOPNOTSUPP): the file system cannot share blocks. After an error nothing is left.
+    /// [`ErrorKind::Unsupported`]: the file system cannot share blocks (EOPNOTSUPP), or the source requires direct I/O in
+    /// blocks of 512 bytes. After an error nothing is left.
     #[doc(alias = "FICLONE")]
     #[doc(alias = "reflink")]
     pub fn clone_image(&self, source: &VolumeId, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
@@ -67,9 +68,13 @@ impl VolumeStore {
             let detail = format!("{capacity} asked, and volume {source} has {size}");
             return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, detail));
         }
-        let promised = promise_of(&original, source, size, capacity)?;
+        let of_source = Image::read(&original)?;
+        let Image { direct_io, provisioning, .. } = of_source;
+        let asked = ImageSpec { direct_io, provisioning, logical_block_size: None };
+        let settings = of_source.settle_clone(source, asked, id)?;
+        let promised = promise_of(&original, of_source, source, size, capacity)?;
         let promise = self.promise(id, promised, "clone volume")?;
-        match self.link_clone(&original, source, id, capacity) {
+        match self.link_clone(&original, source, id, capacity, settings) {
             Ok(()) => self.volume(id),
             Err(error) => {
                 promise.withdraw();
@@ -87,13 +92,15 @@ impl VolumeStore {
         source: &VolumeId,
         id: &VolumeId,
         capacity: Bytes,
+        settings: Image,
     ) -> Result<()> {
         let image = self.unnamed_image(id)?;
+        settings.record(&image, id)?;
         sharing::mark_source(original).context("mark volume", source)?;
         sharing::record_source(&image, source).context("set up volume", id)?;
         share(original, &image, id)?;
         // All of it: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
-        preallocate(&image, Bytes(0), capacity).context("preallocate volume", id)?;
+        allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate volume", id)?;
         self.publish_image(&image, id)
     }
 
@@ -116,10 +123,17 @@ impl VolumeStore {
 }
 
 /// The clone and what it and its source may take beyond their sizes from now on.
-fn promise_of(original: &OwnedFd, source: &VolumeId, size: Bytes, capacity: Bytes) -> Result<Bytes> {
+fn promise_of(
+    original: &OwnedFd,
+    of_source: Image,
+    source: &VolumeId,
+    size: Bytes,
+    capacity: Bytes,
+) -> Result<Bytes> {
     let promised = capacity.saturating_add(sharing::margin(capacity));
     let shares = sharing::may_share(original).context("read the attributes of volume", source)?;
-    Ok(if shares { promised } else { promised.saturating_add(sharing::margin(size)) })
+    let has_margin = shares || of_source.provisioning == Provisioning::Thin;
+    Ok(if has_margin { promised } else { promised.saturating_add(sharing::margin(size)) })
 }
 
 fn share(original: &OwnedFd, image: &OwnedFd, id: &VolumeId) -> Result<()> {

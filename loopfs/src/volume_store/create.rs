@@ -7,9 +7,9 @@ use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
 
 use super::attributes::Attributes;
-use super::grow::preallocate;
+use super::grow::allocate;
 use super::id::VolumeId;
-use super::{Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout};
+use super::{Image, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout, sharing};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::{Limits, ProjectId};
 use crate::units::Bytes;
@@ -21,6 +21,7 @@ impl VolumeStore {
     /// [`ErrorKind::AlreadyExists`]: the id names a volume of another kind or a smaller one.
     /// [`ErrorKind::NoSpace`]: more than the file system can promise beside what it has promised
     /// to other volumes; nothing is left. [`ErrorKind::InvalidInput`]: no such size.
+    /// [`ErrorKind::Unsupported`]: direct I/O is required in blocks smaller than the file system takes.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
         let _lock = self.layout.lock_shared()?;
@@ -29,10 +30,10 @@ impl VolumeStore {
             self.layout.make_durable()?;
             return Ok(volume);
         }
-        let promise = self.promise(id, capacity, "create volume")?;
+        let promise = self.promise(id, promise_of(capacity, spec), "create volume")?;
         let made = match spec.kind {
             VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
-            VolumeKind::Block => self.create_image(id, capacity),
+            VolumeKind::Block => self.create_image(id, capacity, spec),
         };
         match made {
             Ok(()) => self.volume(id),
@@ -120,10 +121,20 @@ impl VolumeStore {
     }
 
     /// The image has no name until it is complete, so a crash leaves nothing to take away.
-    fn create_image(&self, id: &VolumeId, capacity: Bytes) -> Result<()> {
+    fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let image = self.unnamed_image(id)?;
-        preallocate(&image, Bytes(0), capacity).context("preallocate volume", id)?;
+        let settings = Image::settle(spec.image, &image, id)?;
+        settings.record(&image, id)?;
+        allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate volume", id)?;
         self.publish_image(&image, id)
+    }
+}
+
+/// What a new volume may take: of a thin image also the extent tree it may come to have.
+fn promise_of(capacity: Bytes, spec: &VolumeSpec) -> Bytes {
+    match (spec.kind, spec.image.provisioning) {
+        (VolumeKind::Block, Provisioning::Thin) => capacity.saturating_add(sharing::margin(capacity)),
+        (VolumeKind::Block, Provisioning::Thick) | (VolumeKind::Filesystem, _) => capacity,
     }
 }
 

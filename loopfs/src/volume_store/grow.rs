@@ -8,7 +8,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
-use super::{Volume, VolumeKind, VolumeStore, inodes_for, rounded};
+use super::{Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, rounded, sharing};
 use crate::error::{Context, Error, Result};
 use crate::loop_device::{Access, reopen};
 use crate::project_quota::Limits;
@@ -32,7 +32,11 @@ impl VolumeStore {
             self.layout.make_durable()?;
             return Ok(volume);
         }
-        let more = capacity.saturating_sub(volume.capacity());
+        let mut more = capacity.saturating_sub(volume.capacity());
+        if volume.image()?.is_some_and(|image| image.provisioning == Provisioning::Thin) {
+            let margin = sharing::margin(capacity).saturating_sub(sharing::margin(volume.capacity()));
+            more = more.saturating_add(margin);
+        }
         let promise = self.promise(id, more, "grow volume")?;
         let grown = match volume.kind() {
             VolumeKind::Filesystem => grow_quota(&volume, capacity).and_then(|()| self.layout.make_durable()),
@@ -64,14 +68,28 @@ fn grow_image(volume: &Volume, capacity: Bytes) -> Result<()> {
     if current >= capacity {
         return Ok(());
     }
-    preallocate(&image, current, capacity).context("grow volume", volume.id())?;
+    let provisioning = Image::read(&image)?.provisioning;
+    allocate(&image, current, capacity, provisioning).context("grow volume", volume.id())?;
     fsync(&image).context("fsync volume", volume.id())
+}
+
+/// Makes `image`, `current` bytes large, as large as `capacity`, with or without the blocks for it.
+pub(super) fn allocate(
+    image: &OwnedFd,
+    current: Bytes,
+    capacity: Bytes,
+    provisioning: Provisioning,
+) -> Result<(), Errno> {
+    match provisioning {
+        Provisioning::Thick => preallocate(image, current, capacity),
+        Provisioning::Thin => ftruncate(image, capacity.0 as i64),
+    }
 }
 
 /// Allocates the bytes of `image` from `current`, its size, to `capacity`. All or nothing: XFS
 /// leaves the blocks that it got past the end of the file when it runs out of space, and may
 /// leave some when it does not; truncating to the size the file has drops them.
-pub(super) fn preallocate(image: &OwnedFd, current: Bytes, capacity: Bytes) -> Result<(), Errno> {
+fn preallocate(image: &OwnedFd, current: Bytes, capacity: Bytes) -> Result<(), Errno> {
     let more = capacity.saturating_sub(current);
     let allocated = fallocate(image, FallocateFlags::empty(), current.0 as i64, more.0 as i64);
     let size = if allocated.is_ok() { capacity } else { current };

@@ -24,6 +24,7 @@ mod identity;
 mod layout;
 mod ledger;
 mod recover;
+mod settings;
 mod sharing;
 mod space;
 mod trash;
@@ -32,6 +33,7 @@ mod volume;
 pub use id::VolumeId;
 pub use identity::FilesystemUuid;
 pub use recover::Recovered;
+pub use settings::{Image, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, Setting, SettingError};
 pub use space::Space;
 pub use volume::{Condition, InodeStats, Volume, VolumeStats};
 
@@ -43,7 +45,7 @@ use layout::Layout;
 pub enum VolumeKind {
     /// A directory with a project quota.
     Filesystem,
-    /// A preallocated file, for a loop device.
+    /// A file for a loop device, preallocated unless it is asked thin.
     Block,
 }
 
@@ -65,16 +67,18 @@ pub struct VolumeSpec {
     pub capacity: Bytes,
     /// A Filesystem volume may hold one inode for each so many bytes of capacity.
     pub bytes_per_inode: NonZeroU64,
+    /// What the image of a Block volume shall be.
+    pub image: ImageSpec,
 }
 
 impl VolumeSpec {
     /// One inode for each 2048 bytes.
     pub const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(2048).expect("2048 is not 0");
 
-    /// A volume with one inode for each 2048 bytes.
+    /// A volume with one inode for each 2048 bytes; a Block volume is thick and prefers direct I/O.
     #[must_use]
     pub fn new(kind: VolumeKind, capacity: Bytes) -> Self {
-        Self { kind, capacity, bytes_per_inode: Self::BYTES_PER_INODE }
+        Self { kind, capacity, bytes_per_inode: Self::BYTES_PER_INODE, image: ImageSpec::default() }
     }
 
     /// The capacity as it will be, or why it cannot be.

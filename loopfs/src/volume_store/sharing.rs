@@ -45,7 +45,7 @@ pub(super) fn may_share(image: impl AsFd) -> Result<bool, Errno> {
     Ok(xattr::get(image, SHARES)?.is_some() || xattr::get(image, SOURCE)?.is_some())
 }
 
-/// What an image that shares blocks may take beyond its size. A write to a shared block needs a new one, its
+/// What an image that shares blocks, or gets them when they are written, may take beyond its size. A write to a shared block needs a new one, its
 /// neighbours set aside with it, and an entry in an extent tree that grows until no two blocks of the image lie
 /// together: 16 bytes for 4096, and its leaves may be half empty. Measured on a full file system: 1 MiB was
 /// enough and 512 KiB was not for an image of 400 MiB overwritten in random order.

@@ -1,7 +1,7 @@
 //! What the file system can still promise.
 //!
 //! A directory's limit is a promise although nothing is allocated for it, so free blocks alone
-//! would let volumes be sold twice. So it is with a clone: its blocks are the source's until one of
+//! would let volumes be sold twice. So it is with a thin image, and with a clone: its blocks are the source's until one of
 //! the two is written, and then there must be others.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use nix::sys::statvfs::fstatvfs;
 use super::id::VolumeId;
 use super::ledger::{Account, Ledger, Promised};
 use super::sharing::{self, SharedBlocks};
-use super::{VolumeStore, layout};
+use super::{Image, Provisioning, VolumeStore, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectQuota;
 use crate::units::Bytes;
@@ -198,6 +198,10 @@ fn count_image(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Re
     let Ok(image) = layout::open_beneath(directory.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) else {
         return Ok(None);
     };
+    // One that cannot be read is promised rather too much.
+    if Image::read(&image).map_or(true, |image| image.provisioning == Provisioning::Thin) {
+        margin = sharing::margin(size);
+    }
     if sharing::may_share(&image).context("read the attributes of image", name)? {
         let common = shared.add(&image).context("list the blocks of image", name)?;
         alone = alone.saturating_sub(common);

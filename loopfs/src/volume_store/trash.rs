@@ -13,7 +13,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{VolumeStore, layout, sharing};
+use super::{Image, Provisioning, VolumeStore, layout, sharing};
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, ProjectQuota, Release};
 use crate::units::Bytes;
@@ -73,7 +73,7 @@ impl VolumeStore {
             Err(errno) => return Err(Error::sys("stat in the trash", name, errno)),
         };
         if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
-            let shares = is_shared_image(trash, name)?;
+            let (shares, margin) = of_image(trash, name, Bytes(status.st_size as u64))?;
             self.with_account(|account| {
                 unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
                 if shares {
@@ -82,7 +82,7 @@ impl VolumeStore {
                     let quota = ProjectQuota::of(self.filesystem.root.as_fd());
                     quota.finish_frees(*self.options.project_ids.start())
                 } else {
-                    account.withdraw(Bytes(status.st_size as u64));
+                    account.withdraw(Bytes(status.st_size as u64).saturating_add(margin));
                     Ok(())
                 }
             })?;
@@ -196,13 +196,15 @@ impl VolumeStore {
     }
 }
 
-/// Whether a file of the trash is an image that may share blocks with others.
-fn is_shared_image(trash: &OwnedFd, name: &str) -> Result<bool> {
-    match layout::open_beneath(trash.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
-        Ok(image) => sharing::may_share(&image).context("read the attributes of image", name),
+/// Whether a file of the trash is an image that may share blocks with others, and what it was promised beside its size if not.
+fn of_image(trash: &OwnedFd, name: &str, size: Bytes) -> Result<(bool, Bytes)> {
+    let Ok(image) = layout::open_beneath(trash.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) else {
         // Not a regular file, or gone.
-        Err(_) => Ok(false),
-    }
+        return Ok((false, Bytes(0)));
+    };
+    let shares = sharing::may_share(&image).context("read the attributes of image", name)?;
+    let thin = Image::read(&image).is_ok_and(|image| image.provisioning == Provisioning::Thin);
+    Ok((shares, if thin { sharing::margin(size) } else { Bytes(0) }))
 }
 
 enum Removal {

@@ -9,7 +9,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{VolumeKind, layout, sharing};
+use super::{Image, VolumeKind, VolumeSpec, layout, settings, sharing};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::Access;
 use crate::project_quota::{ProjectQuota, Usage, project_of};
@@ -100,6 +100,45 @@ impl Volume {
         match self.kind {
             VolumeKind::Filesystem => Ok(Some(self.attributes()?.bytes_per_inode)),
             VolumeKind::Block => Ok(None),
+        }
+    }
+
+    /// What the image of a Block volume was made with. None for a Filesystem volume, which has none.
+    ///
+    /// # Errors
+    /// Those of fgetxattr(2); [`ErrorKind::Other`]: recorded by a later version.
+    pub fn image(&self) -> Result<Option<Image>> {
+        match self.kind {
+            VolumeKind::Filesystem => Ok(None),
+            VolumeKind::Block => Image::read(&self.entry).map(Some),
+        }
+    }
+
+    /// Whether blocks of it may be in other volumes or snapshots too. It says so of a Block volume that once took part in a
+    /// clone or a snapshot, also when the others are gone by now.
+    ///
+    /// # Errors
+    /// Those of fgetxattr(2).
+    pub fn may_share_blocks(&self) -> Result<bool> {
+        match self.kind {
+            VolumeKind::Filesystem => Ok(false),
+            VolumeKind::Block => {
+                sharing::may_share(&self.entry).context("read the attributes of volume", &self.id)
+            }
+        }
+    }
+
+    /// How its settings differ from those of `spec`, if they do: text for people. Its kind and size are not compared, nor
+    /// are settings that mean nothing to its kind.
+    ///
+    /// # Errors
+    /// As [`image`](Self::image) and [`bytes_per_inode`](Self::bytes_per_inode).
+    pub fn settings_differ(&self, spec: &VolumeSpec) -> Result<Option<String>> {
+        match self.kind {
+            VolumeKind::Filesystem => {
+                Ok(settings::other_ratio(self.attributes()?.bytes_per_inode, spec.bytes_per_inode))
+            }
+            VolumeKind::Block => Ok(Image::read(&self.entry)?.differs(spec.image)),
         }
     }
 

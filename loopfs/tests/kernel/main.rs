@@ -17,5 +17,6 @@ mod project_trees;
 mod quota_refusals;
 mod quotas;
 mod refusals;
+mod settings;
 mod store;
 mod store_crashes;

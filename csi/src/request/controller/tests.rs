@@ -43,7 +43,7 @@ fn a_request_to_create_is_read() {
     let create = reader().create(request).unwrap();
     assert_eq!((create.volume.as_str(), create.kind), ("pvc-1", VolumeKind::Filesystem));
     assert_eq!(create.capacity, CapacityRange { at_least: Some(Bytes(5)), at_most: Some(Bytes(10)) });
-    assert_eq!(create.parameters.bytes_per_inode.get(), 4096);
+    assert_eq!(create.parameters.spec(create.kind, Bytes(0)).bytes_per_inode.get(), 4096);
     assert_eq!((create.source, create.accessible_here), (None, true));
 }
 

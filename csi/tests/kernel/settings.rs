@@ -1,0 +1,138 @@
+//! Settings of Block volumes: what a class asks, on the device.
+
+use std::fs;
+use std::path::Path;
+
+use csi::proto::csi as wire;
+use loopfs::{LoopDevice, VolumeKind};
+use rstest::rstest;
+use tonic::Code;
+
+use crate::scene::{Scene, read_from, write_to};
+use crate::support::*;
+
+const FOUR: i64 = 4 << 20;
+
+fn made_with(name: &str, parameters: &[(&str, &str)]) -> wire::CreateVolumeRequest {
+    let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    wire::CreateVolumeRequest { parameters, ..create(name, FOUR, block()) }
+}
+
+/// What the device at a target lets through of discards, in bytes.
+fn discards(target: &Path) -> u64 {
+    let index = LoopDevice::open_path(target).unwrap().index();
+    let text = fs::read_to_string(format!("/sys/block/loop{index}/queue/discard_max_bytes")).unwrap();
+    text.trim().parse().unwrap()
+}
+
+#[rstest]
+#[case::nothing_asked(&[], 512, false)]
+#[case::large_blocks(&[("logicalBlockSize", "4096")], 4096, false)]
+#[case::direct(&[("directIO", "required")], 512, false)]
+#[case::thin(&[("provisioning", "thin"), ("logicalBlockSize", "512")], 512, true)]
+#[case::all(&[("provisioning", "thin"), ("logicalBlockSize", "4096"), ("directIO", "required")], 4096, true)]
+fn a_device_is_as_the_class_says(
+    #[case] parameters: &[(&str, &str)],
+    #[case] block_size: u32,
+    #[case] thin: bool,
+) {
+    let mut scene = Scene::new();
+    let target = scene.target("target");
+    scene.node().create_volume(made_with("v", parameters)).unwrap();
+    for _ in 0..2 {
+        scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+        let status = &scene.devices("v")[0];
+        assert_eq!((status.block_size, status.direct_io), (block_size, true), "{status:?}");
+        assert_eq!(discards(&target) > 0, thin);
+        write_to(&target, &vec![9; block_size as usize]).unwrap();
+        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        // The next driver, and after it has let go of the device, finds what was recorded.
+        scene.restart_driver();
+    }
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_eq!(read_from(&target, 4), [9; 4]);
+    let stats = scene.node().node_get_volume_stats(stats("v", &target)).unwrap();
+    assert!(!stats.volume_condition.unwrap().abnormal);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+/// As is left by a driver that was killed between attaching and masking.
+#[test]
+fn a_device_that_lets_discards_through_is_mended_when_it_is_staged_or_published() {
+    let scene = Scene::new();
+    let (target, staging) = (scene.target("target"), scene.target("staging"));
+    scene.node().create_volume(made_with("v", &[])).unwrap();
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    let unmask = || {
+        let index = scene.devices("v")[0].binding.index;
+        let path = format!("/sys/block/loop{index}/queue/discard_max_bytes");
+        fs::write(path, (1 << 20).to_string()).unwrap();
+    };
+    unmask();
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_eq!(discards(&target), 0);
+    unmask();
+    assert_eq!(discards(&target), 1 << 20);
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    assert_eq!(discards(&target), 0);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    scene.finish();
+}
+
+#[rstest]
+#[case::direct_io("directIO", "preferred", "required")]
+#[case::block_size("logicalBlockSize", "512", "4096")]
+#[case::provisioning("provisioning", "thick", "thin")]
+fn a_name_stands_for_one_volume_with_its_settings(
+    #[case] name: &str,
+    #[case] default: &str,
+    #[case] other: &str,
+) {
+    let scene = Scene::new();
+    let node = scene.node();
+    let volume = node.create_volume(made_with("v", &[])).unwrap().volume;
+    let refused = node.create_volume(made_with("v", &[(name, other)]));
+    assert_refused(refused, Code::AlreadyExists, &["v", name, default, other]);
+    assert_eq!(node.create_volume(made_with("v", &[(name, default)])).unwrap().volume, volume);
+
+    let asked = |value: &str| {
+        let parameters = [(name.to_owned(), value.to_owned())].into();
+        let request = wire::ValidateVolumeCapabilitiesRequest { parameters, ..validate("v", block()) };
+        node.validate_volume_capabilities(request).unwrap()
+    };
+    assert_eq!(asked(default).confirmed.unwrap().parameters.len(), 1);
+    let answer = asked(other);
+    assert_eq!(answer.confirmed, None);
+    assert!(answer.message.contains(name) && answer.message.contains(default), "{}", answer.message);
+    scene.finish();
+}
+
+/// One class serves both kinds of volume.
+#[test]
+fn a_directory_is_made_with_the_settings_of_devices_all_the_same() {
+    let scene = Scene::new();
+    let settings = [("directIO", "required"), ("logicalBlockSize", "4096"), ("provisioning", "thin")];
+    let request = wire::CreateVolumeRequest {
+        volume_capabilities: Vec::from_iter(mount(&[])),
+        ..made_with("v", &settings)
+    };
+    for _ in 0..2 {
+        scene.node().create_volume(request.clone()).unwrap();
+    }
+    let volume = scene.store.volume(&crate::scene::id("v")).unwrap();
+    assert_eq!((volume.kind(), volume.image().unwrap()), (VolumeKind::Filesystem, None));
+    scene.finish();
+}
+
+#[test]
+fn every_complaint_about_parameters_is_made_at_once() {
+    let scene = Scene::new();
+    let wrong = [("directIO", "off"), ("logicalBlockSize", "1024"), ("provisioning", "sparse"), ("x", "y")];
+    let refused = scene.node().create_volume(made_with("v", &wrong));
+    let says = ["directIO", "logicalBlockSize", "provisioning", "\"x\"", "thick or thin", "512 or 4096"];
+    assert_refused(refused, Code::InvalidArgument, &says);
+    assert_eq!(scene.store.list().unwrap(), []);
+    scene.finish();
+}

@@ -1,0 +1,30 @@
+//! `BLKDISCARD` (linux/fs.h), for the tests of what devices make of it.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use ioctl_sys::ioctl;
+use linux_raw_sys::ioctl as block;
+use nix::errno::Errno;
+
+use super::Result;
+
+// The request number encodes neither size nor direction, which is the "bad" form.
+ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
+
+/// `BLKDISCARD`: what is in the range of the device, in bytes, is of no use any more. EOPNOTSUPP where the device takes none.
+pub(crate) fn discard(device: impl AsFd, start: u64, length: u64) -> Result<()> {
+    let fd = device.as_fd().as_raw_fd();
+    // SAFETY: BLKDISCARD reads two u64, which the argument is.
+    let result = unsafe { blk_discard(fd, &[start, length]) };
+    Errno::result(result).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_matches_the_kernel_headers() {
+        assert_eq!(ioctl_sys::io!(0x12, 119), block::BLKDISCARD);
+    }
+}

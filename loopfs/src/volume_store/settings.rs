@@ -1,0 +1,511 @@
+//! Settings of a volume beside its kind and size: their names, what they may say, and what of them is recorded on an image.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+
+use super::VolumeSpec;
+use super::id::VolumeId;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::loop_device::{DirectIo, Discard};
+use crate::sys::{statx, xattr};
+
+/// On an image: what it was made with. Written before the image has a name.
+const IMAGE: &CStr = c"trusted.loopfs.image";
+
+const BYTES_PER_INODE: &str = "bytesPerInode";
+const DIRECT_IO: &str = "directIO";
+const LOGICAL_BLOCK_SIZE: &str = "logicalBlockSize";
+const PROVISIONING: &str = "provisioning";
+
+/// An inode takes 512 bytes on disk, so fewer promise what the file system cannot hold; with more, a volume of
+/// ordinary size could hold no files at all.
+const BYTES_PER_INODE_RANGE: std::ops::RangeInclusive<u64> = 512..=1 << 30;
+
+/// What the device of a Block volume must have beside its size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ImageDirectIo {
+    /// It is attached with direct I/O or not at all.
+    Required,
+    /// With direct I/O wherever the kernel grants it. It does not for blocks of 512 bytes on an image that shares blocks
+    /// with a clone or a snapshot, from Linux 6.15 on.
+    #[default]
+    Preferred,
+}
+
+impl ImageDirectIo {
+    /// What to ask for when the image is attached.
+    #[must_use]
+    pub fn wish(self) -> DirectIo {
+        match self {
+            Self::Required => DirectIo::Require,
+            Self::Preferred => DirectIo::Prefer,
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Required, Self::Preferred].into_iter().find(|value| value.as_str() == text)
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Required => "required",
+            Self::Preferred => "preferred",
+        }
+    }
+}
+
+/// Logical block size of a device: the unit that it is addressed in, which a file system or a partition table on it is
+/// made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LogicalBlockSize {
+    /// 512 bytes, which every program can use.
+    B512,
+    /// 4096 bytes.
+    B4096,
+}
+
+impl LogicalBlockSize {
+    /// In bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::B512 => 512,
+            Self::B4096 => 4096,
+        }
+    }
+
+    /// The least that is a whole number of these units.
+    fn at_least(unit: u32) -> Self {
+        if unit <= Self::B512.bytes() { Self::B512 } else { Self::B4096 }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "512" => Some(Self::B512),
+            "4096" => Some(Self::B4096),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for LogicalBlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bytes().fmt(f)
+    }
+}
+
+/// When an image gets its blocks. Its whole size is promised to it either way: no other volume is made of the space
+/// that it has not used yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Provisioning {
+    /// All of them when it is made, and it keeps them: its device takes no discards.
+    #[default]
+    Thick,
+    /// A block when it is first written. A discard of the device gives it back to the file system, and 1/128 of the
+    /// size and 1 MiB are promised beside the size, for the extent tree of an image that lies in many pieces.
+    Thin,
+}
+
+impl Provisioning {
+    /// What to ask for when the image is attached.
+    #[must_use]
+    pub fn discard(self) -> Discard {
+        match self {
+            Self::Thick => Discard::Mask,
+            Self::Thin => Discard::Allow,
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Thick, Self::Thin].into_iter().find(|value| value.as_str() == text)
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Thick => "thick",
+            Self::Thin => "thin",
+        }
+    }
+}
+
+/// What the image of a new Block volume shall be; a Filesystem volume has none, and this says nothing of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ImageSpec {
+    /// Whether its device must have direct I/O.
+    pub direct_io: ImageDirectIo,
+    /// Logical block size of its device. None: the least that the file system takes direct I/O in (`STATX_DIOALIGN`,
+    /// Linux 6.1), found when the image is made and recorded with it; that of its source for a clone.
+    pub logical_block_size: Option<LogicalBlockSize>,
+    /// When it gets its blocks.
+    pub provisioning: Provisioning,
+}
+
+/// What the image of a Block volume is, as was recorded when it was made. An image of a version that did not record it has
+/// blocks of 512 bytes, prefers direct I/O and is thick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Image {
+    /// Whether its device must have direct I/O.
+    pub direct_io: ImageDirectIo,
+    /// Logical block size of its device, always: the content depends on it.
+    pub logical_block_size: LogicalBlockSize,
+    /// When it gets its blocks.
+    pub provisioning: Provisioning,
+}
+
+/// A setting that [`VolumeSpec::set`] knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may say, for people.
+    pub allowed: &'static str,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.allowed)
+    }
+}
+
+/// Why a setting was not taken. What is allowed is in [`VolumeSpec::SETTINGS`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingError {
+    /// No setting has the name.
+    #[error("unknown parameter {name:?}")]
+    Unknown {
+        /// As it was given.
+        name: String,
+    },
+    /// The setting cannot say that.
+    #[error("{name} is {value:?}")]
+    Value {
+        /// Of the setting.
+        name: &'static str,
+        /// As it was given.
+        value: String,
+    },
+}
+
+impl VolumeSpec {
+    /// All that [`set`](Self::set) knows, in the order of their names.
+    pub const SETTINGS: &[Setting] = &[
+        Setting {
+            name: BYTES_PER_INODE,
+            allowed: "bytes of capacity per inode, a number from 512 to 1073741824",
+        },
+        Setting { name: DIRECT_IO, allowed: "required or preferred" },
+        Setting { name: LOGICAL_BLOCK_SIZE, allowed: "512 or 4096" },
+        Setting { name: PROVISIONING, allowed: "thick or thin" },
+    ];
+
+    /// Sets what is known by a name outside this program, as in a storage class. A setting that means nothing to the kind
+    /// of volume is checked and has no effect.
+    ///
+    /// # Errors
+    /// [`SettingError`]; nothing is changed then.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
+        let known = Self::SETTINGS.iter().find(|setting| setting.name == name);
+        let Some(setting) = known else { return Err(SettingError::Unknown { name: name.to_owned() }) };
+        let taken = match setting.name {
+            BYTES_PER_INODE => bytes_per_inode(value).map(|ratio| self.bytes_per_inode = ratio),
+            DIRECT_IO => ImageDirectIo::parse(value).map(|direct_io| self.image.direct_io = direct_io),
+            LOGICAL_BLOCK_SIZE => {
+                LogicalBlockSize::parse(value).map(|size| self.image.logical_block_size = Some(size))
+            }
+            PROVISIONING => Provisioning::parse(value).map(|when| self.image.provisioning = when),
+            _ => None,
+        };
+        taken.ok_or_else(|| SettingError::Value { name: setting.name, value: value.to_owned() })
+    }
+}
+
+fn bytes_per_inode(value: &str) -> Option<NonZeroU64> {
+    // `parse` alone would also take "+4096".
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    let ratio = digits.then(|| value.parse::<NonZeroU64>().ok()).flatten()?;
+    BYTES_PER_INODE_RANGE.contains(&ratio.get()).then_some(ratio)
+}
+
+/// How the ratio of a directory differs from what is asked, if it does.
+pub(super) fn other_ratio(found: NonZeroU64, asked: NonZeroU64) -> Option<String> {
+    (found != asked).then(|| format!("{BYTES_PER_INODE} is {found}, and {asked} is asked"))
+}
+
+impl Image {
+    /// An image of a version that recorded nothing.
+    const UNRECORDED: Self = Self {
+        direct_io: ImageDirectIo::Preferred,
+        logical_block_size: LogicalBlockSize::B512,
+        provisioning: Provisioning::Thick,
+    };
+
+    /// Settles what an empty image will be, given the file.
+    pub(super) fn settle(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
+        let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
+        let unit = statx::direct_io_alignment(image).context("statx the image of volume", id)?;
+        let least = LogicalBlockSize::at_least(unit);
+        let logical_block_size = logical_block_size.unwrap_or(least);
+        if direct_io == ImageDirectIo::Required && logical_block_size.bytes() < unit {
+            let detail = format!(
+                "{DIRECT_IO} is required and {LOGICAL_BLOCK_SIZE} is {logical_block_size}, and the file system takes direct \
+                 I/O in units of {unit} bytes; ask for {LOGICAL_BLOCK_SIZE} {least}, or for {DIRECT_IO} preferred"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, "create volume", id, detail));
+        }
+        Ok(Self { direct_io, logical_block_size, provisioning })
+    }
+
+    /// Settles what an image with the content of `self`, the image of `source`, will be. It has its block size, which
+    /// the content was made for.
+    pub(super) fn settle_clone(
+        self,
+        source: impl fmt::Display,
+        spec: ImageSpec,
+        id: &VolumeId,
+    ) -> Result<Self> {
+        self.check_sharing(&source)?;
+        let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
+        if let Some(asked) = logical_block_size.filter(|asked| *asked != self.logical_block_size) {
+            let detail = format!(
+                "{LOGICAL_BLOCK_SIZE} {asked} is asked, and the content of {source} was made for {}",
+                self.logical_block_size
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, "clone volume", id, detail));
+        }
+        let clone = Self { direct_io, logical_block_size: self.logical_block_size, provisioning };
+        clone.check_sharing(id)?;
+        Ok(clone)
+    }
+
+    /// That the image can be attached as it must be when it shares blocks with another.
+    pub(super) fn check_sharing(self, volume: impl fmt::Display) -> Result<()> {
+        if self.direct_io == ImageDirectIo::Preferred || self.logical_block_size != LogicalBlockSize::B512 {
+            return Ok(());
+        }
+        let detail = format!(
+            "its {DIRECT_IO} is required and its {LOGICAL_BLOCK_SIZE} 512, and from Linux 6.15 on an image that shares blocks \
+             takes direct I/O in units of 4096 bytes only; volumes that are cloned or snapshotted are made with {DIRECT_IO} \
+             preferred, or with {LOGICAL_BLOCK_SIZE} 4096"
+        );
+        Err(Error::new(ErrorKind::Unsupported, "share the blocks of volume", volume, detail))
+    }
+
+    /// Records it on an image that has no name yet.
+    pub(super) fn record(self, image: impl AsFd, id: &VolumeId) -> Result<()> {
+        let Self { direct_io, logical_block_size, provisioning } = self;
+        let text = format!(
+            "direct-io={} logical-block-size={logical_block_size} provisioning={}",
+            direct_io.as_str(),
+            provisioning.as_str()
+        );
+        xattr::set(image, IMAGE, text.as_bytes()).context("set up volume", id)
+    }
+
+    pub(super) fn read(image: impl AsFd) -> Result<Self> {
+        const OPERATION: &str = "read the settings of";
+        let Some(value) = xattr::get(image, IMAGE).context(OPERATION, "an image")? else {
+            return Ok(Self::UNRECORDED);
+        };
+        let text = String::from_utf8_lossy(&value);
+        Self::parse(&text).ok_or_else(|| {
+            let detail = format!("{text:?} is not understood; was it made by a later version?");
+            Error::new(ErrorKind::Other, OPERATION, "an image", detail)
+        })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
+        Some(Self {
+            direct_io: ImageDirectIo::parse(value("direct-io")?)?,
+            logical_block_size: LogicalBlockSize::parse(value("logical-block-size")?)?,
+            provisioning: Provisioning::parse(value("provisioning")?)?,
+        })
+    }
+
+    /// How it differs from what is asked, if it does.
+    pub(super) fn differs(self, asked: ImageSpec) -> Option<String> {
+        let Self { direct_io, logical_block_size, provisioning } = self;
+        let differs = |name: &str, found: &dyn fmt::Display, asked: &dyn fmt::Display| {
+            Some(format!("{name} is {found}, and {asked} is asked"))
+        };
+        if direct_io != asked.direct_io {
+            return differs(DIRECT_IO, &direct_io.as_str(), &asked.direct_io.as_str());
+        }
+        if provisioning != asked.provisioning {
+            return differs(PROVISIONING, &provisioning.as_str(), &asked.provisioning.as_str());
+        }
+        let other = asked.logical_block_size.filter(|asked| *asked != logical_block_size)?;
+        differs(LOGICAL_BLOCK_SIZE, &logical_block_size, &other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{Bytes, VolumeKind};
+
+    fn spec() -> VolumeSpec {
+        VolumeSpec::new(VolumeKind::Block, Bytes::MIB)
+    }
+
+    fn image(direct_io: ImageDirectIo, logical_block_size: LogicalBlockSize) -> Image {
+        Image { direct_io, logical_block_size, ..Image::UNRECORDED }
+    }
+
+    #[rstest]
+    #[case("bytesPerInode", "16384", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 16384)]
+    #[case("bytesPerInode", "512", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 512)]
+    #[case("bytesPerInode", "1073741824", |spec: &VolumeSpec| spec.bytes_per_inode.get() == 1 << 30)]
+    #[case("directIO", "required", |spec: &VolumeSpec| spec.image.direct_io == ImageDirectIo::Required)]
+    #[case("directIO", "preferred", |spec: &VolumeSpec| spec.image.direct_io == ImageDirectIo::Preferred)]
+    #[case("logicalBlockSize", "512", |spec: &VolumeSpec| {
+        spec.image.logical_block_size == Some(LogicalBlockSize::B512)
+    })]
+    #[case("logicalBlockSize", "4096", |spec: &VolumeSpec| {
+        spec.image.logical_block_size == Some(LogicalBlockSize::B4096)
+    })]
+    #[case("provisioning", "thick", |spec: &VolumeSpec| spec.image.provisioning == Provisioning::Thick)]
+    #[case("provisioning", "thin", |spec: &VolumeSpec| spec.image.provisioning == Provisioning::Thin)]
+    fn taken(#[case] name: &str, #[case] value: &str, #[case] is_set: fn(&VolumeSpec) -> bool) {
+        let mut spec = spec();
+        // From any state, so that the default is not mistaken for what was set.
+        spec.image = ImageSpec { direct_io: ImageDirectIo::Required, ..ImageSpec::default() };
+        spec.set(name, value).unwrap();
+        assert!(is_set(&spec), "{spec:?}");
+    }
+
+    #[rstest]
+    #[case::zero("bytesPerInode", "0")]
+    #[case::too_dense("bytesPerInode", "511")]
+    #[case::too_sparse("bytesPerInode", "1073741825")]
+    #[case::negative("bytesPerInode", "-2048")]
+    #[case::signed("bytesPerInode", "+2048")]
+    #[case::quantity("bytesPerInode", "2Ki")]
+    #[case::no_number("bytesPerInode", "")]
+    #[case::overflow("bytesPerInode", "99999999999999999999999")]
+    #[case::boolean("directIO", "true")]
+    #[case::capital("directIO", "Required")]
+    #[case::space("directIO", "required ")]
+    #[case::no_sector("logicalBlockSize", "1024")]
+    #[case::octal("logicalBlockSize", "0512")]
+    #[case::unit("logicalBlockSize", "4Ki")]
+    #[case::nothing("provisioning", "")]
+    #[case::nul("provisioning", "thin\0")]
+    fn refused(#[case] name: &str, #[case] value: &str) {
+        let mut changed = spec();
+        let error = changed.set(name, value).unwrap_err();
+        assert_eq!(error.to_string(), format!("{name} is {value:?}"));
+        assert_eq!(changed, spec());
+    }
+
+    #[test]
+    fn names_are_exact() {
+        for name in ["", "directio", "directIO ", "bytesPerInode\0", "fsType"] {
+            let error = spec().set(name, "512").unwrap_err();
+            assert_eq!(error.to_string(), format!("unknown parameter {name:?}"));
+        }
+    }
+
+    #[test]
+    fn what_is_said_to_be_allowed_is() {
+        let names: Vec<_> = VolumeSpec::SETTINGS.iter().map(|setting| setting.name).collect();
+        assert!(names.is_sorted());
+        for setting in VolumeSpec::SETTINGS {
+            let values: Vec<_> = setting.allowed.split(' ').collect();
+            match values.as_slice() {
+                [one, "or", other] => {
+                    for value in [one, other] {
+                        spec().set(setting.name, value).unwrap();
+                    }
+                }
+                [.., "from", least, "to", most] => {
+                    let range = (BYTES_PER_INODE_RANGE.start(), BYTES_PER_INODE_RANGE.end());
+                    assert_eq!((&least.parse().unwrap(), &most.parse().unwrap()), range);
+                }
+                _ => panic!("{setting}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_is_read_back() {
+        for direct_io in [ImageDirectIo::Required, ImageDirectIo::Preferred] {
+            for logical_block_size in [LogicalBlockSize::B512, LogicalBlockSize::B4096] {
+                for provisioning in [Provisioning::Thick, Provisioning::Thin] {
+                    let image = Image { direct_io, logical_block_size, provisioning };
+                    let text = format!(
+                        "direct-io={} logical-block-size={logical_block_size} provisioning={} later=x",
+                        direct_io.as_str(),
+                        provisioning.as_str()
+                    );
+                    assert_eq!(Image::parse(&text), Some(image));
+                }
+            }
+        }
+        for text in ["", "direct-io=required", "direct-io=x logical-block-size=512 provisioning=thin"] {
+            assert_eq!(Image::parse(text), None, "{text}");
+        }
+    }
+
+    #[rstest]
+    #[case::as_asked(ImageSpec::default(), None)]
+    #[case::named(ImageSpec { logical_block_size: Some(LogicalBlockSize::B512), ..ImageSpec::default() }, None)]
+    #[case::blocks(
+        ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() },
+        Some("logicalBlockSize is 512, and 4096 is asked")
+    )]
+    #[case::direct_io(
+        ImageSpec { direct_io: ImageDirectIo::Required, ..ImageSpec::default() },
+        Some("directIO is preferred, and required is asked")
+    )]
+    #[case::provisioning(
+        ImageSpec { provisioning: Provisioning::Thin, ..ImageSpec::default() },
+        Some("provisioning is thick, and thin is asked")
+    )]
+    fn compared(#[case] asked: ImageSpec, #[case] expected: Option<&str>) {
+        assert_eq!(Image::UNRECORDED.differs(asked).as_deref(), expected);
+    }
+
+    #[rstest]
+    #[case::preferred(ImageDirectIo::Preferred, LogicalBlockSize::B512, true)]
+    #[case::whole_blocks(ImageDirectIo::Required, LogicalBlockSize::B4096, true)]
+    #[case::small_blocks(ImageDirectIo::Required, LogicalBlockSize::B512, false)]
+    fn images_that_can_share_blocks(
+        #[case] direct_io: ImageDirectIo,
+        #[case] size: LogicalBlockSize,
+        #[case] can: bool,
+    ) {
+        let id = VolumeId::parse("clone").unwrap();
+        let spec = ImageSpec { direct_io, ..ImageSpec::default() };
+        let preferring = image(ImageDirectIo::Preferred, size);
+        let outcomes = [
+            image(direct_io, size).settle_clone("v", ImageSpec::default(), &id),
+            preferring.settle_clone("v", spec, &id),
+        ];
+        for outcome in outcomes {
+            match outcome {
+                Ok(clone) => assert_eq!((can, clone.logical_block_size), (true, size)),
+                Err(error) => {
+                    assert!(!can, "{error}");
+                    assert_eq!(error.kind(), ErrorKind::Unsupported);
+                    let text = error.to_string();
+                    assert!(text.contains("preferred") && text.contains("4096"), "no remedy in: {text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_content_of_a_clone_keeps_its_block_size() {
+        let id = VolumeId::parse("clone").unwrap();
+        let asked = ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
+        let error = Image::UNRECORDED.settle_clone("v", asked, &id).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("made for 512"), "{error}");
+    }
+}

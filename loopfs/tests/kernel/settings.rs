@@ -1,0 +1,330 @@
+//! What volumes are made with: block sizes, direct I/O, thick and thin images.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use loopfs::{
+    Access, AttachOptions, BlockSize, Bytes, Detach, Discard, ErrorKind, Image, ImageDirectIo, ImageSpec,
+    IndexPolicy, LogicalBlockSize, LoopControl, LoopDevice, Provisioning, Volume, VolumeId, VolumeKind,
+    VolumeSpec, VolumeStore, probe,
+};
+use rstest::rstest;
+
+use crate::environment::{Leaks, directory, id, image, linux_at_least, store};
+
+const MIB: u64 = 1 << 20;
+
+fn block(store: &VolumeStore, name: &str, settings: &[(&str, &str)]) -> (VolumeId, Volume) {
+    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
+    for (name, value) in settings {
+        spec.set(name, value).unwrap();
+    }
+    let id = id(name);
+    let volume = store.create(&id, &spec).unwrap();
+    (id, volume)
+}
+
+fn open(volume: &Volume) -> File {
+    File::from(volume.open_image(Access::ReadWrite).unwrap())
+}
+
+/// As whoever publishes the volume attaches it.
+fn attach(control: &LoopControl, volume: &Volume) -> loopfs::Result<LoopDevice> {
+    let Image { direct_io, logical_block_size, provisioning } = volume.image().unwrap().unwrap();
+    let options = AttachOptions::new(Access::ReadWrite)
+        .block_size(BlockSize::Exact(logical_block_size.bytes()))
+        .direct_io(direct_io.wish())
+        .discard(provisioning.discard());
+    control.ensure_attached(open(volume).as_fd(), &options)
+}
+
+fn allocated(image: &File) -> u64 {
+    image.metadata().unwrap().blocks() * 512
+}
+
+fn writable(device: &LoopDevice) -> File {
+    File::options().read(true).write(true).open(device.path()).unwrap()
+}
+
+fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
+    for id in ids {
+        assert!(store.delete(id).unwrap());
+    }
+    assert_eq!(store.empty_trash().unwrap(), ids.len());
+}
+
+#[test]
+fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
+    let leaks = Leaks::watch();
+    let (store, control) = (store(), LoopControl::open().unwrap());
+    let (id, volume) = block(&store, "thick", &[]);
+    let image = open(&volume);
+    let device = attach(&control, &volume).unwrap();
+    let through = writable(&device);
+    through.write_all_at(&[7; 8192], 0).unwrap();
+    through.sync_all().unwrap();
+    assert_eq!(device.discard().unwrap(), Discard::Mask);
+    let refused = probe::discard(&through, 0, 4 * MIB).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP), "{refused}");
+    assert_eq!(allocated(&image), 4 * MIB);
+    let mut content = [0; 8192];
+    image.read_exact_at(&mut content, 0).unwrap();
+    assert_eq!(content, [7; 8192]);
+
+    // Grown in use it is as before.
+    store.grow(&id, Bytes(8 * MIB)).unwrap();
+    assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
+    probe::discard(&through, 4 * MIB, 4 * MIB).unwrap_err();
+    assert_eq!(allocated(&image), 8 * MIB);
+
+    // A detach that is deferred and taken back: LOOP_SET_STATUS64 of earlier kernels lets discards through.
+    drop(device);
+    assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
+    let device = attach(&control, &volume).unwrap();
+    probe::discard(&through, 0, 4 * MIB).unwrap_err();
+    assert_eq!(allocated(&image), 8 * MIB);
+
+    // As is left by whoever dies between attaching and masking.
+    device.set_discard(Discard::Allow).unwrap();
+    drop((device, through));
+    let device = attach(&control, &volume).unwrap();
+    assert_eq!(device.discard().unwrap(), Discard::Mask);
+    drop(device);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    drop((image, volume));
+    remove(&store, &[&id]);
+    leaks.check();
+}
+
+#[test]
+fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
+    let leaks = Leaks::watch();
+    let (store, control) = (store(), LoopControl::open().unwrap());
+    let available = || store.space().unwrap().available.0;
+    let before = available();
+    let (id, volume) = block(&store, "thin", &[("provisioning", "thin")]);
+    let promised = before - available();
+    assert_eq!(promised, 4 * MIB + 4 * MIB / 128 + MIB);
+    let image = open(&volume);
+    assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (4 * MIB, 0));
+    let device = attach(&control, &volume).unwrap();
+    assert_eq!(device.discard().unwrap(), Discard::Allow);
+    let through = writable(&device);
+    let mut content = vec![1; 4 * MIB as usize];
+    through.read_exact_at(&mut content, 0).unwrap();
+    assert!(content.iter().all(|byte| *byte == 0));
+    through.write_all_at(&vec![7; 2 * MIB as usize], 0).unwrap();
+    through.sync_all().unwrap();
+    let written = allocated(&image);
+    assert!((2 * MIB..4 * MIB).contains(&written), "{written}");
+    assert_eq!(store.stats(&id).unwrap().used, Bytes(written));
+    probe::discard(&through, 0, MIB).unwrap();
+    assert_eq!(allocated(&image), written - MIB);
+    assert_eq!(before - available(), promised);
+    let recounted = crate::environment::store().space().unwrap().available.0;
+    assert!((before - recounted).abs_diff(promised) <= MIB / 8, "{} not {promised}", before - recounted);
+
+    store.grow(&id, Bytes(8 * MIB)).unwrap();
+    assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (8 * MIB, written - MIB));
+    assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
+    assert_eq!(before - available(), 8 * MIB + 8 * MIB / 128 + MIB);
+    drop((device, through));
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    drop((image, volume));
+    remove(&store, &[&id]);
+    assert_eq!(available(), before);
+    leaks.check();
+}
+
+#[test]
+fn a_thin_image_is_filled_in_any_order_on_a_file_system_full_of_promises() {
+    const SIZE: u64 = 24 * MIB;
+    let leaks = Leaks::watch();
+    let store = store();
+    let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(SIZE));
+    spec.set("provisioning", "thin").unwrap();
+    let volume = store.create(&id("thin"), &spec).unwrap();
+    let restarted = crate::environment::store();
+    let rest = Bytes(restarted.space().unwrap().available.0 / 4096 * 4096);
+    restarted.create(&id("rest"), &VolumeSpec::new(VolumeKind::Block, rest)).unwrap();
+    let more = VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB));
+    assert_eq!(restarted.create(&id("more"), &more).unwrap_err().kind(), ErrorKind::NoSpace);
+    let image = open(&volume);
+    for start in (0..32).map(|n| n * 13 % 32 * 4096) {
+        for offset in (start..SIZE).step_by(32 * 4096) {
+            image.write_all_at(&[5; 4096], offset).unwrap();
+        }
+        image.sync_data().unwrap();
+    }
+    assert!(allocated(&image) >= SIZE);
+    drop((image, volume));
+    remove(&store, &[&id("thin"), &id("rest")]);
+    leaks.check();
+}
+
+/// Later kernels keep the mask when the index is bound to another file.
+#[test]
+fn an_index_that_was_a_thick_volume_s_takes_the_discards_of_the_next() {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let directory = directory();
+    let file = image(directory.path(), "image", MIB);
+    let wish = |discard| AttachOptions::new(Access::ReadWrite).discard(discard);
+    let index = control.attach(file.as_fd(), &wish(Discard::Mask)).unwrap().index();
+    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Gone);
+    let again = wish(Discard::Allow).index(IndexPolicy::Exact(index));
+    let device = control.attach(file.as_fd(), &again).unwrap();
+    assert_eq!(device.discard().unwrap(), Discard::Allow);
+    file.write_all_at(&vec![1; MIB as usize], 0).unwrap();
+    file.sync_all().unwrap();
+    probe::discard(writable(&device), 0, MIB).unwrap();
+    assert_eq!(allocated(&file), 0);
+    drop(device);
+    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}
+
+#[rstest]
+#[case::least(&[], LogicalBlockSize::B512, ImageDirectIo::Preferred)]
+#[case::small(&[("logicalBlockSize", "512")], LogicalBlockSize::B512, ImageDirectIo::Preferred)]
+#[case::large(&[("logicalBlockSize", "4096")], LogicalBlockSize::B4096, ImageDirectIo::Preferred)]
+#[case::small_and_direct(&[("directIO", "required"), ("logicalBlockSize", "512")], LogicalBlockSize::B512, ImageDirectIo::Required)]
+#[case::large_and_direct(&[("directIO", "required"), ("logicalBlockSize", "4096")], LogicalBlockSize::B4096, ImageDirectIo::Required)]
+fn a_device_is_as_its_volume_was_made(
+    #[case] settings: &[(&str, &str)],
+    #[case] logical_block_size: LogicalBlockSize,
+    #[case] direct_io: ImageDirectIo,
+    #[values("thick", "thin")] provisioning: &str,
+) {
+    let leaks = Leaks::watch();
+    let control = LoopControl::open().unwrap();
+    let settings = [settings, &[("provisioning", provisioning)]].concat();
+    let (id, _) = block(&store(), "v", &settings);
+    // Recorded, so that another process finds the same.
+    let restarted = store();
+    let volume = restarted.volume(&id).unwrap();
+    let image = volume.image().unwrap().unwrap();
+    assert_eq!((image.logical_block_size, image.direct_io), (logical_block_size, direct_io));
+    assert_eq!(image.provisioning == Provisioning::Thin, provisioning == "thin");
+    let spec = |image| VolumeSpec { image, ..VolumeSpec::new(VolumeKind::Block, Bytes(MIB)) };
+    let same = ImageSpec {
+        direct_io,
+        logical_block_size: Some(logical_block_size),
+        provisioning: image.provisioning,
+    };
+    assert_eq!(volume.settings_differ(&spec(same)).unwrap(), None);
+    let size = if logical_block_size == LogicalBlockSize::B512 {
+        LogicalBlockSize::B4096
+    } else {
+        LogicalBlockSize::B512
+    };
+    let other = ImageSpec { logical_block_size: Some(size), ..same };
+    assert!(volume.settings_differ(&spec(other)).unwrap().unwrap().contains("logicalBlockSize"));
+
+    let device = attach(&control, &volume).unwrap();
+    let status = device.status().unwrap();
+    assert_eq!((status.block_size, status.direct_io), (logical_block_size.bytes(), true));
+    let through = writable(&device);
+    through.write_all_at(&vec![3; logical_block_size.bytes() as usize], 4096).unwrap();
+    through.sync_all().unwrap();
+    drop((through, device));
+    assert_eq!(control.detach_all(open(&volume).as_fd()).unwrap(), Detach::Gone);
+    drop(volume);
+    remove(&restarted, &[&id]);
+    leaks.check();
+}
+
+/// From Linux 6.15 on a file that shares blocks takes direct I/O in whole blocks of the file system only.
+#[rstest]
+#[case::preferred_512("preferred", "512", !linux_at_least(6, 15))]
+#[case::preferred_4096("preferred", "4096", true)]
+#[case::required_4096("required", "4096", true)]
+fn a_volume_that_shares_blocks_keeps_its_block_size(
+    #[case] direct_io: &str,
+    #[case] size: &str,
+    #[case] granted: bool,
+    #[values("thick", "thin")] provisioning: &str,
+) {
+    let leaks = Leaks::watch();
+    let (store, control) = (store(), LoopControl::open().unwrap());
+    let settings = [("directIO", direct_io), ("logicalBlockSize", size), ("provisioning", provisioning)];
+    let (source, original) = block(&store, "source", &settings);
+    assert!(!original.may_share_blocks().unwrap());
+    open(&original).write_all_at(&[6; 8192], 0).unwrap();
+    // The device of before keeps what it has.
+    let device = attach(&control, &original).unwrap();
+    let clone = store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap();
+    assert_eq!(clone.image().unwrap(), original.image().unwrap());
+    assert!(original.may_share_blocks().unwrap() && clone.may_share_blocks().unwrap());
+    assert!(device.status().unwrap().direct_io);
+    attach(&control, &original).unwrap();
+    drop(device);
+    assert_eq!(control.detach_all(open(&original).as_fd()).unwrap(), Detach::Gone);
+
+    let unit = size.parse::<u32>().unwrap();
+    for (volume, byte) in [(&original, 1), (&clone, 2)] {
+        let device = attach(&control, volume).unwrap();
+        let status = device.status().unwrap();
+        assert_eq!((status.block_size, status.direct_io), (unit, granted));
+        let through = writable(&device);
+        through.write_all_at(&vec![byte; unit as usize], u64::from(unit)).unwrap();
+        through.sync_all().unwrap();
+    }
+    for (volume, byte) in [(&original, 1), (&clone, 2)] {
+        let mut content = vec![0; 2 * unit as usize];
+        open(volume).read_exact_at(&mut content, 0).unwrap();
+        let (kept, written) = content.split_at(unit as usize);
+        assert!(kept.iter().all(|found| *found == 6) && written.iter().all(|found| *found == byte));
+        assert_eq!(control.detach_all(open(volume).as_fd()).unwrap(), Detach::Gone);
+        // Thick or thin, the clone is what its source is.
+        let blocks = allocated(&open(volume));
+        assert_eq!(blocks >= 4 * MIB, provisioning == "thick", "{blocks}");
+    }
+    drop((original, clone));
+    remove(&store, &[&source, &id("clone")]);
+    leaks.check();
+}
+
+#[test]
+fn a_volume_that_could_not_be_attached_once_it_shares_blocks_is_not_cloned() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let (source, volume) = block(&store, "source", &[("directIO", "required"), ("logicalBlockSize", "512")]);
+    let before = store.space().unwrap().available;
+    let error = store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    for remedy in ["source", "directIO preferred", "logicalBlockSize 4096"] {
+        assert!(error.to_string().contains(remedy), "no {remedy:?} in: {error}");
+    }
+    assert!(!volume.may_share_blocks().unwrap());
+    assert_eq!(store.space().unwrap().available, before);
+    assert_eq!(store.list().unwrap(), [source.clone()]);
+    drop(volume);
+    remove(&store, &[&source]);
+    leaks.check();
+}
+
+/// As earlier versions made it.
+#[test]
+fn an_image_that_says_nothing_is_thick_and_has_small_blocks() {
+    let store = store();
+    let (id, volume) = block(&store, "old", &[("provisioning", "thin"), ("logicalBlockSize", "4096")]);
+    let image = open(&volume);
+    rustix::fs::fremovexattr(&image, "trusted.loopfs.image").unwrap();
+    let expected = Image {
+        direct_io: ImageDirectIo::Preferred,
+        logical_block_size: LogicalBlockSize::B512,
+        provisioning: Provisioning::Thick,
+    };
+    assert_eq!(volume.image().unwrap(), Some(expected));
+    assert_eq!(volume.settings_differ(&VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap(), None);
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::fsetxattr(&image, "trusted.loopfs.image", b"provisioning=striped", flags).unwrap();
+    let error = volume.image().unwrap_err();
+    assert!(error.to_string().contains("striped"), "{error}");
+    // It stands in nobody's way.
+    drop((image, volume));
+    let (other, _) = block(&store, "other", &[]);
+    remove(&store, &[&id, &other]);
+}
