@@ -55,9 +55,9 @@ pub use project_tree::{
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{
-    Condition, FilesystemUuid, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize, Provisioning,
-    Recovered, Setting, SettingError, Space, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec,
-    VolumeStats, VolumeStore,
+    Condition, ContentSource, FilesystemUuid, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize,
+    OwnedContentSource, Provisioning, Recovered, Setting, SettingError, Snapshot, SnapshotId, Space,
+    StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStats, VolumeStore,
 };
 
 /// The README's example compiles.

@@ -1,16 +1,21 @@
 //! Making a volume: complete or not at all.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
+use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
 
 use super::attributes::Attributes;
 use super::grow::allocate;
 use super::id::VolumeId;
-use super::{Image, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for, layout, sharing};
+use super::{
+    ContentSource, Image, OwnedContentSource, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore,
+    inodes_for, layout, sharing,
+};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::loop_device;
 use crate::project_quota::{Limits, ProjectId};
 use crate::units::Bytes;
 
@@ -25,32 +30,28 @@ impl VolumeStore {
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
         let _lock = self.layout.lock_shared()?;
-        if let Some(volume) = self.existing(id, spec.kind, capacity, None)? {
-            // Whoever made it may have died before it was durable.
-            self.layout.make_durable()?;
-            return Ok(volume);
-        }
-        let promise = self.promise(id, promise_of(capacity, spec), "create volume")?;
-        let made = match spec.kind {
-            VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
-            VolumeKind::Block => self.create_image(id, capacity, spec),
-        };
-        match made {
-            Ok(()) => self.volume(id),
-            Err(error) => {
+        let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
+        if !self.is_durably_there(is_there)? {
+            let promise = self.promise(ContentSource::Volume(id), promise_of(capacity, spec), "create")?;
+            let made = match spec.kind {
+                VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
+                VolumeKind::Block => self.create_image(id, capacity, spec),
+            };
+            made.or_else(|error| {
                 promise.withdraw();
-                self.or_of_other(error, id, spec.kind, capacity, None)
-            }
+                self.unless_made_by_other(error, is_there)
+            })?;
         }
+        self.volume(id)
     }
 
-    /// The volume of that id, if it is what was asked: empty at first, or a clone of `source`.
+    /// The volume of that id, if it is what was asked: empty at first, or made from `source`.
     pub(super) fn existing(
         &self,
         id: &VolumeId,
         kind: VolumeKind,
         capacity: Bytes,
-        source: Option<&VolumeId>,
+        source: Option<ContentSource<'_>>,
     ) -> Result<Option<Volume>> {
         let volume = match self.volume(id) {
             Ok(volume) => volume,
@@ -58,35 +59,40 @@ impl VolumeStore {
             Err(error) => return Err(error),
         };
         let found_source = volume.source()?;
-        if volume.kind() == kind && volume.capacity() >= capacity && found_source.as_ref() == source {
+        let found_source = found_source.as_ref().map(OwnedContentSource::as_ref);
+        if volume.kind() == kind && volume.capacity() >= capacity && found_source == source {
             return Ok(Some(volume));
         }
-        let of =
-            |source: Option<&VolumeId>| source.map(|id| format!(", a clone of {id}")).unwrap_or_default();
+        let of = |source: Option<ContentSource<'_>>| {
+            source.map(|source| format!(", a clone of {source}")).unwrap_or_default()
+        };
         let detail = format!(
             "a {} volume of {}{} has that id; a {kind} volume of {capacity}{} was asked",
             volume.kind(),
             volume.capacity(),
-            of(found_source.as_ref()),
+            of(found_source),
             of(source),
         );
         Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, detail))
     }
 
-    /// Where the error was that another call for the same id was faster, its volume is the answer.
-    pub(super) fn or_of_other(
+    /// Whether what is asked is there. Whoever made it may have died before it was durable.
+    pub(super) fn is_durably_there(&self, is_there: impl FnOnce() -> Result<bool>) -> Result<bool> {
+        let there = is_there()?;
+        if there {
+            self.layout.make_durable()?;
+        }
+        Ok(there)
+    }
+
+    /// Where the error was that another call for the same id was faster, what it made is the answer.
+    pub(super) fn unless_made_by_other(
         &self,
         error: Error,
-        id: &VolumeId,
-        kind: VolumeKind,
-        capacity: Bytes,
-        source: Option<&VolumeId>,
-    ) -> Result<Volume> {
-        match self.existing(id, kind, capacity, source) {
-            Ok(Some(volume)) if error.errno() == Some(libc::EEXIST) => Ok(volume),
-            Err(conflict) if error.errno() == Some(libc::EEXIST) => Err(conflict),
-            _ => Err(error),
-        }
+        is_there: impl FnOnce() -> Result<bool>,
+    ) -> Result<()> {
+        let other = error.errno() == Some(libc::EEXIST) && self.is_durably_there(is_there)?;
+        if other { Ok(()) } else { Err(error) }
     }
 
     /// Limits are reserved, then the directory is tagged, then it gets its name: at no moment is
@@ -122,11 +128,30 @@ impl VolumeStore {
 
     /// The image has no name until it is complete, so a crash leaves nothing to take away.
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
-        let image = self.unnamed_image(id)?;
+        let entry = ContentSource::Volume(id);
+        let image = self.unnamed_image(entry)?;
         let settings = Image::settle(spec.image, &image, id)?;
-        settings.record(&image, id)?;
-        allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate volume", id)?;
-        self.publish_image(&image, id)
+        settings.record(&image, entry)?;
+        allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)?;
+        self.publish_image(&image, entry)
+    }
+
+    /// A file on the file system of the store that goes with its descriptor unless it is published.
+    pub(super) fn unnamed_image(&self, entry: ContentSource<'_>) -> Result<OwnedFd> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .context("make the image of", entry)
+    }
+
+    /// Gives a complete image its name, durably.
+    pub(super) fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
+        let parent = self.layout.parent(entry)?;
+        loop_device::record_attachments(image).context("set up", entry)?;
+        fsync(image).context("fsync", entry)?;
+        let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+        linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)
+            .context("create", entry)?;
+        fsync(parent).context("fsync the directory of", entry)
     }
 }
 

@@ -8,7 +8,9 @@ use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
-use super::{Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, rounded, sharing};
+use super::{
+    ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, rounded, sharing,
+};
 use crate::error::{Context, Error, Result};
 use crate::loop_device::{Access, reopen};
 use crate::project_quota::Limits;
@@ -37,7 +39,7 @@ impl VolumeStore {
             let margin = sharing::margin(capacity).saturating_sub(sharing::margin(volume.capacity()));
             more = more.saturating_add(margin);
         }
-        let promise = self.promise(id, more, "grow volume")?;
+        let promise = self.promise(ContentSource::Volume(id), more, "grow")?;
         let grown = match volume.kind() {
             VolumeKind::Filesystem => grow_quota(&volume, capacity).and_then(|()| self.layout.make_durable()),
             VolumeKind::Block => grow_image(&volume, capacity),

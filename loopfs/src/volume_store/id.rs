@@ -1,4 +1,4 @@
-//! Names of volumes.
+//! Names of volumes and snapshots.
 
 use std::fmt;
 
@@ -7,54 +7,63 @@ use crate::error::{Error, ErrorKind, Result};
 /// Longest id, so that the trash can add a suffix within the 255 bytes of a file name.
 const LONGEST: usize = 128;
 
-/// The name of a volume: 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with a dot. It is the name
-/// of a directory entry, so anything that could lead elsewhere is refused.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VolumeId(String);
+macro_rules! id {
+    ($name:ident, $of:literal, $read:literal) => {
+        #[doc = concat!("The name of a ", $of, ": 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with a dot.")]
+        /// It is the name of a directory entry, so anything that could lead elsewhere is refused.
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(String);
 
-impl VolumeId {
-    /// Checks a name.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidInput`], with what is wrong.
-    pub fn parse(text: &str) -> Result<Self> {
-        let wrong = if text.is_empty() || text.len() > LONGEST {
-            Some(format!("{} bytes long, 1 to {LONGEST} allowed", text.len()))
-        } else if text.starts_with('.') {
-            Some("it starts with a dot".to_owned())
-        } else {
-            text.chars()
-                .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')))
-                .map(|c| format!("{c:?} is not one of A-Z a-z 0-9 . _ -"))
-        };
-        match wrong {
-            None => Ok(Self(text.to_owned())),
-            Some(wrong) => {
-                let shown: String = text.chars().take(64).collect();
-                Err(Error::new(ErrorKind::InvalidInput, "read volume id", format!("{shown:?}"), wrong))
+        impl $name {
+            /// Checks a name.
+            ///
+            /// # Errors
+            /// [`ErrorKind::InvalidInput`], with what is wrong.
+            pub fn parse(text: &str) -> Result<Self> {
+                match wrong_in(text) {
+                    None => Ok(Self(text.to_owned())),
+                    Some(wrong) => {
+                        let shown: String = text.chars().take(64).collect();
+                        Err(Error::new(ErrorKind::InvalidInput, $read, format!("{shown:?}"), wrong))
+                    }
+                }
+            }
+
+            /// The name.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
             }
         }
-    }
 
-    /// The name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self> {
+                Self::parse(text)
+            }
+        }
+    };
 }
 
-impl fmt::Display for VolumeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+id!(VolumeId, "volume", "read volume id");
+id!(SnapshotId, "snapshot", "read snapshot id");
 
-impl std::str::FromStr for VolumeId {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Self::parse(text)
+fn wrong_in(text: &str) -> Option<String> {
+    if text.is_empty() || text.len() > LONGEST {
+        return Some(format!("{} bytes long, 1 to {LONGEST} allowed", text.len()));
     }
+    if text.starts_with('.') {
+        return Some("it starts with a dot".to_owned());
+    }
+    let wrong = text.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')));
+    wrong.map(|c| format!("{c:?} is not one of A-Z a-z 0-9 . _ -"))
 }
 
 #[cfg(test)]
@@ -69,6 +78,7 @@ mod tests {
     #[case("A.b_c-9")]
     fn plain_names_are_taken(#[case] id: &str) {
         assert_eq!(VolumeId::parse(id).unwrap().as_str(), id);
+        assert_eq!(SnapshotId::parse(id).unwrap().as_str(), id);
     }
 
     #[rstest]
@@ -83,6 +93,7 @@ mod tests {
     #[case("ä")]
     fn names_that_could_lead_elsewhere_are_refused(#[case] id: &str) {
         assert_eq!(VolumeId::parse(id).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(SnapshotId::parse(id).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     proptest! {

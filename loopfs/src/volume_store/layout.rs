@@ -6,11 +6,12 @@
 //! .loopfs/promised       flock: the account of promised bytes
 //! .loopfs/project-ids    flock: one allocation of a project id at a time
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
-//! staging/ID.SUFFIX      a directory being made, not yet a volume
-//! trash/ID.SUFFIX        a deleted volume, until its space and project id are free
+//! snapshots/ID           likewise, and never written to
+//! staging/ID.SUFFIX      a directory being made, not yet a volume or snapshot
+//! trash/ID.SUFFIX        a deleted volume or snapshot, until its space and project id are free
 //! ```
 //!
-//! A volume is its entry in `volumes`, which a single rename or link makes appear complete.
+//! A volume is its entry in `volumes`, which a single rename or link makes appear complete; so is a snapshot.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -20,7 +21,7 @@ use nix::sys::stat::{FileStat, Mode, fstatat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fsync;
 
-use super::id::VolumeId;
+use super::ContentSource;
 use super::ledger::{Boot, Ledger};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::random;
@@ -32,6 +33,8 @@ const FORMAT: &str = "loopfs store 1\n";
 pub(super) struct Layout {
     private: OwnedFd,
     pub(super) volumes: OwnedFd,
+    /// None in a store of an earlier version that was opened to look at, or is read-only.
+    pub(super) snapshots: Option<OwnedFd>,
     pub(super) staging: OwnedFd,
     pub(super) trash: OwnedFd,
     boot: Boot,
@@ -59,12 +62,8 @@ impl Layout {
 
     /// Makes what is missing. The format file comes last, so a half-made store is made again.
     pub(super) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
-        for name in [".loopfs", "volumes", "staging", "trash"] {
-            // Nobody but root passes here, whatever the modes of the volumes inside.
-            match mkdirat(root, name, Mode::S_IRWXU) {
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(errno) => return Err(Error::sys("make the directory", name, errno)),
-            }
+        for name in [".loopfs", "volumes", "snapshots", "staging", "trash"] {
+            make_directory(root, name)?;
         }
         let private = open_directory(root, ".loopfs")?;
         for name in ["lock", "project-ids", "promised"] {
@@ -79,10 +78,24 @@ impl Layout {
         fsync(root).context("fsync", "the root of the store")
     }
 
+    /// Makes what a store of an earlier version lacks. Where nothing can be made, nothing needs it.
+    pub(super) fn complete(root: BorrowedFd<'_>) -> Result<()> {
+        match make_directory(root, "snapshots") {
+            Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
+            made => made,
+        }
+    }
+
     pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
+        let snapshots = match open_directory(root, "snapshots") {
+            Ok(snapshots) => Some(snapshots),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
         Ok(Self {
             private: open_directory(root, ".loopfs")?,
             volumes: open_directory(root, "volumes")?,
+            snapshots,
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
@@ -130,17 +143,35 @@ impl Layout {
         fsync(&file).context("fsync", ".loopfs/lock")
     }
 
-    /// What `volumes/ID` is; None where there is nothing.
-    pub(super) fn stat_volume(&self, id: &VolumeId) -> Result<Option<FileStat>> {
-        match fstatat(&self.volumes, id.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
-            Ok(status) => Ok(Some(status)),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(Error::sys("stat volume", id, errno)),
+    /// The directory that an entry is in, or shall be.
+    pub(super) fn parent(&self, entry: ContentSource<'_>) -> Result<&OwnedFd> {
+        let absent = || {
+            let detail =
+                "the store has no directory of snapshots; opened for use, by a driver, it is given one";
+            Error::new(ErrorKind::NotFound, "open", entry, detail)
+        };
+        match entry {
+            ContentSource::Volume(_) => Ok(&self.volumes),
+            ContentSource::Snapshot(_) => self.snapshots.as_ref().ok_or_else(absent),
         }
     }
 
-    pub(super) fn open_volume(&self, id: &VolumeId, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
-        open_beneath(self.volumes.as_fd(), id.as_str(), flags)
+    /// What an entry is; None where there is nothing.
+    pub(super) fn stat(&self, entry: ContentSource<'_>) -> Result<Option<FileStat>> {
+        match fstatat(self.parent(entry)?, entry.id(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::sys("stat", entry, errno)),
+        }
+    }
+
+    pub(super) fn open_entry(&self, entry: ContentSource<'_>, flags: OFlag) -> Result<OwnedFd> {
+        open_beneath(self.parent(entry)?.as_fd(), entry.id(), flags).context("open", entry)
+    }
+
+    /// Everything that is promised space is in one of these.
+    pub(super) fn shelves(&self) -> impl Iterator<Item = &OwnedFd> {
+        [&self.volumes, &self.trash].into_iter().chain(&self.snapshots)
     }
 
     /// Moves an entry between directories of the store, never onto another one, durably.
@@ -154,6 +185,14 @@ impl Layout {
         renameat2(from, name, to, new_name, RenameFlags::RENAME_NOREPLACE)?;
         fsync(to)?;
         fsync(from)
+    }
+}
+
+/// Nobody but root passes here, whatever the modes of what is inside.
+fn make_directory(root: BorrowedFd<'_>, name: &str) -> Result<()> {
+    match mkdirat(root, name, Mode::S_IRWXU) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(Error::sys("make the directory", name, errno)),
     }
 }
 

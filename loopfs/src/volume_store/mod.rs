@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -26,14 +26,18 @@ mod ledger;
 mod recover;
 mod settings;
 mod sharing;
+mod snapshot;
+mod source;
 mod space;
 mod trash;
 mod volume;
 
-pub use id::VolumeId;
+pub use id::{SnapshotId, VolumeId};
 pub use identity::FilesystemUuid;
 pub use recover::Recovered;
 pub use settings::{Image, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, Setting, SettingError};
+pub use snapshot::Snapshot;
+pub use source::{ContentSource, OwnedContentSource};
 pub use space::Space;
 pub use volume::{Condition, InodeStats, Volume, VolumeStats};
 
@@ -153,6 +157,7 @@ impl VolumeStore {
             }
             Layout::initialise(filesystem.root.as_fd())?;
         }
+        Layout::complete(filesystem.root.as_fd())?;
         if filesystem.recorded_uuid()?.is_none() {
             filesystem.write_record()?;
         }
@@ -218,22 +223,22 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn volume(&self, id: &VolumeId) -> Result<Volume> {
-        let absent = || Error::new(ErrorKind::NotFound, "open volume", id, "there is no such volume");
-        let status = self.layout.stat_volume(id)?.ok_or_else(absent)?;
+        let (kind, entry) = self.open_entry(ContentSource::Volume(id))?;
+        Volume::new(id.clone(), kind, entry)
+    }
+
+    fn open_entry(&self, entry: ContentSource<'_>) -> Result<(VolumeKind, OwnedFd)> {
+        let absent = || Error::new(ErrorKind::NotFound, "open", entry, "there is none of that id");
+        let status = self.layout.stat(entry)?.ok_or_else(absent)?;
         let (kind, flags) = match status.st_mode & libc::S_IFMT {
             libc::S_IFDIR => (VolumeKind::Filesystem, OFlag::O_RDONLY | OFlag::O_DIRECTORY),
             libc::S_IFREG => (VolumeKind::Block, OFlag::O_RDONLY),
             _ => {
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    "open volume",
-                    id,
-                    "neither a directory nor a file",
-                ));
+                let detail = "neither a directory nor a file";
+                return Err(Error::new(ErrorKind::InvalidInput, "open", entry, detail));
             }
         };
-        let entry = self.layout.open_volume(id, flags).context("open volume", id)?;
-        Volume::new(id.clone(), kind, entry)
+        Ok((kind, self.layout.open_entry(entry, flags)?))
     }
 
     /// Ids of all volumes, in no order.

@@ -59,7 +59,7 @@ impl VolumeStore {
     /// The project ids that a directory of the store carries or is recorded to carry.
     pub(super) fn carried(&self) -> Result<HashSet<ProjectId>> {
         let mut carried = HashSet::new();
-        for directory in [&self.layout.volumes, &self.layout.staging, &self.layout.trash] {
+        for directory in self.layout.shelves().chain([&self.layout.staging]) {
             carry(directory, &mut carried)?;
         }
         Ok(carried)

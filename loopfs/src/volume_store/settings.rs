@@ -5,8 +5,8 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 
-use super::VolumeSpec;
 use super::id::VolumeId;
+use super::{ContentSource, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{DirectIo, Discard};
 use crate::sys::{statx, xattr};
@@ -262,11 +262,11 @@ impl Image {
     /// the content was made for.
     pub(super) fn settle_clone(
         self,
-        source: impl fmt::Display,
+        source: ContentSource<'_>,
         spec: ImageSpec,
         id: &VolumeId,
     ) -> Result<Self> {
-        self.check_sharing(&source)?;
+        self.check_sharing(source)?;
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
         if let Some(asked) = logical_block_size.filter(|asked| *asked != self.logical_block_size) {
             let detail = format!(
@@ -276,12 +276,12 @@ impl Image {
             return Err(Error::new(ErrorKind::InvalidInput, "clone volume", id, detail));
         }
         let clone = Self { direct_io, logical_block_size: self.logical_block_size, provisioning };
-        clone.check_sharing(id)?;
+        clone.check_sharing(ContentSource::Volume(id))?;
         Ok(clone)
     }
 
     /// That the image can be attached as it must be when it shares blocks with another.
-    pub(super) fn check_sharing(self, volume: impl fmt::Display) -> Result<()> {
+    pub(super) fn check_sharing(self, entry: ContentSource<'_>) -> Result<()> {
         if self.direct_io == ImageDirectIo::Preferred || self.logical_block_size != LogicalBlockSize::B512 {
             return Ok(());
         }
@@ -290,18 +290,18 @@ impl Image {
              takes direct I/O in units of 4096 bytes only; volumes that are cloned or snapshotted are made with {DIRECT_IO} \
              preferred, or with {LOGICAL_BLOCK_SIZE} 4096"
         );
-        Err(Error::new(ErrorKind::Unsupported, "share the blocks of volume", volume, detail))
+        Err(Error::new(ErrorKind::Unsupported, "share the blocks of", entry, detail))
     }
 
     /// Records it on an image that has no name yet.
-    pub(super) fn record(self, image: impl AsFd, id: &VolumeId) -> Result<()> {
+    pub(super) fn record(self, image: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
         let Self { direct_io, logical_block_size, provisioning } = self;
         let text = format!(
             "direct-io={} logical-block-size={logical_block_size} provisioning={}",
             direct_io.as_str(),
             provisioning.as_str()
         );
-        xattr::set(image, IMAGE, text.as_bytes()).context("set up volume", id)
+        xattr::set(image, IMAGE, text.as_bytes()).context("set up", entry)
     }
 
     pub(super) fn read(image: impl AsFd) -> Result<Self> {
@@ -484,8 +484,8 @@ mod tests {
         let spec = ImageSpec { direct_io, ..ImageSpec::default() };
         let preferring = image(ImageDirectIo::Preferred, size);
         let outcomes = [
-            image(direct_io, size).settle_clone("v", ImageSpec::default(), &id),
-            preferring.settle_clone("v", spec, &id),
+            image(direct_io, size).settle_clone(ContentSource::Volume(&id), ImageSpec::default(), &id),
+            preferring.settle_clone(ContentSource::Volume(&id), spec, &id),
         ];
         for outcome in outcomes {
             match outcome {
@@ -504,7 +504,7 @@ mod tests {
     fn the_content_of_a_clone_keeps_its_block_size() {
         let id = VolumeId::parse("clone").unwrap();
         let asked = ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
-        let error = Image::UNRECORDED.settle_clone("v", asked, &id).unwrap_err();
+        let error = Image::UNRECORDED.settle_clone(ContentSource::Volume(&id), asked, &id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains("made for 512"), "{error}");
     }

@@ -9,40 +9,25 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use super::id::VolumeId;
-use crate::error::{Context, Error, ErrorKind, Result};
+use super::source;
+use crate::error::{Context, Result};
 use crate::sys::{fiemap, xattr};
 use crate::units::Bytes;
 
-/// On an image that others were made from.
+/// On an image that was made from another, or another from it.
 const SHARES: &CStr = c"trusted.loopfs.shares";
-/// On an image that was made from another: the id of that volume.
-const SOURCE: &CStr = c"trusted.loopfs.source";
 
 /// Says that the image's blocks may be shared, before they are: a crash leaves a mark too many.
-pub(super) fn mark_source(image: impl AsFd) -> Result<(), Errno> {
+pub(super) fn mark(image: impl AsFd) -> Result<(), Errno> {
     xattr::set(image, SHARES, b"yes")
 }
 
-/// Says of an image that has no name yet which volume it is a clone of.
-pub(super) fn record_source(image: impl AsFd, source: &VolumeId) -> Result<(), Errno> {
-    xattr::set(image, SOURCE, source.as_str().as_bytes())
-}
-
-/// The volume an image was made from; None where it was made empty.
-pub(super) fn source_of(image: impl AsFd) -> Result<Option<VolumeId>> {
-    const OPERATION: &str = "read the source of";
-    let Some(value) = xattr::get(image, SOURCE).context(OPERATION, "an image")? else { return Ok(None) };
-    let text = String::from_utf8_lossy(&value);
-    VolumeId::parse(&text)
-        .map(Some)
-        .map_err(|error| Error::new(ErrorKind::Other, OPERATION, "an image", error))
-}
-
 /// Whether some of the image's blocks may be in other files too.
-pub(super) fn may_share(image: impl AsFd) -> Result<bool, Errno> {
+pub(super) fn may_share(image: impl AsFd) -> Result<bool> {
     let image = image.as_fd();
-    Ok(xattr::get(image, SHARES)?.is_some() || xattr::get(image, SOURCE)?.is_some())
+    let marked = xattr::get(image, SHARES).context("read the attributes of", "an image")?;
+    // Earlier versions marked sources only.
+    Ok(marked.is_some() || source::read(image)?.is_some())
 }
 
 /// What an image that shares blocks, or gets them when they are written, may take beyond its size. A write to a shared block needs a new one, its

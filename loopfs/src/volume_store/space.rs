@@ -10,10 +10,9 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
-use super::id::VolumeId;
 use super::ledger::{Account, Ledger, Promised};
 use super::sharing::{self, SharedBlocks};
-use super::{Image, Provisioning, VolumeStore, layout};
+use super::{ContentSource, Image, Provisioning, VolumeStore, layout, snapshot};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectQuota;
 use crate::units::Bytes;
@@ -72,7 +71,7 @@ impl VolumeStore {
     /// Sets bytes aside for a volume, or says how much was asked and how much there is.
     pub(super) fn promise(
         &self,
-        id: &VolumeId,
+        entry: ContentSource<'_>,
         bytes: Bytes,
         operation: &'static str,
     ) -> Result<Promise<'_>> {
@@ -95,7 +94,7 @@ impl VolumeStore {
                 "{bytes} asked, {} available of {} that the file system has",
                 space.available, space.total
             );
-            return Err(Error::new(ErrorKind::NoSpace, operation, id, detail));
+            return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
         }
         promised.volumes = promised.volumes.saturating_add(bytes);
         let pending = account.pending.saturating_add(bytes);
@@ -166,8 +165,8 @@ impl VolumeStore {
             in_use = in_use.saturating_add(usage.bytes);
         }
         let mut shared = SharedBlocks::default();
-        for directory in [&self.layout.volumes, &self.layout.trash] {
-            for name in layout::names(directory, "volumes and trash")? {
+        for directory in self.layout.shelves() {
+            for name in layout::names(directory, "volumes, snapshots and trash")? {
                 if let Some(image) = count_image(directory, &name, &mut shared)? {
                     volumes = volumes.saturating_add(image.promised);
                     in_use = in_use.saturating_add(image.alone);
@@ -193,22 +192,22 @@ fn count_image(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Re
         return Ok(None);
     }
     let size = Bytes(status.st_size as u64);
-    let mut alone = Bytes::from_basic_blocks(status.st_blocks as u64);
-    let mut margin = Bytes(0);
+    let allocated = Bytes::from_basic_blocks(status.st_blocks as u64);
+    let mut alone = allocated;
     let Ok(image) = layout::open_beneath(directory.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) else {
         return Ok(None);
     };
-    // One that cannot be read is promised rather too much.
-    if Image::read(&image).map_or(true, |image| image.provisioning == Provisioning::Thin) {
-        margin = sharing::margin(size);
-    }
-    if sharing::may_share(&image).context("read the attributes of image", name)? {
+    let mut shares = false;
+    if sharing::may_share(&image)? {
         let common = shared.add(&image).context("list the blocks of image", name)?;
         alone = alone.saturating_sub(common);
-        if common > Bytes(0) {
-            margin = sharing::margin(size);
-        }
+        shares = common > Bytes(0);
     }
+    // One that cannot be read is promised rather too much.
+    let thin = Image::read(&image).map_or(true, |image| image.provisioning == Provisioning::Thin);
+    // A snapshot is not written to: its blocks stay where they are.
+    let margin =
+        if (shares || thin) && !snapshot::is_one(&image)? { sharing::margin(size) } else { Bytes(0) };
     // The extent tree of a fragmented image comes on top of its size.
-    Ok(Some(ImageSpace { promised: size.max(alone).saturating_add(margin), alone }))
+    Ok(Some(ImageSpace { promised: size.max(allocated).saturating_add(margin), alone }))
 }

@@ -12,8 +12,8 @@ use nix::sys::stat::fstatat;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
-use super::id::VolumeId;
-use super::{Image, Provisioning, VolumeStore, layout, sharing};
+use super::id::{SnapshotId, VolumeId};
+use super::{ContentSource, Image, Provisioning, VolumeStore, layout, sharing};
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, ProjectQuota, Release};
 use crate::units::Bytes;
@@ -27,17 +27,29 @@ impl VolumeStore {
     /// # Errors
     /// EROFS and the like.
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
+        self.discard(ContentSource::Volume(id))
+    }
+
+    /// Deletes a snapshot, as [`delete`](Self::delete) a volume. Volumes that were made from it stay.
+    ///
+    /// # Errors
+    /// EROFS and the like.
+    pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<bool> {
+        self.discard(ContentSource::Snapshot(id))
+    }
+
+    fn discard(&self, entry: ContentSource<'_>) -> Result<bool> {
         let _lock = self.layout.lock_shared()?;
-        let name = layout::unique(id.as_str())?;
-        match self.layout.rename(&self.layout.volumes, id.as_str(), &self.layout.trash, &name) {
+        let name = layout::unique(entry.id())?;
+        match self.layout.rename(self.layout.parent(entry)?, entry.id(), &self.layout.trash, &name) {
             Ok(()) => Ok(true),
             // Whoever deleted it may have died before that was durable.
             Err(Errno::ENOENT) => self.layout.make_durable().map(|()| false),
-            Err(errno) => Err(Error::sys("delete volume", id, errno)),
+            Err(errno) => Err(Error::sys("delete", entry, errno)),
         }
     }
 
-    /// Removes what [`delete`](Self::delete) put into the trash; answers how many volumes are
+    /// Removes what [`delete`](Self::delete) put into the trash; answers how many volumes and snapshots are
     /// gone. Takes as long as there are files; call it again for those left behind by an error or
     /// held by a file that is open.
     ///
@@ -202,7 +214,7 @@ fn of_image(trash: &OwnedFd, name: &str, size: Bytes) -> Result<(bool, Bytes)> {
         // Not a regular file, or gone.
         return Ok((false, Bytes(0)));
     };
-    let shares = sharing::may_share(&image).context("read the attributes of image", name)?;
+    let shares = sharing::may_share(&image)?;
     let thin = Image::read(&image).is_ok_and(|image| image.provisioning == Provisioning::Thin);
     Ok((shares, if thin { sharing::margin(size) } else { Bytes(0) }))
 }

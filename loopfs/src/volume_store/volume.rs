@@ -9,7 +9,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{Image, VolumeKind, VolumeSpec, layout, settings, sharing};
+use super::{Image, OwnedContentSource, VolumeKind, VolumeSpec, layout, settings, sharing, source};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::Access;
 use crate::project_quota::{ProjectQuota, Usage, project_of};
@@ -122,9 +122,7 @@ impl Volume {
     pub fn may_share_blocks(&self) -> Result<bool> {
         match self.kind {
             VolumeKind::Filesystem => Ok(false),
-            VolumeKind::Block => {
-                sharing::may_share(&self.entry).context("read the attributes of volume", &self.id)
-            }
+            VolumeKind::Block => sharing::may_share(&self.entry),
         }
     }
 
@@ -166,15 +164,12 @@ impl Volume {
         crate::loop_device::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
     }
 
-    /// The volume it was cloned from, whether that is still there or not; None where it was made empty.
+    /// What it was made from, whether that is still there or not; None where it was made empty.
     ///
     /// # Errors
     /// Those of fgetxattr(2).
-    pub fn source(&self) -> Result<Option<VolumeId>> {
-        match self.kind {
-            VolumeKind::Filesystem => Ok(None),
-            VolumeKind::Block => sharing::source_of(&self.entry),
-        }
+    pub fn source(&self) -> Result<Option<OwnedContentSource>> {
+        source::read(&self.entry)
     }
 
     /// Use and capacity, in constant time.

@@ -4,12 +4,12 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use loopfs::{
-    Access, AttachOptions, BlockSize, Bytes, Detach, DirectIo, ErrorKind, LoopControl, Volume, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore,
+    Access, AttachOptions, BlockSize, Bytes, Detach, DirectIo, ErrorKind, LoopControl, OwnedContentSource,
+    Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use rstest::rstest;
 
-use crate::environment::{Leaks, id, linux_at_least, store};
+use crate::environment::{Leaks, clone_image, id, linux_at_least, store};
 
 const MIB: u64 = 1 << 20;
 
@@ -61,9 +61,9 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     let (source, original) = block(&store, "source", 5 * MIB);
     // In the page cache and nowhere else: the clone has it all the same.
     fill(&original, 0, 4 * MIB, 1);
-    let volume = store.clone_image(&source, &id("clone"), Bytes(6 * MIB)).unwrap();
+    let volume = clone_image(&store, &source, &id("clone"), Bytes(6 * MIB)).unwrap();
     assert_eq!((volume.kind(), volume.capacity()), (VolumeKind::Block, Bytes(6 * MIB)));
-    assert_eq!(volume.source().unwrap().as_ref(), Some(&source));
+    assert_eq!(volume.source().unwrap(), Some(OwnedContentSource::Volume(source.clone())));
     assert_eq!(store.volume(&source).unwrap().source().unwrap(), None);
     assert_eq!(store.stats(&id("clone")).unwrap().capacity, Bytes(6 * MIB));
     let clone = open(&volume);
@@ -81,7 +81,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     assert_filled(&clone, MIB, 2 * MIB, 1);
     // A clone grows, is cloned, and outlives its source as any other volume.
     store.grow(&id("clone"), Bytes(8 * MIB)).unwrap();
-    let second = open(&store.clone_image(&id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
+    let second = open(&clone_image(&store, &id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
     drop(original);
     remove(&store, &[&source]);
     assert_filled(&second, 0, MIB, 2);
@@ -97,24 +97,24 @@ fn cloning_again_answers_the_clone_even_when_its_source_is_gone() {
     let (source, _) = block(&store, "source", MIB);
     let (other, _) = block(&store, "other", MIB);
     let inode = |volume: Volume| open(&volume).metadata().unwrap().ino();
-    let first = inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap());
-    assert_eq!(inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap()), first);
+    let first = inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
+    assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
     store.grow(&id("clone"), Bytes(2 * MIB)).unwrap();
-    assert_eq!(inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap()), first);
+    assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
 
     let conflicts = [
-        store.clone_image(&other, &id("clone"), Bytes(MIB)).unwrap_err(),
-        store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap_err(),
-        store.clone_image(&source, &other, Bytes(MIB)).unwrap_err(),
+        clone_image(&store, &other, &id("clone"), Bytes(MIB)).unwrap_err(),
+        clone_image(&store, &source, &id("clone"), Bytes(4 * MIB)).unwrap_err(),
+        clone_image(&store, &source, &other, Bytes(MIB)).unwrap_err(),
         store.create(&id("clone"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap_err(),
         store.create(&id("clone"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap_err(),
     ];
     for error in conflicts {
         assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
-        assert!(error.to_string().contains("a clone of source"), "{error}");
+        assert!(error.to_string().contains("a clone of volume source"), "{error}");
     }
     remove(&store, &[&source]);
-    assert_eq!(inode(store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap()), first);
+    assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
     remove(&store, &[&other, &id("clone")]);
 }
 
@@ -135,7 +135,7 @@ fn a_clone_that_cannot_be_leaves_nothing(
     drop(block(&store, "source", 4 * MIB));
     store.create(&id("directory"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     let before = store.space().unwrap().available;
-    let error = store.clone_image(&id(source), &id("clone"), Bytes(capacity)).unwrap_err();
+    let error = clone_image(&store, &id(source), &id("clone"), Bytes(capacity)).unwrap_err();
     assert_eq!(error.kind(), expected, "{error}");
     assert_eq!(store.volume(&id("clone")).unwrap_err().kind(), ErrorKind::NotFound);
     // A refusal for want of space counts anew.
@@ -153,7 +153,7 @@ fn calls_for_one_clone_at_once_make_one() {
     let clone = id("clone");
     let inodes: Vec<u64> = std::thread::scope(|scope| {
         let call =
-            || open(&store.clone_image(&source, &clone, Bytes(MIB)).unwrap()).metadata().unwrap().ino();
+            || open(&clone_image(&store, &source, &clone, Bytes(MIB)).unwrap()).metadata().unwrap().ino();
         let workers: Vec<_> = (0..8).map(|_| scope.spawn(call)).collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
@@ -177,7 +177,7 @@ fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
     through.write_all(&page(0, 7)).unwrap();
     through.sync_all().unwrap();
 
-    let volume = store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap();
+    let volume = clone_image(&store, &source, &id("clone"), Bytes(4 * MIB)).unwrap();
     let clone = open(&volume);
     assert_filled(&clone, 0, 4096, 7);
     assert!(control.find(clone.as_fd()).unwrap().is_empty(), "the clone has the hint of its source");
@@ -233,7 +233,7 @@ fn a_clone_is_attached_with(
     let control = LoopControl::open().unwrap();
     let (source, original) = block(&store, "source", MIB);
     fill(&original, 0, MIB, 1);
-    let clone = open(&store.clone_image(&source, &id("clone"), Bytes(MIB)).unwrap());
+    let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
     let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(asked);
     let device = control.attach(clone.as_fd(), &options).unwrap();
     let status = device.status().unwrap();
@@ -269,11 +269,11 @@ fn shared_blocks_are_promised_to_each_volume_and_counted_once() {
     let (before, recounted) = (store.space().unwrap().available.0, recount());
     assert_eq!(recounted, before);
     let with_margins = |images| 32 * MIB + images * margin(32 * MIB);
-    store.clone_image(&source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
+    clone_image(&store, &source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
     assert_eq!(store.space().unwrap().available.0, before - with_margins(2));
     // One that counts anew also sees the blocks of the file system's own records.
     assert_close(recount(), before - with_margins(2));
-    store.clone_image(&source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
+    clone_image(&store, &source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
     assert_close(store.space().unwrap().available.0, before - 32 * MIB - with_margins(3));
     assert_close(recount(), before - 32 * MIB - with_margins(3));
     // Written, they are the clone's own; nothing changes in what is promised.
@@ -313,7 +313,7 @@ fn a_clone_is_overwritten_whole_on_a_file_system_full_of_promises() {
     let (source, original) = block(&store, "source", SIZE);
     fill(&original, 0, SIZE, 1);
     original.sync_all().unwrap();
-    let clone = open(&store.clone_image(&source, &id("clone"), Bytes(SIZE)).unwrap());
+    let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(SIZE)).unwrap());
     // All that can be promised is, and taken at once.
     let restarted = crate::environment::store();
     let rest = restarted.space().unwrap().available.0 / 4096 * 4096;

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use loopfs::{LoopControl, ProjectId, ProjectQuota, StoreOptions, VolumeId, VolumeStore, mountinfo};
+use loopfs::{
+    Bytes, ContentSource, LoopControl, ProjectId, ProjectQuota, StoreOptions, Volume, VolumeId, VolumeKind,
+    VolumeSpec, VolumeStore, mountinfo,
+};
 
 pub(crate) fn path_from(variable: &str) -> PathBuf {
     let path = std::env::var_os(variable);
@@ -76,6 +79,16 @@ pub(crate) fn id(text: &str) -> VolumeId {
 
 pub(crate) fn quota(file: &impl AsFd) -> ProjectQuota<'_> {
     ProjectQuota::of(file.as_fd())
+}
+
+/// A Block volume with the content of another.
+pub(crate) fn clone_image(
+    store: &VolumeStore,
+    source: &VolumeId,
+    id: &VolumeId,
+    capacity: Bytes,
+) -> loopfs::Result<Volume> {
+    store.clone_from(ContentSource::Volume(source), id, &VolumeSpec::new(VolumeKind::Block, capacity))
 }
 
 /// A preallocated file for a loop device.

@@ -18,5 +18,6 @@ mod quota_refusals;
 mod quotas;
 mod refusals;
 mod settings;
+mod snapshots;
 mod store;
 mod store_crashes;

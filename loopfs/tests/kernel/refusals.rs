@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use loopfs::{
     Access, AttachOptions, Bytes, Detach, DeviceNumber, DirectIo, ErrorKind, IndexPolicy, LoopControl,
-    LoopDevice, MountFlags, PoolOptions, StoreOptions, VolumeKind, VolumeSpec, VolumeStore, bind_mount,
-    mountinfo, unmount,
+    LoopDevice, MountFlags, PoolOptions, SnapshotId, StoreOptions, VolumeKind, VolumeSpec, VolumeStore,
+    bind_mount, mountinfo, unmount,
 };
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{major, minor};
 
-use crate::environment::{Leaks, directory, id, image, linux_at_least, scratch, store, xfs};
+use crate::environment::{Leaks, clone_image, directory, id, image, linux_at_least, scratch, store, xfs};
 use crate::quota_refusals::as_nobody;
 
 const MIB: u64 = 1 << 20;
@@ -319,7 +319,9 @@ fn a_store_that_became_read_only_changes_nothing_and_says_so() {
         let read_only = (ErrorKind::ReadOnly, Some(Errno::EROFS));
         assert_refused(store.volume(&block).unwrap().open_image(READ_WRITE), read_only.0, read_only.1);
         assert_refused(store.create(&id("new"), &spec), read_only.0, read_only.1);
-        assert_refused(store.clone_image(&block, &id("new"), Bytes(MIB)), read_only.0, read_only.1);
+        assert_refused(clone_image(&store, &block, &id("new"), Bytes(MIB)), read_only.0, read_only.1);
+        let snapshot = SnapshotId::parse("new").unwrap();
+        assert_refused(store.create_snapshot(&block, &snapshot), read_only.0, read_only.1);
         assert_refused(store.grow(&block, Bytes(2 * MIB)), read_only.0, read_only.1);
         assert_refused(store.delete(&block), read_only.0, read_only.1);
         assert_eq!(store.stats(&block).unwrap().capacity, Bytes(MIB));

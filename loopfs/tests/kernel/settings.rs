@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use loopfs::{
-    Access, AttachOptions, BlockSize, Bytes, Detach, Discard, ErrorKind, Image, ImageDirectIo, ImageSpec,
-    IndexPolicy, LogicalBlockSize, LoopControl, LoopDevice, Provisioning, Volume, VolumeId, VolumeKind,
-    VolumeSpec, VolumeStore, probe,
+    Access, AttachOptions, BlockSize, Bytes, ContentSource, Detach, Discard, ErrorKind, Image, ImageDirectIo,
+    ImageSpec, IndexPolicy, LogicalBlockSize, LoopControl, LoopDevice, Provisioning, SnapshotId, Volume,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStore, probe,
 };
 use rstest::rstest;
 
@@ -15,13 +15,17 @@ use crate::environment::{Leaks, directory, id, image, linux_at_least, store};
 
 const MIB: u64 = 1 << 20;
 
-fn block(store: &VolumeStore, name: &str, settings: &[(&str, &str)]) -> (VolumeId, Volume) {
+fn spec_of(settings: &[(&str, &str)]) -> VolumeSpec {
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
     for (name, value) in settings {
         spec.set(name, value).unwrap();
     }
+    spec
+}
+
+fn block(store: &VolumeStore, name: &str, settings: &[(&str, &str)]) -> (VolumeId, Volume) {
     let id = id(name);
-    let volume = store.create(&id, &spec).unwrap();
+    let volume = store.create(&id, &spec_of(settings)).unwrap();
     (id, volume)
 }
 
@@ -254,7 +258,7 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
     open(&original).write_all_at(&[6; 8192], 0).unwrap();
     // The device of before keeps what it has.
     let device = attach(&control, &original).unwrap();
-    let clone = store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap();
+    let clone = store.clone_from(ContentSource::Volume(&source), &id("clone"), &spec_of(&settings)).unwrap();
     assert_eq!(clone.image().unwrap(), original.image().unwrap());
     assert!(original.may_share_blocks().unwrap() && clone.may_share_blocks().unwrap());
     assert!(device.status().unwrap().direct_io);
@@ -292,14 +296,20 @@ fn a_volume_that_could_not_be_attached_once_it_shares_blocks_is_not_cloned() {
     let store = store();
     let (source, volume) = block(&store, "source", &[("directIO", "required"), ("logicalBlockSize", "512")]);
     let before = store.space().unwrap().available;
-    let error = store.clone_image(&source, &id("clone"), Bytes(4 * MIB)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    for remedy in ["source", "directIO preferred", "logicalBlockSize 4096"] {
-        assert!(error.to_string().contains(remedy), "no {remedy:?} in: {error}");
+    let errors = [
+        store.clone_from(ContentSource::Volume(&source), &id("clone"), &spec_of(&[])).unwrap_err(),
+        store.create_snapshot(&source, &SnapshotId::parse("snapshot").unwrap()).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        for remedy in ["source", "directIO preferred", "logicalBlockSize 4096"] {
+            assert!(error.to_string().contains(remedy), "no {remedy:?} in: {error}");
+        }
     }
+    assert_eq!(store.snapshots().unwrap(), []);
     assert!(!volume.may_share_blocks().unwrap());
     assert_eq!(store.space().unwrap().available, before);
-    assert_eq!(store.list().unwrap(), [source.clone()]);
+    assert_eq!(store.list().unwrap(), std::slice::from_ref(&source));
     drop(volume);
     remove(&store, &[&source]);
     leaks.check();

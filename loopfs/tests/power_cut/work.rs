@@ -8,8 +8,8 @@ use std::path::Path;
 use std::thread;
 
 use loopfs::{
-    Access, Bytes, Inodes, Limits, ProjectId, ProjectQuota, StoreOptions, VolumeId, VolumeKind, VolumeSpec,
-    VolumeStore, assign_project, project_of,
+    Access, Bytes, ContentSource, Inodes, Limits, ProjectId, ProjectQuota, StoreOptions, VolumeId,
+    VolumeKind, VolumeSpec, VolumeStore, assign_project, project_of,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -132,7 +132,8 @@ impl Worker<'_> {
             }
             Operation::Clone { volume, capacity, source } => {
                 let (original, id) = (VolumeId::parse(source)?, VolumeId::parse(volume)?);
-                self.store.clone_image(&original, &id, Bytes(*capacity))?;
+                let spec = VolumeSpec::new(VolumeKind::Block, Bytes(*capacity));
+                self.store.clone_from(ContentSource::Volume(&original), &id, &spec)?;
                 let blocks = self.known(source).blocks;
                 let (id, capacity) = (volume.clone(), *capacity);
                 self.volumes.push(Known { id, kind: VolumeKind::Block, capacity, blocks });

@@ -1,0 +1,297 @@
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::SystemTime;
+
+use loopfs::{
+    Access, Bytes, ContentSource, ErrorKind, OwnedContentSource, Recovered, Snapshot, SnapshotId,
+    StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+};
+use rstest::rstest;
+
+use crate::environment::{Leaks, clone_image, id, store, xfs};
+
+const MIB: u64 = 1 << 20;
+
+fn snapshot_id(text: &str) -> SnapshotId {
+    SnapshotId::parse(text).unwrap()
+}
+
+fn block(store: &VolumeStore, name: &str, size: u64) -> (VolumeId, File) {
+    let id = id(name);
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(size))).unwrap();
+    (id, open(&volume))
+}
+
+fn open(volume: &Volume) -> File {
+    File::from(volume.open_image(Access::ReadWrite).unwrap())
+}
+
+fn restore(store: &VolumeStore, snapshot: &SnapshotId, name: &str, size: u64) -> loopfs::Result<Volume> {
+    let spec = VolumeSpec::new(VolumeKind::Block, Bytes(size));
+    store.clone_from(ContentSource::Snapshot(snapshot), &id(name), &spec)
+}
+
+fn fill(image: &File, size: u64, seed: u8) {
+    image.write_all_at(&vec![seed; size as usize], 0).unwrap();
+}
+
+#[track_caller]
+fn assert_filled(image: &File, size: u64, seed: u8) {
+    let mut found = vec![0; size as usize];
+    image.read_exact_at(&mut found, 0).unwrap();
+    assert!(found.iter().all(|byte| *byte == seed), "not {seed} throughout");
+}
+
+fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&SnapshotId]) {
+    for name in volumes {
+        assert!(store.delete(&id(name)).unwrap(), "{name}");
+    }
+    for id in snapshots {
+        assert!(store.delete_snapshot(id).unwrap(), "{id}");
+    }
+    assert_eq!(store.empty_trash().unwrap(), volumes.len() + snapshots.len());
+}
+
+fn inode(snapshot: &Snapshot) -> u64 {
+    std::fs::symlink_metadata(xfs().join("snapshots").join(snapshot.id().as_str())).unwrap().ino()
+}
+
+#[test]
+fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
+    let leaks = Leaks::watch();
+    let store = store();
+    let (source, image) = block(&store, "source", 4 * MIB);
+    // In the page cache and nowhere else.
+    fill(&image, 4 * MIB, 1);
+    let earlier = SystemTime::now();
+    let snapshot = store.create_snapshot(&source, &snapshot_id("one")).unwrap();
+    assert_eq!((snapshot.id(), snapshot.source()), (&snapshot_id("one"), &source));
+    assert_eq!((snapshot.kind(), snapshot.capacity()), (VolumeKind::Block, Bytes(4 * MIB)));
+    assert!((earlier..=SystemTime::now()).contains(&snapshot.created()), "{:?}", snapshot.created());
+    assert_eq!(snapshot.used().unwrap(), Bytes(4 * MIB));
+    // It is no volume, and its id is none of a volume.
+    assert_eq!(store.snapshots().unwrap(), [snapshot_id("one")]);
+    assert_eq!(store.list().unwrap(), [id("source")]);
+    assert_eq!(store.volume(&id("one")).unwrap_err().kind(), ErrorKind::NotFound);
+
+    fill(&image, 4 * MIB, 2);
+    store.grow(&source, Bytes(6 * MIB)).unwrap();
+    let later = store.create_snapshot(&source, &snapshot_id("source")).unwrap();
+    assert_eq!(later.capacity(), Bytes(6 * MIB));
+    drop(image);
+    remove(&store, &["source"], &[]);
+    let reread = crate::environment::store();
+    let reread = reread.snapshot(&snapshot_id("one")).unwrap();
+    assert_eq!((reread.source(), reread.capacity()), (&source, Bytes(4 * MIB)));
+    assert_eq!(reread.created(), snapshot.created());
+
+    for (snapshot, size, seed) in [(&snapshot, 4 * MIB, 1), (&later, 6 * MIB, 2)] {
+        let restored = restore(&store, snapshot.id(), "restored", size + MIB).unwrap();
+        let recorded = Some(OwnedContentSource::Snapshot(snapshot.id().clone()));
+        assert_eq!((restored.capacity(), restored.source().unwrap()), (Bytes(size + MIB), recorded));
+        let image = open(&restored);
+        assert_filled(&image, 4 * MIB, seed);
+        assert_eq!(image.metadata().unwrap().blocks() * 512, size + MIB, "all of it is preallocated");
+        fill(&image, size, 3);
+        drop((image, restored));
+        remove(&store, &["restored"], &[]);
+    }
+    let restored = restore(&store, snapshot.id(), "restored", 4 * MIB).unwrap();
+    assert_filled(&open(&restored), 4 * MIB, 1);
+    // A volume outlives the snapshot it was made from.
+    remove(&store, &[], &[snapshot.id(), later.id()]);
+    assert!(!store.delete_snapshot(snapshot.id()).unwrap(), "repeated");
+    assert_filled(&open(&restored), 4 * MIB, 1);
+    drop(restored);
+    remove(&store, &["restored"], &[]);
+    leaks.check();
+}
+
+#[test]
+fn taking_it_again_answers_the_snapshot_even_when_its_volume_is_gone() {
+    let store = store();
+    let (source, image) = block(&store, "source", MIB);
+    let (other, _) = block(&store, "other", MIB);
+    let (one, none) = (snapshot_id("one"), snapshot_id("none"));
+    fill(&image, MIB, 1);
+    let first = inode(&store.create_snapshot(&source, &one).unwrap());
+    fill(&image, MIB, 2);
+    assert_eq!(inode(&store.create_snapshot(&source, &one).unwrap()), first);
+    let error = store.create_snapshot(&other, &one).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert!(error.to_string().contains("a snapshot of volume source"), "{error}");
+
+    restore(&store, &one, "restored", MIB).unwrap();
+    let conflicts = [
+        clone_image(&store, &source, &id("restored"), Bytes(MIB)).unwrap_err(),
+        store.create(&id("restored"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap_err(),
+        restore(&store, &one, "restored", 2 * MIB).unwrap_err(),
+        restore(&store, &one, "source", MIB).unwrap_err(),
+    ];
+    for error in conflicts {
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(error.to_string().contains("a clone of snapshot one"), "{error}");
+    }
+    drop(image);
+    remove(&store, &["source"], &[]);
+    assert_eq!(inode(&store.create_snapshot(&source, &one).unwrap()), first);
+    remove(&store, &[], &[&one]);
+    assert_eq!(restore(&store, &one, "restored", MIB).unwrap().capacity(), Bytes(MIB), "made before");
+    for error in [
+        store.create_snapshot(&source, &one).unwrap_err(),
+        store.snapshot(&none).unwrap_err(),
+        restore(&store, &one, "another", MIB).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    }
+    assert_eq!(store.snapshots().unwrap(), []);
+    remove(&store, &["other", "restored"], &[]);
+}
+
+#[rstest]
+#[case::smaller_than_it_was(VolumeKind::Block, 2 * MIB, ErrorKind::WouldShrink)]
+#[case::as_a_directory(VolumeKind::Filesystem, 4 * MIB, ErrorKind::InvalidInput)]
+#[case::of_no_size(VolumeKind::Block, 0, ErrorKind::InvalidInput)]
+#[case::more_than_there_is(VolumeKind::Block, 1 << 40, ErrorKind::NoSpace)]
+fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
+    #[case] kind: VolumeKind,
+    #[case] capacity: u64,
+    #[case] expected: ErrorKind,
+) {
+    let leaks = Leaks::watch();
+    let store = store();
+    let (source, _) = block(&store, "source", 4 * MIB);
+    store.create_snapshot(&source, &snapshot_id("one")).unwrap();
+    let before = store.space().unwrap().available.0;
+    let spec = VolumeSpec::new(kind, Bytes(capacity));
+    let one = snapshot_id("one");
+    let error = store.clone_from(ContentSource::Snapshot(&one), &id("clone"), &spec).unwrap_err();
+    assert_eq!(error.kind(), expected, "{error}");
+    assert_eq!(store.list().unwrap(), [id("source")]);
+    assert!(store.space().unwrap().available.0.abs_diff(before) <= MIB / 2);
+    remove(&store, &["source"], &[&one]);
+    leaks.check();
+}
+
+#[test]
+fn calls_for_one_snapshot_at_once_take_one() {
+    let store = store();
+    let (source, image) = block(&store, "source", MIB);
+    fill(&image, MIB, 5);
+    let before = store.space().unwrap().available.0;
+    let one = snapshot_id("one");
+    let inodes: Vec<u64> = std::thread::scope(|scope| {
+        let call = || inode(&store.create_snapshot(&source, &one).unwrap());
+        let workers: Vec<_> = (0..8).map(|_| scope.spawn(call)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
+    assert_eq!(store.space().unwrap().available.0, before - MIB - margin(MIB), "promised once");
+    drop(image);
+    remove(&store, &["source"], &[&one]);
+}
+
+/// What an image that shares blocks and is written to is promised beyond its size.
+fn margin(size: u64) -> u64 {
+    size / 128 + MIB
+}
+
+#[track_caller]
+fn assert_close(found: u64, expected: u64) {
+    assert!(found.abs_diff(expected) <= MIB / 2, "{found} instead of {expected}");
+}
+
+#[test]
+fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
+    const SIZE: u64 = 32 * MIB;
+    let store = store();
+    let available = || store.space().unwrap().available.0;
+    let recount = || crate::environment::store().space().unwrap().available.0;
+    let (source, image) = block(&store, "source", SIZE);
+    fill(&image, SIZE, 1);
+    image.sync_all().unwrap();
+    let before = available();
+    assert_eq!(recount(), before);
+    let ids = [snapshot_id("one"), snapshot_id("two")];
+    for (taken, id) in ids.iter().enumerate() {
+        store.create_snapshot(&source, id).unwrap();
+        let expected = before - margin(SIZE) - SIZE * (taken as u64 + 1);
+        assert_close(available(), expected);
+        assert_close(recount(), expected);
+    }
+    fill(&image, SIZE, 2);
+    image.sync_all().unwrap();
+    assert_close(recount(), before - margin(SIZE) - 2 * SIZE);
+    restore(&store, &ids[0], "restored", SIZE).unwrap();
+    assert_close(available(), before - 2 * margin(SIZE) - 3 * SIZE);
+    assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
+    // Deleted, and promised until the trash is emptied.
+    assert!(store.delete_snapshot(&ids[0]).unwrap());
+    assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
+    store.empty_trash().unwrap();
+    assert_close(available(), before - 2 * SIZE);
+    assert_close(recount(), before - 2 * SIZE);
+    drop(image);
+    remove(&store, &["source", "restored"], &[&ids[1]]);
+    assert_close(available(), before + SIZE);
+    assert_close(recount(), before + SIZE);
+}
+
+#[test]
+fn a_snapshot_holds_when_its_volume_is_overwritten_on_a_full_file_system() {
+    const SIZE: u64 = 24 * MIB;
+    let leaks = Leaks::watch();
+    let store = store();
+    let (source, image) = block(&store, "source", SIZE);
+    fill(&image, SIZE, 1);
+    image.sync_all().unwrap();
+    let one = snapshot_id("one");
+    store.create_snapshot(&source, &one).unwrap();
+    let rest = crate::environment::store().space().unwrap().available.0 / 4096 * 4096;
+    drop(block(&store, "rest", rest));
+    // In an order that leaves no two neighbours together.
+    for start in (0..32).map(|n| n * 13 % 32 * 4096) {
+        for offset in (start..SIZE).step_by(32 * 4096) {
+            image.write_all_at(&[2; 4096], offset).unwrap();
+        }
+        image.sync_data().unwrap();
+    }
+    drop(image);
+    remove(&store, &["source", "rest"], &[]);
+    assert_filled(&open(&restore(&store, &one, "restored", SIZE).unwrap()), SIZE, 1);
+    remove(&store, &["restored"], &[&one]);
+    leaks.check();
+}
+
+#[test]
+fn a_store_of_an_earlier_version_gets_its_directory_of_snapshots_when_it_is_opened_for_use() {
+    drop(store());
+    std::fs::remove_dir(xfs().join("snapshots")).unwrap();
+    let looking = VolumeStore::open_existing(&xfs(), StoreOptions::default()).unwrap();
+    assert_eq!(looking.snapshots().unwrap(), []);
+    assert_eq!(looking.snapshot(&snapshot_id("one")).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(!xfs().join("snapshots").exists(), "it was only looked at");
+    let store = store();
+    assert_eq!(store.snapshots().unwrap(), []);
+    let (source, _) = block(&store, "source", MIB);
+    store.create_snapshot(&source, &snapshot_id("one")).unwrap();
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a snapshot is nothing half made");
+    store.snapshot(&snapshot_id("one")).unwrap();
+    remove(&store, &["source"], &[&snapshot_id("one")]);
+}
+
+#[test]
+fn what_is_no_snapshot_is_not_opened_as_one() {
+    let store = store();
+    let (source, _) = block(&store, "source", MIB);
+    store.create_snapshot(&source, &snapshot_id("one")).unwrap();
+    std::fs::copy(xfs().join("snapshots/one"), xfs().join("snapshots/foreign")).unwrap();
+    std::os::unix::fs::symlink("one", xfs().join("snapshots/link")).unwrap();
+    for name in ["foreign", "link"] {
+        let error = store.snapshot(&snapshot_id(name)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains(name), "{error}");
+        std::fs::remove_file(xfs().join("snapshots").join(name)).unwrap();
+    }
+    remove(&store, &["source"], &[&snapshot_id("one")]);
+}
