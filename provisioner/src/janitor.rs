@@ -58,13 +58,21 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Err
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(()) };
     let claim = ctx.claims.get(&intent.claim());
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
-    let made = match claim.as_deref() {
-        Some(claim) if ownership::bound_volume(claim) == Some(id.as_str()) => true,
+    let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
+    if bound == Some(false) {
         // Provisioning goes on, or is going to.
-        Some(_) => return Ok(()),
-        None => {
+        return Ok(());
+    }
+    let made = match (ctx.volume(id.as_str()), bound) {
+        (Some(_ours), _) => true,
+        (None, bound) => {
             let object = ctx.volume_api().get_opt(id.as_str()).await;
-            object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?.is_some()
+            let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
+            match object {
+                // The claim went to another node and got its volume there.
+                Some(object) => !ownership::is_elsewhere(&object, &ctx.identity),
+                None => bound.is_some(),
+            }
         }
     };
     let (intents, orphan) = (ctx.intents.clone(), id.clone());
@@ -159,7 +167,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_ends_with_the_binding() {
-        let (bench, intent) = recorded(vec![fixtures::bound_claim(json!({}))], vec![]);
+        let object = fixtures::volume(json!({}));
+        let exchanges = vec![expect(Method::GET, VOLUME, None).answer(object)];
+        let (bench, intent) = recorded(vec![fixtures::bound_claim(json!({}))], exchanges);
+        assert_eq!(settled(bench, &intent).await, (true, false));
+    }
+
+    #[tokio::test]
+    async fn a_volume_whose_claim_got_another_on_another_node_goes() {
+        let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+        let exchanges = vec![expect(Method::GET, VOLUME, None).answer(object)];
+        let (bench, intent) = recorded(vec![], exchanges);
+        assert_eq!(settled(bench, &intent).await, (false, false));
+    }
+
+    #[tokio::test]
+    async fn the_data_of_a_bound_claim_outlives_its_object() {
+        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
+        let (bench, intent) = recorded(vec![fixtures::bound_claim(json!({}))], exchanges);
         assert_eq!(settled(bench, &intent).await, (true, false));
     }
 

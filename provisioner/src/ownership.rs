@@ -70,6 +70,15 @@ pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> b
         })
 }
 
+/// Whether the volume is one of this driver on another node: beyond doubt, so that what is here under its name
+/// is not its data.
+pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bool {
+    let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.is_some_and(|csi| csi.driver == identity.driver())
+        && labelled_node.is_some_and(|node| node != identity.node())
+}
+
 /// Whether the volume was made for this very claim, not for an earlier one of the same name.
 pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
@@ -161,6 +170,15 @@ mod tests {
     #[case::no_spec(json!({"spec": null}), false)]
     fn volumes(#[case] change: Value, #[case] expected: bool) {
         assert_eq!(is_our_volume(&fixtures::volume(change), &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::here(json!({}), false)]
+    #[case::other_node(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), true)]
+    #[case::no_label(json!({"metadata": {"labels": null}}), false)]
+    #[case::other_driver(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}, "spec": {"csi": {"driver": "csi.other.dev"}}}), false)]
+    fn volumes_elsewhere(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_elsewhere(&fixtures::volume(change), &fixtures::identity()), expected);
     }
 
     #[rstest]

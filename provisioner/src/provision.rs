@@ -205,35 +205,54 @@ pub(crate) async fn apply(
     let kind = spec.kind;
     let description =
         Description { claim, id: &id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options };
-    let volume = create_object(claim, pv::build(description, &ctx.identity), ctx).await?;
+    let Some(volume) = create_object(claim, pv::build(description, &ctx.identity), ctx).await? else {
+        return withdraw(id, ctx).await;
+    };
     ctx.volume_writes.remember(volume);
-
-    let (intents, made) = (ctx.intents.clone(), id.clone());
-    let cleared = tokio::task::spawn_blocking(move || intents.clear(&made))
-        .await
-        .map_err(|_panicked| StorageError::Panicked)?;
-    if let Err(error) = cleared {
-        tracing::warn!(error = %with_source(&error), "a record of provisioning stays behind, to be looked at later");
-    }
+    clear(&id, ctx).await?;
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
     ctx.events.publish(claim, Reason::ProvisioningSucceeded, note);
     Ok(())
 }
 
+/// Gives up a volume: the claim was sent to another node meanwhile, and has its volume there.
+async fn withdraw(id: VolumeId, ctx: &Context) -> Result<(), Error> {
+    let superfluous = id.clone();
+    if ctx.storage.run(move |volumes| volumes.delete(&superfluous)).await? {
+        ctx.trash.notify_one();
+    }
+    tracing::info!(volume = %id, "removed a volume that another node has made as well");
+    clear(&id, ctx).await
+}
+
+/// Takes the record of provisioning away, which is of no use once the volume has its object or is gone.
+async fn clear(id: &VolumeId, ctx: &Context) -> Result<(), Error> {
+    let (intents, settled) = (ctx.intents.clone(), id.clone());
+    let cleared = tokio::task::spawn_blocking(move || intents.clear(&settled))
+        .await
+        .map_err(|_panicked| StorageError::Panicked)?;
+    if let Err(error) = cleared {
+        tracing::warn!(error = %with_source(&error), "a record of provisioning stays behind, to be looked at later");
+    }
+    Ok(())
+}
+
+/// Creates the object, or finds it created; `None` when the claim has one on another node.
 async fn create_object(
     claim: &PersistentVolumeClaim,
     object: PersistentVolume,
     ctx: &Context,
-) -> Result<PersistentVolume, Error> {
+) -> Result<Option<PersistentVolume>, Error> {
     let name = object.name_any();
     match ctx.volume_api().create(&PostParams::default(), &object).await {
-        Ok(created) => Ok(created),
+        Ok(created) => Ok(Some(created)),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             // From an attempt whose answer got lost, or a cache that lags behind.
             let existing = ctx.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
-                true => Ok(existing),
+                true if ownership::is_elsewhere(&existing, &ctx.identity) => Ok(None),
+                true => Ok(Some(existing)),
                 false => Err(Error::NameTaken(name)),
             }
         }

@@ -89,6 +89,20 @@ async fn the_name_is_taken_by_another_object() {
 }
 
 #[tokio::test]
+async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
+    let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+    let exchanges = vec![
+        expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).answer(elsewhere),
+    ];
+    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
+    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
+    assert!(bench.volumes.state().volumes.is_empty());
+    assert!(bench.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(bench.finish().await, ["Provisioning"]);
+}
+
+#[tokio::test]
 async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
     let exchanges = vec![expect(Method::POST, VOLUMES, sent()).refuse(500, "InternalError")];
     let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
