@@ -23,7 +23,7 @@ use crate::{
     controller,
     error::Error,
     events::Reason,
-    ownership, provision, resize,
+    ownership, placement, provision, resize,
 };
 
 /// After a conflict: the watch will have brought the object's newer form by then.
@@ -79,6 +79,10 @@ enum Progress {
     Settled,
     /// A step was made, or somebody else's is awaited.
     Underway,
+    /// Another node's, or nobody's yet. It may come back, and what happened here is remembered for then.
+    Elsewhere,
+    /// Nobody says whose it is. To be looked at again, though nothing about it changes.
+    Waiting,
 }
 
 /// A failure and the event it is told by.
@@ -102,7 +106,10 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
         Ok(Progress::Underway) if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) => {
             ctx.claim_backoff.failed(key, circumstances, Instant::now());
         }
-        Ok(Progress::Underway) => {}
+        Ok(Progress::Underway | Progress::Elsewhere) => {}
+        Ok(Progress::Waiting) => {
+            return Action::requeue(ctx.claim_backoff.failed(key, circumstances, Instant::now()));
+        }
         Err(Failure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "the object has moved on");
             return Action::requeue(CONFLICT_RETRY);
@@ -143,8 +150,14 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
     let class_name = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
     let class = class_name.and_then(|name| ctx.classes.get(&ObjectRef::new(name)));
     let existing = provision::volume_id(claim).ok().and_then(|id| ctx.volume(id.as_str()));
-    match provision::plan(claim, class.as_deref(), existing.as_deref(), &ctx.identity)? {
-        provision::Plan::Ignore | provision::Plan::Settled => Ok(Progress::Settled),
+    if !ownership::is_claim_to_provision(claim, &ctx.identity) {
+        return Ok(Progress::Settled);
+    }
+    let place = placement::of(claim, class.as_deref(), ctx).await?;
+    match provision::plan(claim, class.as_deref(), existing.as_deref(), place, &ctx.identity)? {
+        provision::Plan::Ignore => Ok(Progress::Elsewhere),
+        provision::Plan::Wait => Ok(Progress::Waiting),
+        provision::Plan::Settled => Ok(Progress::Settled),
         provision::Plan::Create(creation) => {
             provision::apply(claim, creation, ctx).await?;
             Ok(Progress::Underway)

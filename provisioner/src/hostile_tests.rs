@@ -13,7 +13,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    claim_status, delete, fixtures, ownership, provision, quantity,
+    claim_status, delete, fixtures, ownership,
+    placement::{self, Candidate, Place},
+    provision, quantity,
     resize::{self, Outcome},
 };
 
@@ -114,7 +116,10 @@ proptest! {
         let claim: Option<PersistentVolumeClaim> = damaged(&claims()[usize::from(bound)], &of_claim);
         let released = fixtures::volume(json!({"status": {"phase": "Released"}}));
         let volume: Option<PersistentVolume> = damaged(&released, &of_volume);
-        let class: Option<StorageClass> = damaged(&fixtures::class(json!({"parameters": {"bytesPerInode": "4096"}})), &of_class);
+        let class: Option<StorageClass> = damaged(&fixtures::class(json!({
+            "parameters": {"bytesPerInode": "4096"},
+            "allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}],
+        })), &of_class);
         if let Some(volume) = &volume {
             // To delete takes a volume that is ours beyond doubt.
             if let Ok(delete::Plan::Delete(deletion)) = delete::plan(volume, &identity) {
@@ -123,7 +128,10 @@ proptest! {
             }
         }
         let Some(claim) = &claim else { return Ok(()) };
-        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), &identity);
+        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Place::Here, &identity);
+        if let Some(class) = &class {
+            placement::allows(class, &Candidate { name: String::new(), labels: Default::default() });
+        }
         if let Ok(provision::Plan::Create(creation)) = &planned {
             prop_assert!(ownership::is_claim_to_provision(claim, &identity));
             prop_assert!(creation.spec.capacity > Bytes(0));

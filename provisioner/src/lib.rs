@@ -32,6 +32,7 @@ mod own_writes;
 mod ownership;
 mod parameters;
 mod persistent_volumes;
+mod placement;
 mod provision;
 mod pv;
 mod quantity;

@@ -16,28 +16,34 @@ const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
 /// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node its first pod goes to.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// Whether this node is to provision a volume for the claim.
+/// Whether the claim waits for a volume of this driver; of which node is another question, see
+/// [`placement`](crate::placement).
 pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
     claim.metadata.deletion_timestamp.is_none()
         && bound_volume(claim).is_none()
         && provisioner(claim) == Some(identity.driver())
-        && annotation(claim, SELECTED_NODE) == Some(identity.node())
+}
+
+/// The node that the scheduler, or whoever, has chosen for the claim.
+pub(crate) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    annotation(claim, SELECTED_NODE)
 }
 
 /// Whether the claim could concern this node, now or once its volume is known; the others are not even
 /// cached.
 ///
 /// A bound claim that no scheduler and no provisioner was asked about has a volume made by hand, which may be
-/// ours: only the volume tells.
+/// ours: only the volume tells. A claim that waits for this driver and for which no node was chosen may be for any of
+/// them.
 pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
     if provisioner(claim).is_some_and(|provisioner| provisioner != identity.driver()) {
         return false;
     }
     match annotation(claim, SELECTED_NODE) {
         Some(node) => node == identity.node(),
-        None => bound_volume(claim).is_some(),
+        None => bound_volume(claim).is_some() || provisioner(claim).is_some(),
     }
 }
 
@@ -135,9 +141,6 @@ mod tests {
     #[case::beta_annotation(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: null, STORAGE_PROVISIONER_BETA: "csi.loopfs.dev"}}}), true)]
     #[case::other_driver(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev"}}}), false)]
     #[case::other_driver_beats_beta(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev", STORAGE_PROVISIONER_BETA: "csi.loopfs.dev"}}}), false)]
-    #[case::other_node(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}}), false)]
-    #[case::no_node_yet(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}), false)]
-    #[case::empty_node(json!({"metadata": {"annotations": {SELECTED_NODE: ""}}}), false)]
     #[case::no_annotations(json!({"metadata": {"annotations": null}}), false)]
     #[case::bound(json!({"spec": {"volumeName": "pvc-other"}}), false)]
     #[case::empty_volume_name(json!({"spec": {"volumeName": ""}}), true)]
@@ -151,6 +154,7 @@ mod tests {
     #[case::selected(json!({}), true)]
     #[case::other_node(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}}), false)]
     #[case::other_node_though_bound(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}, "spec": {"volumeName": "v"}}), false)]
+    #[case::unbound_and_for_any_node(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}), true)]
     #[case::unbound_and_unselected(json!({"metadata": {"annotations": null}}), false)]
     #[case::of_another_driver(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev"}}, "spec": {"volumeName": "v"}}), false)]
     #[case::bound_by_hand(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}), true)]

@@ -19,6 +19,7 @@ use crate::{
     intents::Intent,
     ownership,
     parameters::{Parameters, ParametersError},
+    placement::Place,
     pv::{self, Description, ReclaimPolicy},
     quantity::QuantityError,
     storage::StorageError,
@@ -30,6 +31,8 @@ use crate::{
 pub(crate) enum Plan {
     /// Not this node's or driver's.
     Ignore,
+    /// Not this node's as things stand, without anybody having said whose.
+    Wait,
     /// The claim has its volume; kube-controller-manager binds the two.
     Settled,
     /// Make a volume.
@@ -81,8 +84,23 @@ pub(crate) enum Refusal {
     Selector,
     #[error("spec.volumeAttributesClassName is {0:?}; volume attributes classes are not supported")]
     AttributesClass(String),
+    #[error(
+        "storage class {class:?}: its allowedTopologies do not allow node {node:?}, which was selected for the claim; change \
+         them, or the labels of the node, or remove the claim's annotation volume.kubernetes.io/selected-node"
+    )]
+    Topology { class: String, node: String },
+    #[error(
+        "storage class {class:?} has volumeBindingMode Immediate, and {} provide the volume, which is local to its node; set \
+         volumeBindingMode: WaitForFirstConsumer, or allowedTopologies that allow exactly one node of the driver",
+        nodes_may(*nodes)
+    )]
+    Immediate { class: String, nodes: usize },
     #[error("the claim's UID {0:?} cannot name a volume")]
     Uid(String),
+}
+
+fn nodes_may(count: usize) -> String {
+    if count == 0 { "no node may".to_owned() } else { format!("{count} nodes may") }
 }
 
 /// Decides.
@@ -93,10 +111,17 @@ pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     existing: Option<&PersistentVolume>,
+    place: Place,
     identity: &Identity,
 ) -> Result<Plan, Error> {
     if !ownership::is_claim_to_provision(claim, identity) {
         return Ok(Plan::Ignore);
+    }
+    match place {
+        Place::Here => {}
+        Place::Elsewhere => return Ok(Plan::Ignore),
+        Place::Later => return Ok(Plan::Wait),
+        Place::Refused(why) => return Err(why.into()),
     }
     let id = volume_id(claim)?;
     match existing {
@@ -281,7 +306,8 @@ mod tests {
 
     fn planned(claim: Value, class: Value) -> Result<Plan, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
-        plan(&claim, Some(&class), None, &fixtures::identity()).map_err(|error| error.to_string())
+        plan(&claim, Some(&class), None, Place::Here, &fixtures::identity())
+            .map_err(|error| error.to_string())
     }
 
     fn creation(claim: Value, class: Value) -> Creation {
@@ -352,7 +378,8 @@ mod tests {
 
     #[test]
     fn a_missing_class_is_named() {
-        let error = plan(&fixtures::claim(json!({})), None, None, &fixtures::identity()).unwrap_err();
+        let error =
+            plan(&fixtures::claim(json!({})), None, None, Place::Here, &fixtures::identity()).unwrap_err();
         assert_eq!(error.to_string(), "storage class \"loopfs\" does not exist");
         assert_eq!(error.reason(), "Refused");
     }
@@ -363,13 +390,28 @@ mod tests {
     }
 
     #[rstest]
+    #[case::elsewhere(Place::Elsewhere, Ok(Plan::Ignore))]
+    #[case::later(Place::Later, Ok(Plan::Wait))]
+    #[case::nowhere(Place::Refused(Refusal::NoSize), Err("asks for no size"))]
+    fn the_place_goes_before_all_else(#[case] place: Place, #[case] expected: Result<Plan, &str>) {
+        // Of a claim that is another node's, that one says what is wrong.
+        let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
+        let planned = plan(&claim, None, None, place, &fixtures::identity());
+        match (planned, expected) {
+            (Ok(planned), Ok(expected)) => assert_eq!(planned, expected),
+            (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[rstest]
     #[case::ours(json!({}), Some(Plan::Settled))]
     #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
     #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
     fn an_object_of_the_name_exists(#[case] volume: Value, #[case] expected: Option<Plan>) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
-        let planned = plan(&claim, Some(&class), Some(&volume), &fixtures::identity());
+        let planned = plan(&claim, Some(&class), Some(&volume), Place::Here, &fixtures::identity());
         assert_eq!(planned.as_ref().ok(), expected.as_ref());
         assert_eq!(planned.is_err_and(|error| matches!(error, Error::NameTaken(_))), expected.is_none());
     }
