@@ -20,12 +20,29 @@ pub struct Args {
     /// How to reach the API server; the pod's service account if not given
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub pod: PodArgs,
     /// What to log: error, warn, info, debug, trace, or a tracing filter
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,
     /// How to log
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+}
+
+/// The pod this runs in, which its pod template tells it (fieldRef).
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct PodArgs {
+    /// Namespace in which to tell the scheduler how much room the node has (CSIStorageCapacity); it is not told if not
+    /// given
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub pod_namespace: Option<String>,
+    /// Name of the pod, with which those objects go
+    #[arg(long, env = "POD_NAME", requires = "pod_uid")]
+    pub pod_name: Option<String>,
+    /// UID of the pod
+    #[arg(long, env = "POD_UID", requires = "pod_name")]
+    pub pod_uid: Option<String>,
 }
 
 /// The form of log lines.

@@ -49,6 +49,8 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     /// Records a failed attempt and answers how long to wait before the next.
     pub(crate) fn failed(&self, key: K, circumstances: C, now: Instant) -> Duration {
         let mut failures = self.lock();
+        // Whoever is retried comes back well before.
+        failures.retain(|_, failure| now < failure.retry_at + LONGEST);
         let earlier = failures.get(&key).filter(|failure| failure.circumstances == circumstances);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
         let wait = delay(attempts);
@@ -121,6 +123,17 @@ mod tests {
         backoff.failed("claim", "10Gi", start);
         assert_eq!(backoff.remaining(&"claim", &"5Gi", start), None);
         assert_eq!(backoff.failed("claim", "5Gi", start), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_nobody_tries_again_is_forgotten() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        backoff.failed("gone elsewhere", 0, start);
+        backoff.failed("claim", 0, start + LONGEST);
+        assert_eq!(backoff.keys().len(), 2);
+        backoff.failed("claim", 0, start + LONGEST + FIRST);
+        assert_eq!(backoff.keys(), ["claim"]);
     }
 
     #[test]

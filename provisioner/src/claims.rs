@@ -23,7 +23,7 @@ use crate::{
     controller,
     error::Error,
     events::Reason,
-    ownership, placement, provision, resize,
+    ownership, placement, provision, reschedule, resize,
 };
 
 /// After a conflict: the watch will have brought the object's newer form by then.
@@ -55,7 +55,11 @@ fn observe(event: Event<PersistentVolumeClaim>, ctx: &Context) -> Option<ObjectR
         Event::Delete(claim) => {
             let key = ObjectRef::from_obj(&claim);
             ctx.claim_writes.forget(&key);
-            ctx.claim_backoff.clear(&key);
+            // One that goes to another node may be sent back. What failed here is remembered for then, or the
+            // scheduler's attempts would be answered as fast as they come.
+            if claim.metadata.deletion_timestamp.is_some() || ownership::bound_volume(&claim).is_some() {
+                ctx.claim_backoff.clear(&key);
+            }
             ctx.claims_vanished.notify_one();
             None
         }
@@ -117,6 +121,18 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
         Err(Failure { reason, error }) => {
             let wait = ctx.claim_backoff.failed(key, circumstances, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
+            if let Some(patch) = reschedule::plan(&claim, &error, &ctx.identity) {
+                match reschedule::apply(&claim, &patch, &ctx).await {
+                    Ok(()) => {
+                        let note = format!(
+                            "{error}; the claim is given back to the scheduler, for another node to hold it"
+                        );
+                        ctx.events.publish(&*claim, reason, note);
+                        return Action::await_change();
+                    }
+                    Err(error) => tracing::warn!(%error, "a claim that this node cannot hold stays with it"),
+                }
+            }
             ctx.events.publish(&*claim, reason, error.to_string());
             return Action::requeue(wait);
         }

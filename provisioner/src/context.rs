@@ -53,6 +53,8 @@ pub(crate) struct Context {
     /// A claim is gone or a watch was renewed: intents may have been orphaned.
     pub(crate) claims_vanished: Notify,
     pub(crate) chances: Chances,
+    /// There may be less room than was published, or what was published was changed.
+    pub(crate) capacity: Notify,
     /// The time that goes into conditions.
     pub(crate) now: fn() -> Timestamp,
 }
@@ -93,6 +95,7 @@ impl Context {
             trash: Default::default(),
             claims_vanished: Default::default(),
             chances: Default::default(),
+            capacity: Default::default(),
             now,
         }
     }

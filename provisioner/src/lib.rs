@@ -10,6 +10,7 @@
 mod api_server;
 mod args;
 mod backoff;
+mod capacity;
 mod claim_status;
 mod claims;
 mod context;
@@ -36,6 +37,7 @@ mod placement;
 mod provision;
 mod pv;
 mod quantity;
+mod reschedule;
 mod resize;
 mod storage;
 #[cfg(test)]
@@ -46,7 +48,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use futures::StreamExt;
-use k8s_openapi::{api::storage::v1::StorageClass, jiff::Timestamp};
+use k8s_openapi::{
+    api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp,
+};
 use kube::{
     Api, Client,
     config::{KubeConfigOptions, Kubeconfig},
@@ -63,8 +67,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use crate::args::{Args, LogFormat};
+pub use crate::args::{Args, LogFormat, PodArgs};
 use crate::{
+    capacity::Publishing,
     context::{Context, Given},
     events::Events,
     identity::Identity,
@@ -81,23 +86,41 @@ const GRACE: Duration = Duration::from_secs(15);
 /// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on
 /// its own.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let Args { driver_name, node_name, data_dir, kubeconfig, log_level, log_format } = args;
+    let Args { driver_name, node_name, data_dir, kubeconfig, pod, log_level, log_format } = args;
     logging::init(&log_level, log_format)?;
     let identity = Identity::new(&driver_name, &node_name)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    let served = runtime.block_on(serve(identity, data_dir, kubeconfig));
+    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, publishing(pod)));
     // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
     runtime.shutdown_background();
     served
 }
 
-async fn serve(identity: Identity, data_dir: PathBuf, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
+/// Where the capacity of this node is published.
+fn publishing(pod: PodArgs) -> Option<Publishing> {
+    let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
+    let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name,
+        uid,
+        ..Default::default()
+    });
+    pod_namespace.map(|namespace| Publishing { namespace, owner })
+}
+
+async fn serve(
+    identity: Identity,
+    data_dir: PathBuf,
+    kubeconfig: Option<PathBuf>,
+    publishing: Option<Publishing>,
+) -> anyhow::Result<()> {
     let client = client(kubeconfig).await?;
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let (mut tasks, stop) = spawn(client, identity, intents, open);
+    let (mut tasks, stop) = spawn(client, identity, intents, open, publishing);
     let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
     tokio::select! {
@@ -119,6 +142,7 @@ fn spawn(
     identity: Identity,
     intents: Intents,
     open: Opener,
+    publishing: Option<Publishing>,
 ) -> (JoinSet<&'static str>, CancellationToken) {
     let (events, notices) = Events::new();
     let (claims, claim_cache) = reflector::store();
@@ -149,6 +173,14 @@ fn spawn(
     ));
     tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
+    match publishing {
+        Some(publishing) => {
+            let (_, cache) = reflector::store();
+            let publishing = capacity::run(Arc::clone(&ctx), publishing, cache);
+            tasks.spawn(named("capacity", until(stop.clone(), publishing)));
+        }
+        None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
+    }
     tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
     // Ends after the others, when no sender is left, so that the last words are written too.
     tasks.spawn(named("events", events::publish(client, identity, notices)));

@@ -227,6 +227,7 @@ pub(crate) async fn apply(
         Ok((volumes.create(&wanted, &spec)?, volumes.filesystem_uuid()))
     });
     let (capacity, filesystem_uuid) = made.await?;
+    ctx.capacity.notify_one();
     let kind = spec.kind;
     let description =
         Description { claim, id: &id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options };

@@ -247,7 +247,10 @@ async fn grow(
         }
     });
     let error = match grown.await {
-        Ok(Ok(size)) => return (Outcome::Grown(size), None),
+        Ok(Ok(size)) => {
+            ctx.capacity.notify_one();
+            return (Outcome::Grown(size), None);
+        }
         Ok(Err(error)) => error,
         Err(error) => Error::from(error),
     };

@@ -41,15 +41,28 @@ pub(crate) struct Storage {
     state: watch::Sender<State>,
 }
 
+/// What is known of it.
 #[derive(Debug, Clone)]
-enum State {
+pub(crate) enum State {
+    /// Nobody has tried to open it yet.
+    Untried,
     Unavailable(String),
     Open(Arc<dyn Volumes>),
 }
 
+impl State {
+    fn volumes(&self) -> Result<Arc<dyn Volumes>, StorageError> {
+        match self {
+            State::Open(volumes) => Ok(Arc::clone(volumes)),
+            State::Unavailable(why) => Err(StorageError::Unavailable(why.clone())),
+            State::Untried => Err(StorageError::Unavailable("it has not been opened yet".to_owned())),
+        }
+    }
+}
+
 impl Default for Storage {
     fn default() -> Self {
-        Storage { state: watch::Sender::new(State::Unavailable("it has not been opened yet".to_owned())) }
+        Storage { state: watch::Sender::new(State::Untried) }
     }
 }
 
@@ -69,10 +82,18 @@ impl Storage {
     /// # Errors
     /// [`StorageError::Unavailable`] when it is not.
     pub(crate) fn require_open(&self) -> Result<(), StorageError> {
-        match &*self.state.borrow() {
-            State::Open(_) => Ok(()),
-            State::Unavailable(why) => Err(StorageError::Unavailable(why.clone())),
-        }
+        self.state.borrow().volumes().map(drop)
+    }
+
+    /// Returns once it has been opened, or an attempt to open it has failed.
+    pub(crate) async fn tried(&self) {
+        // An error would mean that the sender is gone, and it is right here.
+        drop(self.changes().wait_for(|state| !matches!(state, State::Untried)).await);
+    }
+
+    /// Changes whenever it is opened or lost.
+    pub(crate) fn changes(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
     }
 
     /// Runs a blocking operation on the store, off the async threads, after checking that the store still is
@@ -85,11 +106,7 @@ impl Storage {
         T: Send + 'static,
         F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
     {
-        let state = self.state.borrow().clone();
-        let volumes = match state {
-            State::Open(volumes) => volumes,
-            State::Unavailable(why) => return Err(StorageError::Unavailable(why)),
-        };
+        let volumes = self.state.borrow().volumes()?;
         let checked = move || volumes.verify().and_then(|()| operation(&*volumes));
         match tokio::task::spawn_blocking(checked).await {
             Ok(Err(error)) if error.concerns_the_store() => {

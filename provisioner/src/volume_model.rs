@@ -45,17 +45,17 @@ impl VolumeModel {
 
 impl State {
     fn require(&self, id: &VolumeId, more: Bytes) -> Result<(), VolumeError> {
-        let taken: u64 = self
-            .volumes
-            .values()
-            .map(|(_, capacity)| capacity.0)
-            .chain(self.trash.iter().map(|size| size.0))
-            .sum();
-        let available = self.size.0 - taken;
+        let available = self.available().0;
         if more.0 <= available {
             return Ok(());
         }
         Err(error(ErrorKind::NoSpace, format!("volume {id}: {} bytes asked, {available} available", more.0)))
+    }
+
+    pub(crate) fn available(&self) -> Bytes {
+        let capacities = self.volumes.values().map(|(_, capacity)| capacity.0);
+        let taken: u64 = capacities.chain(self.trash.iter().map(|size| size.0)).sum();
+        Bytes(self.size.0 - taken)
     }
 }
 
@@ -109,6 +109,10 @@ impl Volumes for VolumeModel {
         let deleted = state.volumes.remove(id);
         state.trash.extend(deleted.map(|(_, capacity)| capacity));
         Ok(deleted.is_some())
+    }
+
+    fn available(&self) -> Result<Bytes, VolumeError> {
+        Ok(self.state().available())
     }
 
     fn empty_trash(&self) -> Result<usize, VolumeError> {

@@ -21,6 +21,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::delete`].
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
+    /// The largest volume that could be made; see [`VolumeStore::space`].
+    fn available(&self) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::empty_trash`].
     fn empty_trash(&self) -> Result<usize, VolumeError>;
 }
@@ -77,6 +79,10 @@ impl Volumes for VolumeStore {
 
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
         Ok(VolumeStore::delete(self, id)?)
+    }
+
+    fn available(&self) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::space(self)?.available)
     }
 
     fn empty_trash(&self) -> Result<usize, VolumeError> {

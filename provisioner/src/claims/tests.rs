@@ -9,6 +9,7 @@ use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::ownership::SELECTED_NODE;
 use crate::{
     api_server::{Bench, Caches, Exchange, expect},
     fixtures,
@@ -17,6 +18,7 @@ use crate::{
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const STATUS: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data/status";
 const GIB: u64 = 1 << 30;
 
@@ -113,7 +115,7 @@ async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn a_claim_larger_than_the_store_waits_for_room() {
+async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
     let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     let answer = expect(Method::POST, VOLUMES, {
         let mut larger = sent();
@@ -121,9 +123,15 @@ async fn a_claim_larger_than_the_store_waits_for_room() {
         larger
     });
     let answer = answer.answer(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![answer]);
-    assert_eq!(reconciled(&bench, large()).await, Action::requeue(Duration::from_secs(1)));
+    let given_back = json!({"metadata": {
+        "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
+    }});
+    let gives_back = expect(Method::PATCH, CLAIM, given_back)
+        .answer(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
+    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
+    assert_eq!(reconciled(&bench, large()).await, Action::await_change());
     assert!(bench.volumes.state().volumes.is_empty());
+    // And sent back by the scheduler.
     // Its own events and whatever else touches the claim do not cut the wait short; room does.
     assert_ne!(reconciled(&bench, large()).await, Action::await_change());
     bench.volumes.state().size = Bytes(4 * GIB);

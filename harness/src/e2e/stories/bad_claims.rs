@@ -19,7 +19,12 @@ pub(in crate::e2e) const NAME: &str = "bad claims";
 /// More than any node's file system.
 const TOO_LARGE: Size = Size::mebibytes(1 << 30);
 const ORDINARY: Size = Size::mebibytes(1);
-const REFUSED: &str = "ProvisioningFailed";
+/// Who says that a claim cannot be met: the provisioner of the claim, or the scheduler of its pod.
+#[derive(Clone, Copy)]
+enum Refusal {
+    ProvisioningFailed,
+    FailedScheduling,
+}
 
 pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
     let before = match world.node {
@@ -27,15 +32,22 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
         None => None,
     };
     let class = world.driver.class_name();
-    let asked = TOO_LARGE.bytes().to_string();
     for mode in ["Filesystem", "Block"] {
         let name = format!("too-large-{}", mode.to_lowercase());
-        let words = [asked.as_str(), "available"];
-        let refused = refused(world, &name, &class, TOO_LARGE, mode, "ReadWriteOnce", &words);
+        // No node says that it could hold it, so none is asked.
+        let by = (Refusal::FailedScheduling, "enough free storage");
+        let refused = refused(world, &name, &class, TOO_LARGE, mode, "ReadWriteOnce", by);
         story.step(&format!("a {mode} claim larger than the file system"), refused).await?;
     }
-    let refused_mode =
-        refused(world, "shared", &class, ORDINARY, "Filesystem", "ReadWriteMany", &["ReadWriteMany"]);
+    let refused_mode = refused(
+        world,
+        "shared",
+        &class,
+        ORDINARY,
+        "Filesystem",
+        "ReadWriteMany",
+        provisioner("ReadWriteMany"),
+    );
     story.step("an access mode that a local volume cannot have", refused_mode).await?;
     story.step("an unknown parameter of the StorageClass", unknown_parameter(world)).await?;
     story.step("a size of zero is refused by the API server itself", zero(world)).await?;
@@ -56,7 +68,11 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
     }
 }
 
-/// Makes a claim and a pod that wants it: an event must say why not, with each of `words`.
+fn provisioner(word: &str) -> (Refusal, &str) {
+    (Refusal::ProvisioningFailed, word)
+}
+
+/// Makes a claim and a pod that wants it: an event must say why not, with a word.
 async fn refused(
     world: &World<'_>,
     name: &str,
@@ -64,7 +80,7 @@ async fn refused(
     size: Size,
     mode: &str,
     access: &str,
-    words: &[&str],
+    (by, word): (Refusal, &str),
 ) -> Result<()> {
     let object = claim(name, class, size, mode, access)?;
     let object = world
@@ -75,12 +91,19 @@ async fn refused(
         .context("create the claim")?;
     let r#use = if mode == "Block" { Use::Device } else { Use::Mounted };
     let pod = holder(name, name, r#use, false)?;
-    world.pods().create(&PostParams::default(), &pod).await.map_err(told).context("create the pod")?;
+    let pod =
+        world.pods().create(&PostParams::default(), &pod).await.map_err(told).context("create the pod")?;
 
-    let says = |message: &str| words.iter().all(|word| message.contains(word));
-    until_event(&world.client, &object, REFUSED, world.patience.start, says)
-        .await
-        .with_context(|| format!("expected an event that says {words:?}"))?;
+    let says = |message: &str| message.contains(word);
+    let event = match by {
+        Refusal::ProvisioningFailed => {
+            until_event(&world.client, &object, "ProvisioningFailed", world.patience.start, says).await
+        }
+        Refusal::FailedScheduling => {
+            until_event(&world.client, &pod, "FailedScheduling", world.patience.start, says).await
+        }
+    };
+    event.with_context(|| format!("expected an event that says {word:?}"))?;
     let pod: Pod = world.pods().get(name).await?;
     let phase = pod.status.and_then(|status| status.phase);
     anyhow::ensure!(phase.as_deref() == Some("Pending"), "the pod is {phase:?}, not Pending");
@@ -109,9 +132,16 @@ async fn unknown_parameter(world: &World<'_>) -> Result<()> {
     let classes: Api<StorageClass> = Api::all(world.client.clone());
     let name = class.name_any();
     classes.create(&PostParams::default(), &class).await.map_err(told).context("create the StorageClass")?;
-    let refused =
-        refused(world, "unknown-parameter", &name, ORDINARY, "Filesystem", "ReadWriteOnce", &["colour"])
-            .await;
+    let refused = refused(
+        world,
+        "unknown-parameter",
+        &name,
+        ORDINARY,
+        "Filesystem",
+        "ReadWriteOnce",
+        provisioner("colour"),
+    )
+    .await;
     // Also when the case failed: the class is not in the namespace that is deleted at the end.
     classes.delete(&name, &DeleteParams::default()).await.map_err(told).context("delete the StorageClass")?;
     refused
