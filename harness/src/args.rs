@@ -25,6 +25,7 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   cargo harness test --lane unit      format, lints and unit tests, no root and no virtual machine
+  cargo harness test --lane apiserver the provisioner against a real API server, without nodes
   cargo harness test --lane kernel    loopfs as root on a real kernel with XFS project quotas
   cargo harness test --lane sanity    the conformance suite of the Container Storage Interface, on a real kernel
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
@@ -34,7 +35,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run test lanes: unit, kernel, sanity, e2e (all of them unless --lane selects).
+    /// Run test lanes: unit, apiserver, kernel, sanity, e2e (all of them unless --lane selects).
     Test(lanes::TestArgs),
     /// Run the main job end to end on a cluster of its own, or on any cluster by --kubeconfig.
     E2e(e2e::Args),

@@ -86,6 +86,23 @@ pub async fn tested_program(
     built.program(program)
 }
 
+/// Builds the unit tests of a package's library, for this machine: a program that is run where it was built.
+///
+/// # Errors
+/// They do not compile.
+pub async fn unit_tests(session: &Session, package: &str, feature: &str) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the tests of {package} with {feature}"));
+    let notes = step.notes();
+    let finished = program(session.workspace.root())
+        .args(["test", "--no-run", "--package", package, "--lib", "--features", feature])
+        .args(["--message-format", "json-render-diagnostics"])
+        .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
+        .run()
+        .await?;
+    step.done("");
+    Built(artifacts(&finished.stdout)).program(package)
+}
+
 /// With the programs of the package, which cargo builds before its tests.
 async fn build_tests(
     session: &Session,

@@ -1,17 +1,19 @@
 //! The whole process against a real API server and a real kube-controller-manager, on a store in memory.
 //!
-//! `KUBECONFIG` says where, as an administrator; `PROVISIONER_KUBECONFIG`, if set, is what the provisioner
-//! itself uses, so that its permissions are tested too. The manifests of `csi/deploy` have to be applied, and
-//! a Node "node-a" to exist.
+//! `cargo harness test --lane apiserver` runs it. `KUBECONFIG` says where, as an administrator; the directory
+//! `PROVISIONER_KUBECONFIGS` holds `NODE.kubeconfig` for the provisioner of each node, which so has just the
+//! rights of the manifests of `csi/deploy`. Those have to be applied, and the nodes "node-a" and "node-b" to
+//! exist; nobody need answer for them.
 
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{
-        core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim},
+        core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
         events::v1::Event,
         storage::v1::StorageClass,
     },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
     jiff::Timestamp,
 };
 use kube::{
@@ -27,16 +29,26 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    capacity::Publishing,
     claim_status::{ResizeStatus, recorded},
     controller::Object,
     fixtures,
+    identity::Identity,
     intents::{Intent, Intents},
+    ownership,
     storage::Opener,
     volume_model::VolumeModel,
     volumes::Volumes,
 };
 
+mod nodes;
+
 const MIB: u64 = 1 << 20;
+
+/// The node of most stories.
+const HERE: &str = "node-a";
+/// Where the driver is installed.
+const SYSTEM: &str = "loopfs-system";
 
 /// Beyond every back-off that a story here runs into.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -98,17 +110,56 @@ impl Cluster {
     }
 
     async fn provisioner(&self) -> Provisioner {
-        let kubeconfig =
-            std::env::var_os("PROVISIONER_KUBECONFIG").or_else(|| std::env::var_os("KUBECONFIG"));
-        let client = crate::client(kubeconfig.map(PathBuf::from)).await.unwrap();
-        let volumes: Arc<dyn Volumes> = self.volumes.clone();
+        self.provisioner_on(HERE, &self.volumes).await
+    }
+
+    async fn provisioner_on(&self, node: &str, volumes: &Arc<VolumeModel>) -> Provisioner {
+        let client = self.client_of(node).await;
+        let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
+        let volumes: Arc<dyn Volumes> = volumes.clone();
         let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
-        let (tasks, stop) = crate::spawn(client, fixtures::identity(), self.intents(), open);
+        let publishing = Publishing { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
+        let (tasks, stop) = crate::spawn(client, identity, self.intents_of(node), open, Some(publishing));
         Provisioner { tasks, stop }
     }
 
+    /// With the rights that the provisioner of a node has.
+    async fn client_of(&self, node: &str) -> Client {
+        let kubeconfigs: PathBuf =
+            std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
+        crate::client(Some(kubeconfigs.join(format!("{node}.kubeconfig")))).await.unwrap()
+    }
+
+    /// The driver's pod on a node.
+    async fn pod_of(&self, node: &str) -> OwnerReference {
+        let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
+        let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
+        OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: pod.name_any(),
+            uid: pod.uid().unwrap(),
+            ..Default::default()
+        }
+    }
+
     fn intents(&self) -> Intents {
-        Intents::beside(&self.scratch.path().join("data"))
+        self.intents_of(HERE)
+    }
+
+    fn intents_of(&self, node: &str) -> Intents {
+        Intents::beside(&self.scratch.path().join(node))
+    }
+
+    /// Another class than the story's own, by a change to that.
+    async fn another_class(&self, suffix: &str, change: Value) -> String {
+        let name = format!("{}-{suffix}", self.class);
+        let mut class = json!({"metadata": {"name": name, "resourceVersion": null}});
+        fixtures::merge_keeping_nulls(&mut class, change);
+        let class = serde_json::to_value(fixtures::class(class)).unwrap();
+        create::<StorageClass>(&Api::all(self.admin.clone()), class).await;
+        name
     }
 
     fn claims(&self) -> Api<PersistentVolumeClaim> {
@@ -122,7 +173,7 @@ impl Cluster {
     /// A claim as the scheduler leaves it once it has chosen the node.
     async fn claim(&self, name: &str, change: Value) -> PersistentVolumeClaim {
         let mut claim = json!({
-            "metadata": {"name": name, "annotations": {"volume.kubernetes.io/selected-node": "node-a"}},
+            "metadata": {"name": name, "annotations": {ownership::SELECTED_NODE: HERE}},
             "spec": {
                 "accessModes": ["ReadWriteOnce"], "storageClassName": self.class,
                 "resources": {"requests": {"storage": "1Mi"}},
@@ -169,10 +220,12 @@ impl Cluster {
     }
 
     async fn finish(self) {
-        Api::<StorageClass>::all(self.admin.clone())
-            .delete(&self.class, &DeleteParams::default())
-            .await
-            .unwrap();
+        let classes: Api<StorageClass> = Api::all(self.admin.clone());
+        for class in classes.list(&ListParams::default()).await.unwrap() {
+            if class.name_any().starts_with(&self.class) {
+                classes.delete(&class.name_any(), &DeleteParams::default()).await.unwrap();
+            }
+        }
         Api::<Namespace>::all(self.admin.clone())
             .delete(&self.namespace, &DeleteParams::default())
             .await
@@ -286,7 +339,14 @@ async fn a_full_store_is_retried_once_there_is_room() {
     let told = cluster.told("second", "ProvisioningFailed").await;
     assert!(told.contains("62914560 bytes asked, 4194304 available"), "{told}");
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
+    let given_back = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
+    until(&cluster.claims(), "second", given_back).await;
     cluster.delete_claim("first").await;
+    eventually("room", || async { (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(()) })
+        .await;
+    // What the scheduler does about it; the back-off of the failure before does not count any more.
+    let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
+    cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     cluster.bound("second").await;
     cluster.delete_claim("second").await;
     eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;

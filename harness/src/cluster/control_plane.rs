@@ -127,6 +127,12 @@ impl ControlPlane {
         Ok(kubeconfig::render(NAME, server, &self.authority.certificate(), caller))
     }
 
+    /// A kubeconfig for a caller on the host who has a token.
+    pub(crate) fn kubeconfig_with_token(&self, token: &str) -> String {
+        let user = kubeconfig::token(token);
+        kubeconfig::render_user(NAME, self.loopback.api_server(), &self.authority.certificate(), &user)
+    }
+
     /// Names every process that is expected to run and does not, with the end of its log.
     pub(crate) fn check_alive(&self) -> Result<()> {
         for process in [&self.etcd, &self.api_server, &self.controller_manager, &self.scheduler] {
@@ -296,14 +302,14 @@ fn write_identity(layout: &Layout, name: &str, identity: &Identity) -> Result<()
 }
 
 /// Writes a file that only its owner can read from its first byte on.
-fn write_private(path: &Path, text: &str) -> Result<()> {
+pub(super) fn write_private(path: &Path, text: &str) -> Result<()> {
     remove_file(path)?;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes()))
         .with_context(|| format!("write {}", path.display()))
 }
 
-fn create_private_dir(path: &Path) -> Result<()> {
+pub(super) fn create_private_dir(path: &Path) -> Result<()> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)

@@ -9,6 +9,20 @@ use super::pki::Identity;
 /// A kubeconfig with everything inline, so that the file works from any directory and in the guest.
 /// It is JSON, which every reader of kubeconfigs takes, since it is YAML too.
 pub(crate) fn render(cluster: &str, server: SocketAddr, authority: &str, caller: &Identity) -> String {
+    let user = json!({
+        "client-certificate-data": base64(caller.certificate.as_bytes()),
+        "client-key-data": base64(caller.key.as_bytes()),
+    });
+    render_user(cluster, server, authority, &user)
+}
+
+/// The user of a kubeconfig who is known by a token.
+pub(crate) fn token(token: &str) -> Value {
+    json!({ "token": token })
+}
+
+/// The same for a user in whatever form.
+pub(crate) fn render_user(cluster: &str, server: SocketAddr, authority: &str, user: &Value) -> String {
     let config: Value = json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -16,10 +30,7 @@ pub(crate) fn render(cluster: &str, server: SocketAddr, authority: &str, caller:
             "server": format!("https://{server}"),
             "certificate-authority-data": base64(authority.as_bytes()),
         }}],
-        "users": [{"name": cluster, "user": {
-            "client-certificate-data": base64(caller.certificate.as_bytes()),
-            "client-key-data": base64(caller.key.as_bytes()),
-        }}],
+        "users": [{"name": cluster, "user": user}],
         "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": cluster}}],
         "current-context": cluster,
     });
@@ -55,5 +66,8 @@ mod tests {
         );
         assert_eq!(config.current_context.as_deref(), Some(config.contexts[0].name.as_str()));
         assert!(config.auth_infos[0].auth_info.as_ref().unwrap().client_key_data.is_some());
+        let text = render_user("name", "127.0.0.1:6443".parse().unwrap(), "", &token("t"));
+        let config = Kubeconfig::from_yaml(&text).unwrap();
+        assert!(config.auth_infos[0].auth_info.as_ref().unwrap().token.is_some());
     }
 }

@@ -14,6 +14,7 @@ mod loopback;
 mod node;
 mod node_spec;
 mod pki;
+mod pod_token;
 mod programs;
 mod up;
 pub(crate) mod waiting;
@@ -25,7 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kube::Client;
 
-use self::control_plane::ControlPlane;
+pub(crate) use self::control_plane::ControlPlane;
 use self::images::NodeParts;
 use self::layout::Layout;
 use self::programs::Programs;
@@ -72,6 +73,26 @@ impl Parts {
         let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session))?;
         let tools_disk = images::tools_disk(session, &programs).await?;
         Ok(Parts { programs, node, tools_disk })
+    }
+}
+
+impl ControlPlane {
+    /// Starts a control plane that has no nodes; Kubernetes' programs are taken from `kubernetes_bin` where they
+    /// are there.
+    ///
+    /// # Errors
+    /// Something cannot be built, or does not start; the message has the end of its log.
+    pub(crate) async fn alone(
+        session: &Session,
+        spec: &ClusterSpec,
+        kubernetes_bin: Option<&Path>,
+    ) -> Result<ControlPlane> {
+        let programs = Programs::ensure(session, kubernetes_bin).await?;
+        for dir in [&spec.dir, &spec.logs] {
+            empty(dir)?;
+        }
+        let layout = Layout::new(&absolute(&spec.dir)?, &absolute(&spec.logs)?);
+        ControlPlane::start(session, programs, layout, spec.durability).await
     }
 }
 

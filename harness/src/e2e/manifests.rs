@@ -10,6 +10,7 @@ use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
 
 use crate::cluster::api_error::told;
+use crate::session::Session;
 
 /// Who the API server records as the owner of what is applied.
 const FIELD_MANAGER: &str = "loopfs-harness";
@@ -21,8 +22,13 @@ pub(crate) struct Manifests {
 }
 
 impl Manifests {
+    /// The files a user applies.
+    pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
+        Manifests::read(&session.workspace.root().join("csi").join("deploy"))
+    }
+
     /// Reads every `*.yaml` in a directory, by name.
-    pub(crate) fn read(dir: &Path) -> Result<Manifests> {
+    fn read(dir: &Path) -> Result<Manifests> {
         let entries = std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
         let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));

@@ -76,6 +76,12 @@ impl Args {
         if self.keep && background::is_background() { "cluster" } else { RUN }
     }
 
+    /// Where to look for Kubernetes' programs before building them.
+    #[must_use]
+    pub fn kubernetes_bin(&self) -> Option<&Path> {
+        self.kubernetes_bin.as_deref()
+    }
+
     /// The command line of the same run.
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
@@ -94,7 +100,7 @@ impl Args {
 /// # Errors
 /// The manifests cannot be read, or a background process not be started; a step that fails is in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
-    let manifests = read_manifests(session)?;
+    let manifests = Manifests::of_driver(session)?;
     match &args.kubeconfig {
         Some(kubeconfig) => against_any_cluster(session, manifests, kubeconfig).await,
         None if !args.keep => against_its_own(session, manifests, &args).await,
@@ -173,7 +179,7 @@ async fn test(
 
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
-    let world = world(read_manifests(session)?, cluster.client().clone(), cluster.nodes().first())?;
+    let world = world(Manifests::of_driver(session)?, cluster.client().clone(), cluster.nodes().first())?;
     world.manifests.apply(&world.client).await?;
     stories::install::served(&world).await
 }
@@ -199,11 +205,6 @@ async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig
     let cleaned = cleaned.await;
     report.record("clean-up", "remove what the run made", started.elapsed(), &cleaned);
     Ok(report)
-}
-
-/// The files a user applies.
-fn read_manifests(session: &Session) -> Result<Manifests> {
-    Manifests::read(&session.workspace.root().join("csi").join("deploy"))
 }
 
 fn world(manifests: Manifests, client: Client, node: Option<&cluster::Node>) -> Result<World<'_>> {

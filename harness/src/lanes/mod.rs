@@ -1,5 +1,6 @@
 //! Test lanes, from the one any machine can run in seconds to the one that needs a cluster.
 
+mod apiserver;
 mod ginkgo;
 mod kernel;
 mod libtest;
@@ -33,6 +34,9 @@ pub struct TestArgs {
 enum Lane {
     /// Format, lints, unit tests, dependency rules, documentation: no root, no virtual machine.
     Unit,
+    /// The provisioner against a real API server, controller manager and scheduler, without a kubelet; no root, no
+    /// virtual machine.
+    Apiserver,
     /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU; and
     /// power cuts, after which nothing is lost and nothing has leaked.
     Kernel,
@@ -42,7 +46,7 @@ enum Lane {
     E2e,
 }
 
-const ALL: [Lane; 4] = [Lane::Unit, Lane::Kernel, Lane::Sanity, Lane::E2e];
+const ALL: [Lane; 5] = [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e];
 
 /// Runs the lanes selected, and reports each as cases of suites named after it.
 ///
@@ -59,6 +63,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         let started = Instant::now();
         let result = match lane {
             Lane::Unit => unit::run(session).await,
+            Lane::Apiserver => apiserver::run(session, args.e2e.kubernetes_bin()).await,
             Lane::Kernel => kernel::run(session, args.kernel.as_deref()).await,
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
@@ -83,6 +88,7 @@ impl Lane {
     fn name(self) -> &'static str {
         match self {
             Lane::Unit => "unit",
+            Lane::Apiserver => "apiserver",
             Lane::Kernel => "kernel",
             Lane::Sanity => "sanity",
             Lane::E2e => "e2e",

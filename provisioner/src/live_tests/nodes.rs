@@ -1,0 +1,282 @@
+//! Stories of two nodes, with a scheduler that places pods on them.
+
+use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
+
+use super::*;
+use crate::ownership::SELECTED_NODE;
+
+const THERE: &str = "node-b";
+
+fn room(mebibytes: u64) -> Arc<VolumeModel> {
+    Arc::new(VolumeModel::of_size(Bytes(mebibytes * MIB)))
+}
+
+fn allowing(node: &str) -> Value {
+    json!([{"matchLabelExpressions": [{"key": "topology.csi.loopfs.dev/node", "values": [node]}]}])
+}
+
+fn of_size(size: &str) -> Value {
+    json!({"spec": {"resources": {"requests": {"storage": size}}}})
+}
+
+fn node_of(volume: &PersistentVolume) -> String {
+    volume.labels()["csi.loopfs.dev/node"].clone()
+}
+
+impl Cluster {
+    /// A claim that nobody has placed.
+    async fn unplaced(&self, name: &str, class: &str, size: &str) -> PersistentVolumeClaim {
+        let mut change = of_size(size);
+        fixtures::merge_keeping_nulls(
+            &mut change,
+            json!({"metadata": {"annotations": null}, "spec": {"storageClassName": class}}),
+        );
+        self.claim(name, change).await
+    }
+
+    async fn select(&self, claim: &str, node: &str) {
+        let patch = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
+        self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.admin.clone(), &self.namespace)
+    }
+
+    /// A pod that uses the claim of the same name. Nobody answers for the nodes, so their taints have to be borne.
+    async fn pod(&self, name: &str) {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {
+                "containers": [{"name": "c", "image": "none"}],
+                "tolerations": [{"operator": "Exists"}],
+                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}],
+            },
+        }))
+        .unwrap();
+        // A new namespace has its account in a moment, and no pods before.
+        eventually("the pod is created", || async {
+            self.pods().create(&PostParams::default(), &pod).await.ok()
+        })
+        .await;
+    }
+
+    async fn remove(&self, name: &str) {
+        self.pods().delete(name, &DeleteParams::default().grace_period(0)).await.unwrap();
+        self.delete_claim(name).await;
+    }
+
+    fn capacities(&self) -> Api<CSIStorageCapacity> {
+        Api::namespaced(self.admin.clone(), SYSTEM)
+    }
+
+    /// What a node says it can hold, of the story's class.
+    async fn capacity(&self, node: &str) -> Option<CSIStorageCapacity> {
+        let selector = ListParams::default().labels(&format!("csi.loopfs.dev/node={node}"));
+        let published = self.capacities().list(&selector).await.unwrap();
+        published.into_iter().find(|object| object.storage_class_name == self.class)
+    }
+
+    async fn says(&self, node: &str, capacity: Option<&str>) {
+        eventually(&format!("{node} says {capacity:?}"), || async {
+            let said = self.capacity(node).await.and_then(|object| object.capacity);
+            (said.as_ref().map(|quantity| quantity.0.as_str()) == capacity).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_immediate_claim_goes_to_the_only_node_that_may() {
+    let cluster = Cluster::connect().await;
+    let there = room(64);
+    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(THERE)});
+    let class = cluster.another_class("one", allowed).await;
+    cluster.unplaced("now", &class, "1Mi").await;
+    let volume = cluster.bound("now").await;
+    assert_eq!(node_of(&volume), THERE);
+    assert_eq!(there.capacity(&volume.name_any()), Some(Bytes(MIB)));
+    assert!(cluster.volumes.state().volumes.is_empty());
+
+    // Grown without any node having been selected.
+    cluster.ask("now", "2Mi").await;
+    until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
+    cluster.delete_claim("now").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    for provisioner in provisioners {
+        provisioner.stop().await;
+    }
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn an_immediate_claim_that_several_nodes_may_provide_waits_for_the_class_to_be_mended() {
+    let cluster = Cluster::connect().await;
+    let there = room(64);
+    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let class = cluster.another_class("any", json!({"volumeBindingMode": "Immediate"})).await;
+    cluster.unplaced("torn", &class, "1Mi").await;
+    let told = cluster.told("torn", "ProvisioningFailed").await;
+    assert!(told.contains("2 nodes may provide the volume"), "{told}");
+    assert!(cluster.volumes.state().volumes.is_empty() && there.state().volumes.is_empty());
+
+    let mended = json!({"allowedTopologies": allowing(THERE)});
+    let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
+    classes.patch(&class, &PatchParams::default(), &Patch::Merge(mended)).await.unwrap();
+    assert_eq!(node_of(&cluster.bound("torn").await), THERE);
+    cluster.delete_claim("torn").await;
+    eventually("deleted", || async { there.state().volumes.is_empty().then_some(()) }).await;
+    for provisioner in provisioners {
+        provisioner.stop().await;
+    }
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_node_that_the_class_does_not_allow_refuses() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    let class = cluster.another_class("there", json!({"allowedTopologies": allowing(THERE)})).await;
+    cluster.claim("misplaced", json!({"spec": {"storageClassName": class}})).await;
+    let told = cluster.told("misplaced", "ProvisioningFailed").await;
+    assert!(told.contains("do not allow node \"node-a\""), "{told}");
+    assert!(cluster.volumes.state().volumes.is_empty());
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_its_node_cannot_hold_is_given_back_and_provisioned_elsewhere() {
+    let cluster = Cluster::connect().await;
+    let there = room(64);
+    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    cluster.claim("large", of_size("100Mi")).await;
+    let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
+    until(&cluster.claims(), "large", given_back).await;
+    let told = cluster.told("large", "ProvisioningFailed").await;
+    assert!(told.contains("67108864 available; the claim is given back to the scheduler"), "{told}");
+
+    there.state().size = Bytes(200 * MIB);
+    cluster.select("large", THERE).await;
+    assert_eq!(node_of(&cluster.bound("large").await), THERE);
+    // Nothing is left of the attempt.
+    eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
+    assert!(cluster.volumes.state().volumes.is_empty());
+    cluster.delete_claim("large").await;
+    eventually("deleted", || async { there.state().volumes.is_empty().then_some(()) }).await;
+    for provisioner in provisioners {
+        provisioner.stop().await;
+    }
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn the_scheduler_knows_which_node_has_room() {
+    let cluster = Cluster::connect().await;
+    cluster.volumes.state().size = Bytes(0);
+    let there = room(64);
+    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    cluster.says("node-a", Some("0")).await;
+    cluster.says(THERE, Some("64Mi")).await;
+    cluster.unplaced("first", &cluster.class, "60Mi").await;
+    cluster.pod("first").await;
+    assert_eq!(node_of(&cluster.bound("first").await), THERE);
+    cluster.says(THERE, Some("4Mi")).await;
+
+    // No node has room any more, until one has.
+    cluster.unplaced("second", &cluster.class, "60Mi").await;
+    cluster.pod("second").await;
+    let told = cluster.told("second", "FailedScheduling").await;
+    assert!(told.contains("enough free storage"), "{told}");
+    cluster.remove("first").await;
+    assert_eq!(node_of(&cluster.bound("second").await), THERE);
+    cluster.remove("second").await;
+    cluster.says(THERE, Some("64Mi")).await;
+    for provisioner in provisioners {
+        provisioner.stop().await;
+    }
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_a_nodes_room_is_kept_true() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.says("node-a", Some("64Mi")).await;
+    let object = cluster.capacity("node-a").await.unwrap();
+    assert_eq!(object.owner_references()[0].kind, "Pod");
+    let largest = object.maximum_volume_size.clone().unwrap();
+
+    // Whoever asks for that much gets it.
+    cluster.claim("all", of_size(&largest.0)).await;
+    cluster.bound("all").await;
+    cluster.says("node-a", Some("64Ki")).await;
+    cluster.delete_claim("all").await;
+    cluster.says("node-a", Some("64Mi")).await;
+
+    let lie = json!({"capacity": "1Ei"});
+    let name = object.name_any();
+    cluster.capacities().patch(&name, &PatchParams::default(), &Patch::Merge(lie)).await.unwrap();
+    cluster.says("node-a", Some("64Mi")).await;
+    cluster.capacities().delete(&name, &DeleteParams::default()).await.unwrap();
+    cluster.says("node-a", Some("64Mi")).await;
+
+    let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
+    let elsewhere = json!({"allowedTopologies": allowing(THERE)});
+    classes.patch(&cluster.class, &PatchParams::default(), &Patch::Merge(elsewhere)).await.unwrap();
+    cluster.says("node-a", None).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+/// What the manifests keep each node's provisioner from, whatever becomes of it.
+#[tokio::test]
+async fn a_provisioner_writes_nothing_of_other_nodes() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.says("node-a", Some("64Mi")).await;
+    provisioner.stop().await;
+    cluster.claim("theirs", json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}})).await;
+    cluster.claim("ours", json!({"metadata": {"labels": {"a": "b"}}})).await;
+
+    let taken_over = cluster.client_of("node-a").await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over.clone(), &cluster.namespace);
+    let refused = async |claim: &str, patch: Value| {
+        let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.unwrap_err().to_string()
+    };
+    let give_back = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    assert!(refused("theirs", give_back.clone()).await.contains("its own node was selected"));
+    let elsewhere = json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}});
+    assert!(refused("ours", elsewhere).await.contains("and nothing else"));
+    let annotated = json!({"metadata": {"annotations": {SELECTED_NODE: null, "more": "x"}}});
+    assert!(refused("ours", annotated).await.contains("and nothing else"));
+    let labelled = json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": null}});
+    assert!(refused("ours", labelled).await.contains("all else"));
+    let larger = json!({
+        "metadata": {"annotations": {SELECTED_NODE: null}},
+        "spec": {"resources": {"requests": {"storage": "2Mi"}}},
+    });
+    refused("ours", larger).await;
+    claims.patch("ours", &PatchParams::default(), &Patch::Merge(give_back)).await.unwrap();
+
+    let capacities: Api<CSIStorageCapacity> = Api::namespaced(taken_over, SYSTEM);
+    let name = cluster.capacity("node-a").await.unwrap().name_any();
+    let mut theirs = capacities_object(&cluster.class, THERE);
+    let error = capacities.create(&PostParams::default(), &theirs).await.unwrap_err().to_string();
+    assert!(error.contains("its own node"), "{error}");
+    theirs = capacities_object(&cluster.class, "node-a");
+    capacities.create(&PostParams::default(), &theirs).await.unwrap();
+    capacities.delete(&theirs.name_any(), &DeleteParams::default()).await.unwrap();
+    capacities.delete(&name, &DeleteParams::default()).await.unwrap();
+    cluster.finish().await;
+}
+
+fn capacities_object(class: &str, node: &str) -> CSIStorageCapacity {
+    serde_json::from_value(json!({
+        "metadata": {"name": "by-hand"}, "storageClassName": class, "capacity": "1Ei",
+        "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": node}},
+    }))
+    .unwrap()
+}
