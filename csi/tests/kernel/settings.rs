@@ -1,14 +1,15 @@
 //! Settings of Block volumes: what a class asks, on the device.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use csi::proto::csi as wire;
-use loopfs::{LoopDevice, VolumeKind};
+use loopfs::{Access, AttachOptions, LoopControl, LoopDevice, VolumeKind};
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Scene, read_from, write_to};
+use crate::scene::{Scene, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -63,21 +64,21 @@ fn a_device_that_lets_discards_through_is_mended_when_it_is_staged_or_published(
     let scene = Scene::new();
     let (target, staging) = (scene.target("target"), scene.target("staging"));
     scene.node().create_volume(made_with("v", &[])).unwrap();
-    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-    let unmask = || {
-        let index = scene.devices("v")[0].binding.index;
-        let path = format!("/sys/block/loop{index}/queue/discard_max_bytes");
-        fs::write(path, (1 << 20).to_string()).unwrap();
-    };
-    unmask();
-    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    assert_eq!(discards(&target), 0);
-    unmask();
-    assert_eq!(discards(&target), 1 << 20);
-    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-    assert_eq!(discards(&target), 0);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    let control = LoopControl::open().unwrap();
+    for stages in [false, true] {
+        let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadWrite).unwrap();
+        let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+        assert!(discards(&device.path()) > 0);
+        if stages {
+            scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+            assert_eq!(discards(&device.path()), 0);
+        }
+        scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+        assert_eq!(discards(&target), 0);
+        drop((image, device));
+        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        assert_eq!(scene.devices("v"), []);
+    }
     scene.finish();
 }
 
@@ -121,7 +122,7 @@ fn a_directory_is_made_with_the_settings_of_devices_all_the_same() {
     for _ in 0..2 {
         scene.node().create_volume(request.clone()).unwrap();
     }
-    let volume = scene.store.volume(&crate::scene::id("v")).unwrap();
+    let volume = scene.store.volume(&id("v")).unwrap();
     assert_eq!((volume.kind(), volume.image().unwrap()), (VolumeKind::Filesystem, None));
     scene.finish();
 }

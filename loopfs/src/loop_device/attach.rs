@@ -7,9 +7,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 
+use super::discard::{self, Outcome};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
-use super::{Access, Binding, LoopDevice, Status, discard, hint, node_name, read_status};
+use super::{Access, Binding, Detach, LoopDevice, PendingDetach, Status, hint, node_name, read_status};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
@@ -57,9 +58,26 @@ pub(super) fn attach(
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
                 let checked = check(&fd, index, &backing, options)
-                    .and_then(|binding| discard::set(index, options.discard).map(|()| binding));
+                    .and_then(|binding| Ok((binding, discard::set(index, options.discard)?)));
                 let error = match checked {
-                    Ok(binding) => return Ok(LoopDevice::new(fd, binding)),
+                    Ok((binding, Outcome::Done)) => return Ok(LoopDevice::new(fd, binding)),
+                    Ok((binding, Outcome::StaysMasked)) => {
+                        // Its last file had discards masked, and the kernel has kept that. Removing takes 45 ms, and is
+                        // done once for each index that was used so.
+                        loop_dev::clear(&fd).context("detach", node_name(index))?;
+                        drop(fd);
+                        // While somebody has it open it stays bound, and must not have the file's next device beside it.
+                        let left = deadline.saturating_duration_since(Instant::now());
+                        if let Detach::Deferred(_) = PendingDetach::new(vec![binding]).wait(left)? {
+                            let detail = "its discards are masked, and it cannot be made anew while somebody has it open";
+                            return Err(Error::new(ErrorKind::Busy, "attach", node_name(index), detail));
+                        }
+                        hint::clear(&backing, options.access).context("unlock", "the backing file")?;
+                        if loop_dev::remove(control, index).is_err() {
+                            pool.give_back_later(index);
+                        }
+                        continue;
+                    }
                     Err(error) => error,
                 };
                 // The binding was made by this call a moment ago, so clearing it takes nobody's device.

@@ -103,7 +103,8 @@ impl LoopControl {
         if options.lifetime == super::Lifetime::Persistent {
             device.keep()?;
         }
-        // Whoever attached it may have died before this was done, and taking a detach back may have undone it.
+        // Whoever attached it may have died before this was done, and taking a detach back may have undone it. One that
+        // stays masked, for it was attached so, is in use and left as it is.
         discard::set(device.index(), options.discard)?;
         Ok(device)
     }

@@ -28,62 +28,90 @@ impl LoopDevice {
         Ok(if limit == 0 { Discard::Mask } else { Discard::Allow })
     }
 
-    /// Lets discards through or masks them, by `queue/discard_max_bytes` of the device in sysfs, and reads that back.
-    /// Users of the device go on; those that run a file system with the mount option `discard` on it see it at their next mount.
+    /// Lets discards through or masks them, by `queue/discard_max_bytes` of the device in sysfs, and reads that back. Users of
+    /// the device go on; a file system on it that was mounted with the option `discard` before may log what is refused.
     ///
-    /// Before Linux 6.9 `LOOP_SET_STATUS64` of anybody lets discards through again; later ones keep the mask even
-    /// when the index is bound to another file, and so an attachment always says what it wants
-    /// ([`AttachOptions::discard`](super::AttachOptions::discard)).
+    /// The mask is the index's and not the binding's. Before Linux 6.9 a new binding and `LOOP_SET_STATUS64` of anybody
+    /// drop it; later kernels keep it, and newer ones (6.18) until the index is removed. An attachment therefore always
+    /// says what it wants ([`AttachOptions::discard`](super::AttachOptions::discard)), and never gets an index that
+    /// would mask what it wants to let through.
     ///
     /// Writing zeroes is another thing: fallocate(2) with `FALLOC_FL_PUNCH_HOLE` on the node makes a hole masked or not, and the
     /// `BLKZEROOUT` of mkfs(8) makes none.
     ///
     /// # Errors
-    /// [`ErrorKind::NotHonoured`]: the kernel did not do it. EROFS: `/sys` is mounted read-only, as in a container that is
-    /// not privileged. ENOENT: it is not mounted. [`ErrorKind::NotFound`]: as for [`discard`](Self::discard).
+    /// [`ErrorKind::NotHonoured`]: the kernel did not do it; of a mask that it keeps, too. EROFS: `/sys` is mounted
+    /// read-only, as in a container that is not privileged. ENOENT: it is not mounted. [`ErrorKind::NotFound`]: as for
+    /// [`discard`](Self::discard).
     #[doc(alias = "discard_max_bytes")]
     pub fn set_discard(&self, discard: Discard) -> Result<()> {
         self.check_bound()?;
-        set(self.index(), discard)
-    }
-}
-
-/// Of a device that the caller has open, so that the index is no other's meanwhile.
-pub(super) fn set(index: u32, discard: Discard) -> Result<()> {
-    let found = match loop_dev::discard_limit(index, DiscardLimit::Set) {
-        // Who has no /sys has masked nothing either.
-        Err(Errno::ENOENT) if discard == Discard::Allow => return Ok(()),
-        found => found.map_err(|errno| explained("read the discard limit of", index, errno))?,
-    };
-    let wanted = match (discard, found) {
-        (Discard::Mask, 0) | (Discard::Allow, 1..) => return Ok(()),
-        (Discard::Mask, _) => 0,
-        (Discard::Allow, 0) => match most(index)? {
-            // The file system under the file makes no holes.
-            0 => return Ok(()),
-            most => most,
-        },
-    };
-    loop_dev::set_discard_limit(index, wanted)
-        .map_err(|errno| explained("set the discard limit of", index, errno))?;
-    match read(index, DiscardLimit::Set)? {
-        set if (set == 0) == (wanted == 0) => Ok(()),
-        other => {
-            let detail = format!("discards of at most {wanted} bytes asked, {other} granted");
-            Err(Error::new(ErrorKind::NotHonoured, "set the discard limit of", node_name(index), detail))
+        match set(self.index(), discard)? {
+            Outcome::Done => Ok(()),
+            Outcome::StaysMasked => {
+                let detail = "this kernel keeps the mask for the life of the index; detach the file and attach it again";
+                Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), detail))
+            }
         }
     }
 }
 
-/// What the driver can take at once, in whole units of what it takes at all: the kernel refuses other limits.
-fn most(index: u32) -> Result<u64> {
-    let unit = read(index, DiscardLimit::Unit)?.max(1);
+const OPERATION: &str = "set the discard limit of";
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Done,
+    /// Only a device that is made anew lets discards through.
+    StaysMasked,
+}
+
+/// Of a device that the caller has open, so that the index is no other's meanwhile.
+pub(super) fn set(index: u32, discard: Discard) -> Result<Outcome> {
+    let found = match loop_dev::discard_limit(index, DiscardLimit::Set) {
+        // Who has no /sys has masked nothing either.
+        Err(Errno::ENOENT) if discard == Discard::Allow => return Ok(Outcome::Done),
+        found => found.map_err(|errno| explained("read the discard limit of", index, errno))?,
+    };
+    match (discard, found) {
+        (Discard::Mask, 0) | (Discard::Allow, 1..) => Ok(Outcome::Done),
+        (Discard::Mask, 1..) => {
+            write(index, 0)?;
+            match read(index, DiscardLimit::Set)? {
+                0 => Ok(Outcome::Done),
+                granted => {
+                    let detail = format!("no discards asked, such of {granted} bytes granted");
+                    Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(index), detail))
+                }
+            }
+        }
+        (Discard::Allow, 0) => unmask(index),
+    }
+}
+
+fn unmask(index: u32) -> Result<Outcome> {
     let most = read(index, DiscardLimit::Hardware)?;
-    Ok(most - most % unit)
+    if most == 0 {
+        // The file system under the file makes no holes.
+        return Ok(Outcome::Done);
+    }
+    // The kernel refuses what is no multiple of the unit; from some version on it has none for a masked device, and so
+    // refuses everything but 0.
+    let unit = read(index, DiscardLimit::Unit)?;
+    if unit == 0 {
+        return Ok(Outcome::StaysMasked);
+    }
+    write(index, most - most % unit)?;
+    let unmasked = read(index, DiscardLimit::Set)? > 0;
+    Ok(if unmasked { Outcome::Done } else { Outcome::StaysMasked })
 }
 
 fn read(index: u32, limit: DiscardLimit) -> Result<u64> {
     loop_dev::discard_limit(index, limit).context("read the discard limit of", node_name(index))
+}
+
+fn write(index: u32, limit: u64) -> Result<()> {
+    loop_dev::set_discard_limit(index, limit).map_err(|errno| explained(OPERATION, index, errno))
 }
 
 fn explained(operation: &'static str, index: u32, errno: Errno) -> Error {

@@ -249,12 +249,13 @@ fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
     );
 }
 
-/// On kernels that forget a mask and on those that keep it too long.
+/// On kernels that forget a mask, on those that keep it until it is taken away, and on those that never let go of it.
 #[test]
 fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
-    for (after, forgets) in (0..CALLS).flat_map(|after| [(after, false), (after, true)]) {
+    let kernels = [(true, false), (false, false), (false, true)];
+    for (after, (forgets, keeps)) in (0..CALLS).flat_map(|after| kernels.map(|kernel| (after, kernel))) {
         old_and_new(
-            |model| model.forgets_discard_limits = forgets,
+            |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
             || {
                 let (masked, open) = (image(), image());
                 let masking = || options().discard(Discard::Mask).index(IndexPolicy::Exact(5));
@@ -280,6 +281,46 @@ fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
             },
         );
     }
+}
+
+#[test]
+fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
+    old_and_new(
+        |model| model.keeps_discard_masks = true,
+        || {
+            let control = LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 3 }).unwrap();
+            let (masked, open) = (image(), image());
+            let index = control.attach(masked.as_fd(), &options().discard(Discard::Mask)).unwrap().index();
+            assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Gone);
+            // As udev has it, too long.
+            let user = crate::sys::loop_dev::open_device(index, false).unwrap();
+            let hurried = options().deadline(Duration::ZERO);
+            assert_eq!(control.attach(open.as_fd(), &hurried).unwrap_err().kind(), ErrorKind::Busy);
+            assert_eq!(
+                control.ensure_attached(open.as_fd(), &hurried).unwrap().index(),
+                index,
+                "no second one"
+            );
+            assert!(matches!(control.detach_all(open.as_fd()).unwrap(), Detach::Deferred(_)));
+            drop(user);
+            with(|model| assert!(model.bound().is_empty()));
+
+            let exact = options().index(IndexPolicy::Exact(index));
+            let device = control.attach(open.as_fd(), &exact).unwrap();
+            assert_eq!((device.index(), device.discard().unwrap()), (index, Discard::Allow));
+            // In use it is left as it is, and said to be so.
+            device.set_discard(Discard::Mask).unwrap();
+            assert_eq!(device.set_discard(Discard::Allow).unwrap_err().kind(), ErrorKind::NotHonoured);
+            assert_eq!(
+                control.ensure_attached(open.as_fd(), &options()).unwrap().binding(),
+                device.binding()
+            );
+            assert_eq!(control.detach(device).unwrap(), Detach::Gone);
+            let device = control.attach(open.as_fd(), &options()).unwrap();
+            assert_eq!(device.discard().unwrap(), Discard::Allow);
+            with(|model| assert_eq!(model.bound().len(), 1));
+        },
+    );
 }
 
 #[rstest]

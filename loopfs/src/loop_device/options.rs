@@ -108,7 +108,8 @@ impl AttachOptions {
         self
     }
 
-    /// What becomes of discards. A device that is attached already is made to do as asked.
+    /// What becomes of discards. A device that is attached already is made to do as asked, except that some kernels keep a
+    /// mask ([`LoopDevice::set_discard`](super::LoopDevice::set_discard)).
     pub fn discard(mut self, discard: Discard) -> Self {
         self.discard = discard;
         self

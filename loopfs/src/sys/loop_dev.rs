@@ -60,10 +60,10 @@ pub(crate) fn exists(index: u32) -> bool {
     std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
 }
 
-/// A limit of the device's queue for discards, in bytes.
+/// How much a device takes in one discard, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiscardLimit {
-    /// What is set.
+    /// What is set; 0 is none at all.
     Set,
     /// What the driver can.
     Hardware,
@@ -71,23 +71,27 @@ pub(crate) enum DiscardLimit {
     Unit,
 }
 
-/// `queue/discard_*` in sysfs: the limit of device `index`.
+/// `queue/discard_max_bytes`, `discard_max_hw_bytes` or `discard_granularity` of device `index` in sysfs.
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     let name = match limit {
         DiscardLimit::Set => "discard_max_bytes",
         DiscardLimit::Hardware => "discard_max_hw_bytes",
         DiscardLimit::Unit => "discard_granularity",
     };
-    let text = std::fs::read_to_string(format!("/sys/block/loop{index}/queue/{name}")).map_err(errno_of)?;
+    let text = std::fs::read_to_string(queue_file(index, name)).map_err(errno_of)?;
     text.trim_end().parse().or(Err(Errno::EIO))
 }
 
-/// `queue/discard_max_bytes` in sysfs: sets the limit of device `index`. 0 is none at all.
+/// `queue/discard_max_bytes` of device `index` in sysfs, set. EINVAL where it is no multiple of the unit, or 2^32 or more.
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
-    let path = format!("/sys/block/loop{index}/queue/discard_max_bytes");
+    let path = queue_file(index, "discard_max_bytes");
     let file = std::fs::File::options().write(true).open(path).map_err(errno_of)?;
     // One write: the kernel takes each as a limit.
     std::io::Write::write(&mut &file, bytes.to_string().as_bytes()).map_err(errno_of).map(drop)
+}
+
+fn queue_file(index: u32, name: &str) -> String {
+    format!("/sys/block/loop{index}/queue/{name}")
 }
 
 fn errno_of(error: std::io::Error) -> Errno {

@@ -35,6 +35,8 @@ pub(crate) struct Model {
     pub(crate) lacks_direct_io: bool,
     /// Before Linux 6.9 a limit of discards does not outlast LOOP_CONFIGURE and LOOP_SET_STATUS64.
     pub(crate) forgets_discard_limits: bool,
+    /// From some version before Linux 6.18 on a mask of discards stays until the device is removed.
+    pub(crate) keeps_discard_masks: bool,
     /// Takes a limit of discards and does not keep it.
     pub(crate) ignores_discard_limits: bool,
     /// What the next calls of a name answer instead of doing anything.
@@ -294,10 +296,12 @@ pub(crate) enum DiscardLimit {
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     with(|model| {
         model.enter("discard_limit", Some(index))?;
+        let keeps = model.keeps_discard_masks;
         let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
         Ok(match limit {
             DiscardLimit::Set => device.discard_limit.unwrap_or(DISCARD_HARDWARE),
             DiscardLimit::Hardware => DISCARD_HARDWARE,
+            DiscardLimit::Unit if keeps && device.discard_limit == Some(0) => 0,
             DiscardLimit::Unit => DISCARD_UNIT,
         })
     })
@@ -306,13 +310,14 @@ pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
     with(|model| {
         model.enter("set_discard_limit", Some(index))?;
-        if !bytes.is_multiple_of(DISCARD_UNIT) {
+        let (ignores, keeps) = (model.ignores_discard_limits, model.keeps_discard_masks);
+        let device = model.devices.get_mut(&index).ok_or(Errno::ENOENT)?;
+        let masked = keeps && device.discard_limit == Some(0);
+        if bytes > u64::from(u32::MAX) || !bytes.is_multiple_of(DISCARD_UNIT) || (masked && bytes > 0) {
             return Err(Errno::EINVAL);
         }
-        let ignores = model.ignores_discard_limits;
-        let device = model.devices.get_mut(&index).ok_or(Errno::ENOENT)?;
         if !ignores {
-            device.discard_limit = Some(bytes);
+            device.discard_limit = Some(bytes.min(DISCARD_HARDWARE));
         }
         Ok(())
     })
