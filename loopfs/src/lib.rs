@@ -4,6 +4,7 @@
 //!   device of a file, grow it in use, detach it.
 //! - [`ProjectQuota`]: limits on the bytes and inodes of a directory tree; [`ProjectIds`] gives out ids for them.
 //! - [`tag_tree`], [`audit_tree`]: a directory tree that exists is put into a project, or compared with one.
+//! - [`clone_tree`]: a directory tree copied with the blocks of its files shared, and all else that it is.
 //! - [`bind_mount`], [`unmount`], [`mountinfo`]: mounts that are never visible without their flags.
 //! - [`VolumeStore`]: a file system full of volumes, each a directory with a quota or a
 //!   preallocated image.
@@ -35,6 +36,7 @@ pub mod mountinfo;
 pub mod probe;
 mod project_quota;
 mod project_tree;
+mod reflink;
 mod sys;
 mod units;
 mod volume_store;
@@ -50,8 +52,9 @@ pub use project_quota::{
     StoredLimits, Usage, assign_project, project_of,
 };
 pub use project_tree::{
-    HardLinks, LeftOut, LeftOutInode, LeftOutReason, SpecialFiles, StrayInode, TagOptions, TreeAudit,
-    TreeReport, audit_tree, audit_tree_reporting, clear_tree, tag_tree, tag_tree_reporting,
+    CloneReport, HardLinks, LeftOut, LeftOutInode, LeftOutReason, SpecialFiles, StrayInode, TagOptions,
+    TreeAudit, TreeReport, audit_tree, audit_tree_reporting, clear_tree, clone_tree, clone_tree_reporting,
+    tag_tree, tag_tree_reporting,
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{

@@ -7,6 +7,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, fstat};
 
+use super::flags::{CHOSEN, Flags};
 use crate::error::{Context, Result};
 use crate::sys::file_attr;
 use crate::sys::fsxattr::{self, FS_XFLAG_PROJINHERIT};
@@ -77,19 +78,24 @@ pub(super) fn open_directory(directory: BorrowedFd<'_>, name: &CStr) -> std::res
     }
 }
 
-/// The directory above, if it is on the same mount.
+/// The directory above, if it is on the same mount; its access time too is left alone where that may be asked for.
 pub(super) fn open_parent(directory: &OwnedFd) -> std::result::Result<OwnedFd, Errno> {
     let resolve = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    openat2(directory, c"..", OpenHow::new().flags(flags).resolve(resolve))
+    let open = |flags| openat2(directory, c"..", OpenHow::new().flags(flags).resolve(resolve));
+    match open(flags | OFlag::O_NOATIME) {
+        Err(Errno::EPERM) => open(flags),
+        other => other,
+    }
 }
+
+const LINKS: &str = "/proc/thread-self/fd";
 
 /// How attributes of inodes that are not open can be had on this kernel.
 ///
 /// An entry is first opened with `O_PATH`, which has no effect on what it is, and looked at. From then on it is
 /// reached by the link that proc(5) has for that descriptor, never by its name, which may be another's by now.
 pub(super) struct Attributes {
-    /// `/proc/thread-self/fd`.
     links: OwnedFd,
     by_path: bool,
 }
@@ -98,7 +104,6 @@ impl Attributes {
     /// # Errors
     /// ENOENT where proc(5) is not mounted on /proc.
     pub(super) fn new() -> Result<Self> {
-        const LINKS: &str = "/proc/thread-self/fd";
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let links = open(LINKS, flags, Mode::empty())
             .context("open", LINKS)
@@ -106,9 +111,22 @@ impl Attributes {
         Ok(Self { links, by_path: file_attr::exists() })
     }
 
-    fn link(held: &OwnedFd) -> CString {
-        let digits = held.as_raw_fd().to_string();
+    /// Where the links are: for calls that take a directory and a name in it.
+    pub(super) fn links(&self) -> BorrowedFd<'_> {
+        self.links.as_fd()
+    }
+
+    /// The name of the link to what is held.
+    pub(super) fn link(held: impl AsFd) -> CString {
+        let digits = held.as_fd().as_raw_fd().to_string();
         CString::new(digits).unwrap_or_default()
+    }
+
+    /// The link to what is held, for calls that take a path only. They end at the inode, also where that is a
+    /// symbolic link.
+    pub(super) fn path(held: impl AsFd) -> CString {
+        let path = format!("{LINKS}/{}", held.as_fd().as_raw_fd());
+        CString::new(path).unwrap_or_default()
     }
 }
 
@@ -117,6 +135,8 @@ pub(super) struct Inode<'a> {
     pub(super) kind: Kind,
     /// How many names it has.
     pub(super) links: u64,
+    /// The descriptor by which it is held: `O_PATH` unless it is a directory.
+    pub(super) held: BorrowedFd<'a>,
     access: Access<'a>,
 }
 
@@ -136,7 +156,8 @@ enum Access<'a> {
 impl<'a> Inode<'a> {
     /// A directory that is open for reading.
     pub(super) fn directory(directory: &'a OwnedFd) -> Self {
-        Self { kind: Kind::Directory, links: 1, access: Access::Directory(directory.as_fd()) }
+        let held = directory.as_fd();
+        Self { kind: Kind::Directory, links: 1, held, access: Access::Directory(held) }
     }
 
     /// Anything else, held by `O_PATH`. A regular file is opened with `O_NONBLOCK`: its owner could have a lease
@@ -157,7 +178,25 @@ impl<'a> Inode<'a> {
             Access::OutOfReach
         };
         #[allow(clippy::unnecessary_cast, reason = "st_nlink is 32 bits wide on aarch64")]
-        Ok(Self { kind, links: status.st_nlink as u64, access })
+        Ok(Self { kind, links: status.st_nlink as u64, held: held.as_fd(), access })
+    }
+
+    /// A regular file, open for reading with its access time left alone. EAGAIN where its owner has a lease on it.
+    pub(super) fn open_file(&self) -> std::result::Result<Reading<'_>, Errno> {
+        let Access::Link { links, held } = &self.access else {
+            return match &self.access {
+                Access::Open(file) => Ok(Reading::Borrowed(file.as_fd())),
+                _ => Err(Errno::EBADF),
+            };
+        };
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let open = |flags| {
+            openat(links, Attributes::link(*held).as_c_str(), flags, Mode::empty()).map(Reading::Owned)
+        };
+        match open(flags | OFlag::O_NOATIME) {
+            Err(Errno::EPERM) => open(flags),
+            other => other,
+        }
     }
 
     /// Its project; None where this kernel or file system cannot tell for this sort of inode.
@@ -165,7 +204,7 @@ impl<'a> Inode<'a> {
         let stored = match &self.access {
             Access::Directory(directory) => Stored::Open(fsxattr::get(directory)?),
             Access::Open(file) => Stored::Open(fsxattr::get(file)?),
-            Access::Link { links, held } => match file_attr::get(links, &Attributes::link(held)) {
+            Access::Link { links, held } => match file_attr::get(links, &Attributes::link(*held)) {
                 Err(Errno::EOPNOTSUPP | Errno::ENOTTY) if self.kind != Kind::File => return Ok(None),
                 answer => Stored::Path(answer?),
             },
@@ -180,9 +219,24 @@ impl<'a> Inode<'a> {
             (Access::Directory(directory), Stored::Open(stored)) => fsxattr::set(directory, stored),
             (Access::Open(file), Stored::Open(stored)) => fsxattr::set(file, stored),
             (Access::Link { links, held }, Stored::Path(stored)) => {
-                file_attr::set(links, &Attributes::link(held), stored)
+                file_attr::set(links, &Attributes::link(*held), stored)
             }
             _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+}
+
+/// A file open for reading.
+pub(super) enum Reading<'a> {
+    Borrowed(BorrowedFd<'a>),
+    Owned(OwnedFd),
+}
+
+impl AsFd for Reading<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Borrowed(file) => *file,
+            Self::Owned(file) => file.as_fd(),
         }
     }
 }
@@ -213,6 +267,30 @@ impl Project {
             Stored::Open(stored) => stored.fsx_xflags & FS_XFLAG_PROJINHERIT != 0,
             Stored::Path(stored) => stored.fa_xflags & u64::from(FS_XFLAG_PROJINHERIT) != 0,
         }
+    }
+
+    pub(super) fn flags(&self) -> Flags {
+        match &self.stored {
+            Stored::Open(stored) => {
+                Flags::new(stored.fsx_xflags.into(), stored.fsx_extsize, stored.fsx_cowextsize)
+            }
+            Stored::Path(stored) => Flags::new(stored.fa_xflags, stored.fa_extsize, stored.fa_cowextsize),
+        }
+    }
+
+    /// With its owner's flags replaced, and the project as it was.
+    pub(super) fn with_flags(mut self, flags: Flags) -> Self {
+        match &mut self.stored {
+            Stored::Open(stored) => {
+                stored.fsx_xflags = stored.fsx_xflags & !CHOSEN | flags.bits();
+                (stored.fsx_extsize, stored.fsx_cowextsize) = flags.hints();
+            }
+            Stored::Path(stored) => {
+                stored.fa_xflags = stored.fa_xflags & !u64::from(CHOSEN) | u64::from(flags.bits());
+                (stored.fa_extsize, stored.fa_cowextsize) = flags.hints();
+            }
+        }
+        self
     }
 
     pub(super) fn with(mut self, id: u32, inherits: bool) -> Self {

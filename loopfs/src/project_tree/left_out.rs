@@ -30,7 +30,7 @@ impl SpecialFiles {
         self.symlinks + self.sockets + self.fifos + self.devices
     }
 
-    fn count(&mut self, kind: Kind) {
+    pub(super) fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Symlink => self.symlinks += 1,
             Kind::Socket => self.sockets += 1,
@@ -107,12 +107,17 @@ impl LeftOut {
 
     /// Counts what concerns one inode alone; anything else, and whatever befalls the root, ends the walk.
     pub(super) fn refused(&mut self, operation: &'static str, errno: Errno, at: &Place<'_>) -> Result<()> {
-        if at.is_root() || !concerns_one_inode(errno) {
-            return Err(failure(operation, errno, at));
+        if self.count_refused(errno, at) { Ok(()) } else { Err(failure(operation, errno, at)) }
+    }
+
+    /// Counts what concerns one inode alone; false where it does not, or befell the root.
+    pub(super) fn count_refused(&mut self, errno: Errno, at: &Place<'_>) -> bool {
+        let counts = !at.is_root() && concerns_one_inode(errno);
+        if counts {
+            self.refused += 1;
+            self.example(at, LeftOutReason::Refused(errno as i32));
         }
-        self.refused += 1;
-        self.example(at, LeftOutReason::Refused(errno as i32));
-        Ok(())
+        counts
     }
 
     fn example(&mut self, at: &Place<'_>, reason: LeftOutReason) {
@@ -139,6 +144,7 @@ fn concerns_one_inode(errno: Errno) -> bool {
             | Errno::EINVAL
             | Errno::ENOTTY
             | Errno::EOPNOTSUPP
+            | Errno::E2BIG
     )
 }
 

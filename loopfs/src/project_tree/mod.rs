@@ -1,4 +1,4 @@
-//! Project ids of a whole directory tree: put an existing one into a project, and find what has left it.
+//! Whole directory trees: put an existing one into a project, find what has left it, and clone it into another.
 //!
 //! XFS lets what is new inherit the id of its directory; what exists keeps the id it has. So a tree is tagged
 //! inode by inode, its root first: what is made meanwhile inherits. The tree may be its owner's to change at the
@@ -11,16 +11,24 @@
 //!   of the tree to what is there.
 //! - Each walk ends, and how often it is repeated is bounded.
 //!
+//! A clone ([`clone_tree`]) is read in the same way, and written where nobody else can reach it.
+//!
 //! The owner of a file may change its project id at any time (see [the crate](crate)): a tree that was tagged, or
 //! found clean, may be different a moment later. Those who must not be able to need an image.
 
 mod audit;
+mod clone;
+mod flags;
+mod hard_links;
 mod inode;
 mod left_out;
 mod tag;
+mod target;
 mod walk;
+mod xattrs;
 
 pub use audit::{StrayInode, TreeAudit, audit_tree, audit_tree_reporting};
+pub use clone::{CloneReport, clone_tree, clone_tree_reporting};
 pub use left_out::{LeftOut, LeftOutInode, LeftOutReason, SpecialFiles};
 pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree, tag_tree_reporting};
 

@@ -6,7 +6,7 @@
 //! directory that it went down from; if not, the tree is entered again from its root, and what is not found there
 //! any more is left.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -34,6 +34,11 @@ pub(super) trait Visitor {
     fn mount(&mut self, at: &Place<'_>) -> Result<()>;
     /// An entry that could not be looked at, or a directory not listed.
     fn unreadable(&mut self, errno: Errno, at: &Place<'_>) -> Result<()>;
+    /// The end of a directory that was visited, the root last: all that was found in it has been visited. Not
+    /// called for directories that the walk is in when it ends before its time.
+    fn left(&mut self, _at: &Place<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Where in the tree the walk is.
@@ -48,6 +53,11 @@ impl Place<'_> {
         let names = self.above.iter().skip(1).map(|level| &level.name).chain(self.name);
         let path: PathBuf = names.map(|name| OsStr::from_bytes(name.as_bytes())).collect();
         if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }
+    }
+
+    /// The last part of the path; None for the root.
+    pub(super) fn name(&self) -> Option<&CStr> {
+        self.name.map(CString::as_c_str)
     }
 
     pub(super) fn is_root(&self) -> bool {
@@ -133,7 +143,7 @@ pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Co
         }
         match walk.next_name(visitor)? {
             Some(name) => walk.enter(&attributes, name, visitor)?,
-            None => walk.leave()?,
+            None => walk.leave(visitor)?,
         }
     }
     Ok(walk.course)
@@ -199,12 +209,12 @@ impl Walk<'_> {
     }
 
     /// Back into the directory above, when the list of this one is at its end.
-    fn leave(&mut self) -> Result<()> {
-        self.levels.pop();
+    fn leave(&mut self, visitor: &mut dyn Visitor) -> Result<()> {
+        self.pop(visitor)?;
         let Some(level) = self.levels.last() else { return Ok(()) };
         self.here = match open_parent(&self.here) {
             Ok(parent) if Identity::of(&parent) == Ok(level.identity) => parent,
-            _ => self.return_from_root()?,
+            _ => self.return_from_root(visitor)?,
         };
         let Some(level) = self.levels.last() else { return Ok(()) };
         // The directories have been read before: an error of this call would be one of the program.
@@ -213,8 +223,14 @@ impl Walk<'_> {
             .map_err(|errno| Error::sys("walk", format!("{:?}", self.path()), errno))
     }
 
+    fn pop(&mut self, visitor: &mut dyn Visitor) -> Result<()> {
+        visitor.left(&Place { above: &self.levels, name: None })?;
+        self.levels.pop();
+        Ok(())
+    }
+
     /// Goes down from the root as far as the levels are still what they were, and gives up the others.
-    fn return_from_root(&mut self) -> Result<OwnedFd> {
+    fn return_from_root(&mut self, visitor: &mut dyn Visitor) -> Result<OwnedFd> {
         self.returns += 1;
         let mut here = open_directory(self.root, c".")
             .map_err(|errno| Error::sys("walk", "the root of a directory tree", errno))?;
@@ -223,7 +239,9 @@ impl Walk<'_> {
             match open_directory(here.as_fd(), &level.name) {
                 Ok(next) if Identity::of(&next) == Ok(level.identity) => here = next,
                 _ => {
-                    self.levels.truncate(depth);
+                    while self.levels.len() > depth {
+                        self.pop(visitor)?;
+                    }
                     self.course = Course::Disturbed;
                     break;
                 }

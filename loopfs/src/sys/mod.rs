@@ -9,6 +9,7 @@ use nix::errno::Errno;
 pub(crate) mod discard;
 pub(crate) mod fiemap;
 pub(crate) mod file_attr;
+pub(crate) mod file_handle;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;
 pub(crate) mod getdents;

@@ -1,10 +1,11 @@
-//! `FICLONE` (ioctl_ficlone(2), linux/fs.h).
+//! `FICLONE` and `FICLONERANGE` (ioctl_ficlonerange(2), linux/fs.h).
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::without_provenance_mut;
 
 use ioctl_sys::ioctl;
-use linux_raw_sys::ioctl::FICLONE;
+use linux_raw_sys::general::file_clone_range;
+use linux_raw_sys::ioctl::{FICLONE, FICLONERANGE};
 use nix::errno::Errno;
 
 use super::Result;
@@ -21,12 +22,26 @@ pub(crate) fn clone(source: impl AsFd, target: impl AsFd) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
+ioctl!(bad write ficlonerange with FICLONERANGE; file_clone_range);
+
+/// `FICLONERANGE` from `offset`, a multiple of the file system's block, to the end of `source`, and to the same
+/// place of `target`.
+pub(crate) fn clone_rest(source: impl AsFd, offset: u64, target: impl AsFd) -> Result<()> {
+    let (source, target) = (source.as_fd().as_raw_fd(), target.as_fd().as_raw_fd());
+    let range =
+        file_clone_range { src_fd: source.into(), src_offset: offset, src_length: 0, dest_offset: offset };
+    // SAFETY: FICLONERANGE reads one `struct file_clone_range`.
+    let result = unsafe { ficlonerange(target, &range) };
+    Errno::result(result).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_request_matches_the_kernel_headers() {
+    fn the_requests_match_the_kernel_headers() {
         assert_eq!(ioctl_sys::iow!(0x94, 9, size_of::<libc::c_int>()), FICLONE);
+        assert_eq!(ioctl_sys::iow!(0x94, 13, size_of::<file_clone_range>()), FICLONERANGE);
     }
 }

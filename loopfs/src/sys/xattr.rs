@@ -1,6 +1,6 @@
-//! Extended attributes by descriptor (fgetxattr(2), fsetxattr(2)).
+//! Extended attributes (xattr(7)), by descriptor and by path.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
@@ -29,4 +29,82 @@ pub(crate) fn set(file: impl AsFd, name: &CStr, value: &[u8]) -> Result<()> {
     // SAFETY: fsetxattr reads a NUL-terminated name and the length told.
     let result = unsafe { libc::fsetxattr(fd, name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     Errno::result(result).map(drop)
+}
+
+/// The longest list of names, and the longest value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX` of linux/limits.h).
+pub(crate) const MOST: usize = 64 << 10;
+
+/// `listxattr`: the names that the caller may see, `trusted.*` only with `CAP_SYS_ADMIN`. E2BIG where they take
+/// more than [`MOST`] bytes.
+pub(crate) fn list_at(path: &CStr) -> Result<Vec<CString>> {
+    let mut room = 256;
+    loop {
+        let mut names = vec![0u8; room];
+        // SAFETY: listxattr reads a NUL-terminated path and writes at most the length told.
+        let length = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
+        match Errno::result(length) {
+            Ok(length) => return Ok(split(&names[..length as usize])),
+            Err(Errno::ERANGE) if room < MOST => room = MOST,
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Each name ends in NUL.
+fn split(names: &[u8]) -> Vec<CString> {
+    names
+        .split_inclusive(|byte| *byte == 0)
+        .filter_map(|name| CStr::from_bytes_with_nul(name).ok())
+        .map(CStr::to_owned)
+        .collect()
+}
+
+/// `getxattr`: None where the attribute is not set.
+pub(crate) fn get_at(path: &CStr, name: &CStr) -> Result<Option<Vec<u8>>> {
+    let mut room = 256;
+    loop {
+        let mut value = vec![0u8; room];
+        // SAFETY: getxattr reads two NUL-terminated strings and writes at most the length told.
+        let length =
+            unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+        match Errno::result(length) {
+            Ok(length) => {
+                value.truncate(length as usize);
+                return Ok(Some(value));
+            }
+            Err(Errno::ENODATA) => return Ok(None),
+            Err(Errno::ERANGE) if room < MOST => room = MOST,
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// `setxattr`, creating or replacing.
+pub(crate) fn set_at(path: &CStr, name: &CStr, value: &[u8]) -> Result<()> {
+    // SAFETY: setxattr reads two NUL-terminated strings and the length told.
+    let result =
+        unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+    Errno::result(result).map(drop)
+}
+
+/// `removexattr`; no error where it is not set.
+pub(crate) fn remove_at(path: &CStr, name: &CStr) -> Result<()> {
+    // SAFETY: removexattr reads two NUL-terminated strings.
+    let result = unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) };
+    match Errno::result(result) {
+        Ok(_) | Err(Errno::ENODATA) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_split_at_each_nul() {
+        assert_eq!(split(b""), Vec::<CString>::new());
+        assert_eq!(split(b"user.a\0user.b=\0"), [c"user.a".to_owned(), c"user.b=".to_owned()]);
+        assert_eq!(split(b"user.a\0cut"), [c"user.a".to_owned()]);
+    }
 }

@@ -1,7 +1,13 @@
 //! Trees put into a project and audited: what is in them, what must stay untouched beside them, and owners who
 //! change them meanwhile.
 
+mod clone;
+mod clone_limits;
+mod clone_moving;
+mod clone_random;
+mod clone_shapes;
 mod moving;
+mod portrait;
 mod refusals;
 mod shapes;
 mod special_files;

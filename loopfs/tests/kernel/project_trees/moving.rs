@@ -16,11 +16,11 @@ use super::{Scene, fingerprint, project_at};
 use crate::environment::{quota, xfs};
 
 /// As many files as make the walk report while it is among them.
-const FILES: u64 = 1500;
+pub(super) const FILES: u64 = 1500;
 
 /// Names that a directory of the tree has after `b`, and one outside as well: a walk that goes up into the wrong
 /// directory finds them there.
-fn later_names() -> impl Iterator<Item = String> {
+pub(super) fn later_names() -> impl Iterator<Item = String> {
     (0..20).map(|n| format!("later {n}"))
 }
 
@@ -31,7 +31,7 @@ fn make_later_names(directory: &Path) {
 }
 
 /// `tree/a/b` with files in it, in `tree` and in `tree/a` further names, and the same outside.
-fn plant(scene: &Scene) {
+pub(super) fn plant(scene: &Scene) {
     let b = scene.tree().join("a/b");
     fs::create_dir_all(&b).unwrap();
     for n in 0..FILES {
@@ -167,7 +167,7 @@ fn a_directory_with_the_number_of_the_one_above_is_not_taken_for_it() {
 }
 
 /// Renames all the time, what is refused left as it is: the tree is tagged in the midst of it (EXDEV).
-fn rename_at_random(tree: &Path, outside: &Path, until: &AtomicBool) -> u64 {
+pub(super) fn rename_at_random(tree: &Path, outside: &Path, until: &AtomicBool) -> u64 {
     let mut renamed = 0;
     let exchange = |one: &Path, other: &Path| {
         renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE).is_ok()

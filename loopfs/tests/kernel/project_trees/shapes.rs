@@ -211,7 +211,7 @@ fn three_thousand_levels_take_as_many_descriptors_as_three() {
 }
 
 /// `remove_dir_all` takes a descriptor for each level.
-fn remove_levels(tree: &File) {
+pub(super) fn remove_levels(tree: &File) {
     loop {
         match renameat(tree, "d/d", tree, "below") {
             Ok(()) => {

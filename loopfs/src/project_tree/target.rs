@@ -1,0 +1,256 @@
+//! The tree that a clone becomes: nobody else reaches it, so names and `..` lead where they led before.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::sys::stat::{
+    FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fchmodat, fstat, mkdirat, mknodat, utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, linkat, symlinkat, unlinkat};
+
+use super::flags::{ALLOCATION, FREEZING, Flags};
+use super::inode::{Attributes, Inode, Kind, open_directory};
+use super::xattrs;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::reflink;
+use crate::sys::file_handle::{self, FileHandle};
+use crate::sys::getdents;
+
+/// What was being done to an inode when the kernel refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal {
+    pub(super) operation: &'static str,
+    pub(super) errno: Errno,
+}
+
+pub(super) const SHARE: &str = "share the content of";
+
+pub(super) trait During<T> {
+    fn during(self, operation: &'static str) -> Result<T, Refusal>;
+}
+
+impl<T> During<T> for Result<T, Errno> {
+    fn during(self, operation: &'static str) -> Result<T, Refusal> {
+        self.map_err(|errno| Refusal { operation, errno })
+    }
+}
+
+/// The tree, with the directory that is being filled.
+pub(super) struct Target {
+    root: OwnedFd,
+    here: OwnedFd,
+    /// One for each directory from the root to here: what it gets when it is full.
+    levels: Vec<Finish>,
+    attributes: Attributes,
+}
+
+/// What would change, or stand in the way, while a directory is filled.
+#[derive(Clone, Copy)]
+struct Finish {
+    accessed: TimeSpec,
+    modified: TimeSpec,
+    flags: Flags,
+}
+
+impl Target {
+    /// `root` must be an empty directory.
+    pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
+        const TARGET: &str = "the directory to clone into";
+        let root = open_directory(root, c".").context("open", TARGET)?;
+        let names = getdents::read(&root).context("list", TARGET)?;
+        if names.iter().any(|entry| !matches!(entry.name.as_bytes(), b"." | b"..")) {
+            return Err(Error::new(ErrorKind::AlreadyExists, "clone into", TARGET, "it is not empty"));
+        }
+        let here = root.try_clone().context("open", TARGET)?;
+        Ok(Self { root, here, levels: Vec::new(), attributes: Attributes::new()? })
+    }
+
+    pub(super) fn root_status(&self) -> Result<FileStat, Errno> {
+        fstat(&self.root)
+    }
+
+    /// Whether every directory that was entered was left again.
+    pub(super) fn is_finished(&self) -> bool {
+        self.levels.is_empty()
+    }
+
+    /// The root takes over what its source is, and hands nothing down but its project.
+    pub(super) fn enter_root(
+        &mut self,
+        source: &Inode<'_>,
+        status: &FileStat,
+        flags: Flags,
+    ) -> Result<(), Refusal> {
+        self.set_flags(&Inode::directory(&self.root), Flags::default())?;
+        self.take_over(source, status, &self.root)?;
+        // Its caller has yet to give it its place.
+        self.levels.push(Finish::new(status, flags.without(FREEZING)));
+        Ok(())
+    }
+
+    pub(super) fn enter_directory(
+        &mut self,
+        name: &CStr,
+        source: &Inode<'_>,
+        status: &FileStat,
+        flags: Flags,
+    ) -> Result<(), Refusal> {
+        mkdirat(&self.here, name, Mode::S_IRWXU).during("make")?;
+        let made = self.or_remove(name, UnlinkatFlags::RemoveDir, || {
+            let made = open_directory(self.here.as_fd(), name).during("open the copy of")?;
+            self.take_over(source, status, &made)?;
+            Ok(made)
+        })?;
+        self.here = made;
+        self.levels.push(Finish::new(status, flags));
+        Ok(())
+    }
+
+    /// Back into the directory above, when this one is full. An error leaves it without its times or flags, and
+    /// no less below.
+    pub(super) fn leave_directory(&mut self) -> Result<(), Refusal> {
+        let Some(level) = self.levels.pop() else { return Ok(()) };
+        let finished = self
+            .set_times(&self.here, level.accessed, level.modified)
+            .and_then(|()| self.set_flags(&Inode::directory(&self.here), level.flags));
+        if !self.levels.is_empty() {
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            self.here = openat(&self.here, "..", flags, Mode::empty()).during("return from")?;
+        }
+        finished
+    }
+
+    /// Anything but a directory. `frozen` says whether it gets the flags that keep it from being linked now.
+    pub(super) fn make(
+        &self,
+        name: &CStr,
+        source: &Inode<'_>,
+        status: &FileStat,
+        flags: Flags,
+    ) -> Result<OwnedFd, Refusal> {
+        let made = if source.kind == Kind::File {
+            let create =
+                OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            openat(&self.here, name, create, Mode::S_IRUSR | Mode::S_IWUSR).during("make")?
+        } else {
+            self.make_special(name, source, status)?
+        };
+        self.or_remove(name, UnlinkatFlags::NoRemoveDir, || {
+            if source.kind == Kind::File && flags.has_any(ALLOCATION) {
+                self.set_flags_of(&made, flags.only(ALLOCATION))?;
+            }
+            if source.kind == Kind::File && status.st_size > 0 {
+                let content = source.open_file().during("open")?;
+                reflink::share_content(content.as_fd(), made.as_fd()).during(SHARE)?;
+            }
+            self.take_over(source, status, &made)?;
+            let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
+            self.set_times(
+                &made,
+                time(status.st_atime, status.st_atime_nsec),
+                time(status.st_mtime, status.st_mtime_nsec),
+            )?;
+            // The root hands none down, so that there are none to take away.
+            if !flags.are_none() {
+                self.set_flags_of(&made, flags)?;
+            }
+            Ok(())
+        })?;
+        Ok(made)
+    }
+
+    fn make_special(&self, name: &CStr, source: &Inode<'_>, status: &FileStat) -> Result<OwnedFd, Refusal> {
+        if source.kind == Kind::Symlink {
+            let destination = readlinkat(source.held, c"").during("read")?;
+            symlinkat(destination.as_os_str(), &self.here, name).during("make")?;
+        } else {
+            let kind = SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT);
+            mknodat(&self.here, name, kind, Mode::S_IRUSR | Mode::S_IWUSR, status.st_rdev).during("make")?;
+        }
+        self.or_remove(name, UnlinkatFlags::NoRemoveDir, || {
+            let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            openat(&self.here, name, flags, Mode::empty()).during("open the copy of")
+        })
+    }
+
+    /// One more name for a file of the tree.
+    pub(super) fn link(&self, name: &CStr, made: &FileHandle) -> Result<(), Refusal> {
+        let held = file_handle::open(&self.root, made).during("find the copy of")?;
+        let (links, link) = (self.attributes.links(), Attributes::link(&held));
+        linkat(links, link.as_c_str(), &self.here, name, AtFlags::AT_SYMLINK_FOLLOW)
+            .during("link the copy of")
+    }
+
+    /// The flags of a file that has all its names.
+    pub(super) fn freeze(&self, made: &FileHandle, flags: Flags) -> Result<(), Refusal> {
+        self.set_flags_of(&file_handle::open(&self.root, made).during("find the copy of")?, flags)
+    }
+
+    /// Owner, then what a change of the owner would clear: capabilities and the bits of the mode. An ACL says the
+    /// group's bits in the mode too, so the mode comes last.
+    fn take_over(&self, source: &Inode<'_>, status: &FileStat, made: &OwnedFd) -> Result<(), Refusal> {
+        let (links, link) = (self.attributes.links(), Attributes::link(made));
+        let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));
+        fchownat(links, link.as_c_str(), Some(owner), Some(group), AtFlags::empty())
+            .during("give the copy to the owner of")?;
+        xattrs::take_over(&Attributes::path(source.held), &Attributes::path(made))
+            .during("copy the extended attributes of")?;
+        if source.kind != Kind::Symlink {
+            let mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
+            fchmodat(links, link.as_c_str(), mode, FchmodatFlags::FollowSymlink)
+                .during("copy the mode of")?;
+        }
+        Ok(())
+    }
+
+    fn set_times(&self, made: &OwnedFd, accessed: TimeSpec, modified: TimeSpec) -> Result<(), Refusal> {
+        let link = Attributes::link(made);
+        utimensat(
+            self.attributes.links(),
+            link.as_c_str(),
+            &accessed,
+            &modified,
+            UtimensatFlags::FollowSymlink,
+        )
+        .during("copy the times of")
+    }
+
+    fn set_flags_of(&self, made: &OwnedFd, flags: Flags) -> Result<(), Refusal> {
+        let inode = fstat(made)
+            .and_then(|status| Inode::other(&self.attributes, made, &status))
+            .during("open the copy of")?;
+        self.set_flags(&inode, flags)
+    }
+
+    fn set_flags(&self, made: &Inode<'_>, flags: Flags) -> Result<(), Refusal> {
+        const OPERATION: &str = "copy the flags of";
+        let Some(now) = made.project().during(OPERATION)? else { return Ok(()) };
+        if now.flags() == flags { Ok(()) } else { made.set(&now.with_flags(flags)).during(OPERATION) }
+    }
+
+    /// What cannot be made whole is not left in part.
+    fn or_remove<T>(
+        &self,
+        name: &CStr,
+        sort: UnlinkatFlags,
+        make: impl FnOnce() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        make().or_else(|refusal| {
+            unlinkat(&self.here, name, sort).during("remove the copy of")?;
+            Err(refusal)
+        })
+    }
+}
+
+impl Finish {
+    fn new(status: &FileStat, flags: Flags) -> Self {
+        Self {
+            accessed: TimeSpec::new(status.st_atime, status.st_atime_nsec),
+            modified: TimeSpec::new(status.st_mtime, status.st_mtime_nsec),
+            flags,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `name_to_handle_at(2)` and `open_by_handle_at(2)` (Linux 2.6.39): an inode, whatever its names.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+
+use super::Result;
+
+/// `MAX_HANDLE_SZ` of linux/exportfs.h.
+const MOST: usize = 128;
+
+/// Which inode, among all that the file system ever had: a number with its generation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileHandle {
+    kind: i32,
+    bytes: Box<[u8]>,
+}
+
+/// `struct file_handle` with as many bytes as any file system takes.
+#[repr(C)]
+struct Raw {
+    handle_bytes: u32,
+    handle_type: i32,
+    handle: [u8; MOST],
+}
+
+/// `name_to_handle_at(file, "", AT_EMPTY_PATH)`, of an O_PATH descriptor too. EOPNOTSUPP where the file system has
+/// no handles.
+pub(crate) fn of(file: impl AsFd) -> Result<FileHandle> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut raw = Raw { handle_bytes: MOST as u32, handle_type: 0, handle: [0; MOST] };
+    let mut mount: libc::c_int = 0;
+    // SAFETY: name_to_handle_at reads the empty path, writes a `struct file_handle` with as many bytes as it says
+    // there is room for, and an int.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            fd,
+            c"".as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    Errno::result(result)?;
+    Ok(FileHandle { kind: raw.handle_type, bytes: raw.handle[..raw.handle_bytes as usize].into() })
+}
+
+/// `open_by_handle_at` with `O_PATH`; `mount` is any descriptor of the file system that is not an O_PATH one, and
+/// says through which mount. ESTALE where the inode is gone, EPERM without `CAP_DAC_READ_SEARCH`.
+pub(crate) fn open(mount: impl AsFd, handle: &FileHandle) -> Result<OwnedFd> {
+    let mount = mount.as_fd().as_raw_fd();
+    let mut raw =
+        Raw { handle_bytes: handle.bytes.len() as u32, handle_type: handle.kind, handle: [0; MOST] };
+    raw.handle[..handle.bytes.len()].copy_from_slice(&handle.bytes);
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: open_by_handle_at reads a `struct file_handle` with as many bytes as it says.
+    let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount, &raw const raw, flags) };
+    let fd = Errno::result(fd)?;
+    // SAFETY: open_by_handle_at answered a descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_matches_fcntl_h() {
+        assert_eq!(std::mem::offset_of!(Raw, handle), 8);
+    }
+
+    #[test]
+    fn a_handle_is_that_of_its_inode_and_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        std::fs::hard_link(&path, directory.path().join("link")).unwrap();
+        let handle = of(&file).unwrap();
+        assert_eq!(of(std::fs::File::open(directory.path().join("link")).unwrap()).unwrap(), handle);
+        let other = std::fs::File::create(directory.path().join("other")).unwrap();
+        assert_ne!(of(&other).unwrap(), handle);
+    }
+}

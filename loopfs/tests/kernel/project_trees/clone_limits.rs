@@ -1,0 +1,146 @@
+//! Clones that cannot be, or not as a whole.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use loopfs::{Bytes, ErrorKind, Inodes, LeftOutInode, LeftOutReason, Limits, probe};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use super::clone::{clone_into, set_attribute};
+use super::{Scene, fingerprint};
+use crate::environment::{quota, scratch, xfs, xfs_without_quota};
+
+/// A file in many pieces: every second block is a hole.
+fn plant_pieces(path: &Path, pieces: u64) {
+    let file = File::create(path).unwrap();
+    for n in 0..pieces {
+        file.write_all_at(&[1; 4096], n * 8192).unwrap();
+    }
+    file.sync_all().unwrap();
+    assert!(probe::extents(&file).unwrap().0 as u64 >= pieces);
+}
+
+#[test]
+fn a_limit_that_is_too_low_is_an_error_that_says_so_and_never_a_short_file() {
+    const PIECES: u64 = 500;
+    let scene = Scene::new(5421);
+    plant_pieces(&scene.tree().join("pieces"), PIECES);
+    let before = fingerprint(&scene.tree());
+    let root = File::open(xfs()).unwrap();
+    // In the midst of the file, wherever that is, and just short of its end.
+    for pieces in [1, 2, PIECES / 3, PIECES - 1] {
+        let copy = scene.empty_copy();
+        quota(&root).set_limits(scene.id, Limits::hard(Bytes(pieces * 4096), Inodes(100))).unwrap();
+        let error = clone_into(&scene.tree(), &copy).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{pieces}: {error}");
+        assert!(error.to_string().contains("\"pieces\"") && error.to_string().contains("limit"), "{error}");
+        assert_eq!(fs::read_dir(&copy).unwrap().count(), 0, "no part of the file is left");
+        fs::remove_dir(&copy).unwrap();
+        scene.charged();
+    }
+    assert_eq!(fingerprint(&scene.tree()), before);
+    let copy = scene.empty_copy();
+    // Twice what it takes: the kernel reserves more than it uses while it works.
+    quota(&root).set_limits(scene.id, Limits::hard(Bytes(PIECES * 8192), Inodes(100))).unwrap();
+    assert!(clone_into(&scene.tree(), &copy).unwrap().is_complete());
+    assert_eq!(fs::read(copy.join("pieces")).unwrap(), fs::read(scene.tree().join("pieces")).unwrap());
+    assert_eq!(fs::metadata(copy.join("pieces")).unwrap().blocks() * 512, PIECES * 4096);
+    quota(&root).clear_limits(scene.id).unwrap();
+    scene.end();
+}
+
+#[test]
+fn too_few_inodes_are_an_error_that_says_so() {
+    let scene = Scene::new(5422);
+    for n in 0..10 {
+        File::create(scene.tree().join(format!("{n}"))).unwrap();
+    }
+    let root = File::open(xfs()).unwrap();
+    let copy = scene.empty_copy();
+    quota(&root).set_limits(scene.id, Limits::hard(Bytes(1 << 20), Inodes(5))).unwrap();
+    let error = clone_into(&scene.tree(), &copy).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    quota(&root).clear_limits(scene.id).unwrap();
+    scene.end();
+}
+
+#[test]
+fn a_clone_needs_an_empty_directory_beside_its_source_and_not_in_it() {
+    let scene = Scene::new(5423);
+    fs::create_dir(scene.tree().join("in it")).unwrap();
+    fs::write(scene.tree().join("file"), "content").unwrap();
+    let (tree, file) = (scene.tree(), scene.tree().join("file"));
+    let error = clone_into(&tree, &tree.join("in it")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.to_string().contains("lies in it"), "{error}");
+    let error = clone_into(&tree, &scene.outside()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    let copy = scene.empty_copy();
+    for (source, target) in [(&file, &copy), (&copy, &file)] {
+        let error = clone_into(source, target).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ENOTDIR), "{error}");
+    }
+    fs::remove_dir(tree.join("in it")).unwrap();
+    let elsewhere = tempfile::tempdir_in(xfs_without_quota()).unwrap();
+    let error = clone_into(&tree, elsewhere.path()).unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::InvalidInput, Some(libc::EXDEV)), "{error}");
+    let (one, other) = (scratch(), scratch());
+    fs::write(one.path().join("file"), "content").unwrap();
+    let error = clone_into(one.path(), other.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("reflink=1"), "{error}");
+    scene.end();
+}
+
+#[test]
+fn what_cannot_be_cloned_is_left_out_as_a_whole_and_told() {
+    const NAMES: u64 = 300;
+    let scene = Scene::new(5424);
+    let tree = scene.tree();
+    // Their names take more room than listxattr(2) has.
+    for name in ["beyond listing", "directory"] {
+        if name == "directory" {
+            fs::create_dir_all(tree.join("directory/below")).unwrap();
+        } else {
+            fs::write(tree.join(name), "content").unwrap();
+        }
+        for n in 0..NAMES {
+            set_attribute(&tree.join(name), &format!("user.{n:0>250}"), b"");
+        }
+    }
+    fs::write(tree.join("whole"), "content").unwrap();
+    let (copy, report) = scene.clone();
+    assert!(!report.is_complete());
+    assert_eq!((report.left_out.refused, report.names, report.files), (2, 4, 1));
+    let refused =
+        |path: &str| LeftOutInode { path: path.into(), reason: LeftOutReason::Refused(libc::E2BIG) };
+    for path in ["beyond listing", "directory"] {
+        assert!(report.left_out.examples.contains(&refused(path)), "{report:?}");
+        assert!(!copy.join(path).exists());
+    }
+    assert_eq!(fs::read(copy.join("whole")).unwrap(), b"content");
+    scene.end();
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_does_not_cut_one() {
+    let scene = Scene::new(5425);
+    fs::write(scene.tree().join("file"), vec![1; 2 << 20]).unwrap();
+    let copy = scene.empty_copy();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+    setrlimit(Resource::RLIMIT_FSIZE, 1 << 20, hard).unwrap();
+    let report = clone_into(&scene.tree(), &copy);
+    setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
+    match report {
+        Ok(report) if report.is_complete() => {
+            assert_eq!(fs::metadata(copy.join("file")).unwrap().len(), 2 << 20);
+        }
+        Ok(report) => {
+            assert_eq!(report.left_out.refused, 1);
+            assert!(!copy.join("file").exists());
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),
+    }
+    scene.end();
+}

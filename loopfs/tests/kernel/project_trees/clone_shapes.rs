@@ -1,0 +1,166 @@
+//! Clones of large and deep trees, and of what is mounted in one.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use loopfs::{
+    CloneReport, LeftOutInode, LeftOutReason, MountFlags, bind_mount, clone_tree, clone_tree_reporting,
+    unmount,
+};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::stat::{Mode, mkdirat};
+
+use super::clone::set_times;
+use super::portrait::{assert_alike, portray};
+use super::shapes::remove_levels;
+use super::{Scene, nothing};
+
+const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+
+#[test]
+fn five_thousand_levels_take_as_many_descriptors_as_five() {
+    const LEVELS: u64 = 5000;
+    let scene = Scene::new(5411);
+    let mut here = OwnedFd::from(File::open(scene.tree()).unwrap());
+    for _ in 0..LEVELS {
+        mkdirat(&here, "d", Mode::S_IRWXU).unwrap();
+        here = openat(&here, "d", DIRECTORY, Mode::empty()).unwrap();
+    }
+    let create = OFlag::O_CREAT | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+    let lowest = File::from(openat(&here, "file", create, Mode::S_IRUSR).unwrap());
+    nix::sys::stat::futimens(
+        &here,
+        &nix::sys::time::TimeSpec::new(1, 2),
+        &nix::sys::time::TimeSpec::new(3, 4),
+    )
+    .unwrap();
+    drop((here, lowest));
+
+    let copy = scene.empty_copy();
+    let (root, target) = (File::open(scene.tree()).unwrap(), File::open(&copy).unwrap());
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let highest = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap())
+        .max();
+    // The highest may have been the list's own, which is closed again.
+    setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 10, hard).unwrap();
+    let report = clone_tree(root.as_fd(), target.as_fd());
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+
+    let report = report.unwrap();
+    assert_eq!((report.directories, report.files, report.is_complete()), (LEVELS + 1, 1, true));
+    let mut here = OwnedFd::from(target.try_clone().unwrap());
+    for _ in 0..LEVELS {
+        here = openat(&here, "d", DIRECTORY, Mode::empty()).unwrap();
+    }
+    let status = nix::sys::stat::fstat(&here).unwrap();
+    assert_eq!((status.st_mtime, status.st_mtime_nsec), (3, 4), "of the lowest directory");
+    drop(openat(&here, "file", OFlag::O_RDONLY, Mode::empty()).unwrap());
+    drop(here);
+    remove_levels(&root);
+    remove_levels(&target);
+    drop((root, target));
+    scene.end();
+}
+
+#[test]
+fn a_hundred_levels_with_files_on_each_are_alike() {
+    let scene = Scene::new(5412);
+    let mut levels = vec![scene.tree()];
+    for n in 0..100 {
+        let path = levels.last().unwrap().join(format!("level {n}"));
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("file"), vec![n; usize::from(n) * 100]).unwrap();
+        if n > 0 {
+            fs::hard_link(levels.last().unwrap().join("file"), path.join("linked")).unwrap();
+        }
+        levels.push(path);
+    }
+    for (n, path) in (0..).zip(&levels) {
+        set_times(path, (1000 + n, 1), (2000 + n, 2));
+    }
+    let expected = portray(&scene.tree());
+    let (copy, report) = scene.clone();
+    assert_alike(&portray(&copy), &expected);
+    assert_eq!((report.directories, report.files, report.hard_links), (101, 100, 99));
+    scene.end();
+}
+
+#[test]
+fn twenty_thousand_entries_are_cloned_once_each_and_reported_meanwhile() {
+    const ENTRIES: u64 = 20_000;
+    let scene = Scene::new(5413);
+    let mut directories = 1;
+    for n in 0..ENTRIES {
+        let path = scene.tree().join(format!("entry with a name of some length {n}"));
+        if n % 50 == 0 {
+            fs::create_dir(path).unwrap();
+            directories += 1;
+        } else {
+            File::create(path).unwrap();
+        }
+    }
+    let copy = scene.empty_copy();
+    let mut reported = Vec::new();
+    let report = clone_tree_reporting(
+        File::open(scene.tree()).unwrap().as_fd(),
+        File::open(&copy).unwrap().as_fd(),
+        &mut |report| reported.push(report.names),
+    )
+    .unwrap();
+    let expected = CloneReport {
+        names: ENTRIES + 1,
+        directories,
+        files: ENTRIES + 1 - directories,
+        left_out: nothing(),
+        ..CloneReport::default()
+    };
+    assert_eq!(report, expected);
+    assert_eq!(reported, (1..=ENTRIES / 1024).map(|n| n * 1024).collect::<Vec<_>>());
+    let names = |tree: &PathBuf| {
+        let mut names: Vec<_> = fs::read_dir(tree).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&copy), names(&scene.tree()));
+    assert_eq!(scene.charged().1, ENTRIES + 1);
+    scene.end();
+}
+
+#[test]
+fn what_is_mounted_in_a_tree_is_neither_cloned_nor_what_it_covers() {
+    let scene = Scene::new(5414);
+    let tree = scene.tree();
+    fs::create_dir(tree.join("bound")).unwrap();
+    fs::write(tree.join("bound/covered"), "").unwrap();
+    fs::write(tree.join("file"), "").unwrap();
+    let source = File::open(scene.outside().join("directory")).unwrap();
+    bind_mount(source.as_fd(), &tree.join("bound"), MountFlags::default()).unwrap();
+    let (copy, report) = scene.clone();
+    unmount(&tree.join("bound")).unwrap();
+    assert_eq!((report.names, report.left_out.mounts, report.is_complete()), (2, 1, false));
+    let bound = LeftOutInode { path: "bound".into(), reason: LeftOutReason::Mount };
+    assert_eq!(report.left_out.examples, [bound]);
+    assert!(!copy.join("bound").exists() && copy.join("file").exists());
+    drop(source);
+    scene.end();
+}
+
+#[test]
+fn links_are_copied_and_not_followed() {
+    let scene = Scene::new(5415);
+    let outside = scene.outside();
+    for (name, destination) in [("directory", outside.clone()), ("file", outside.join("file"))] {
+        std::os::unix::fs::symlink(destination, scene.tree().join(name)).unwrap();
+    }
+    let (copy, report) = scene.clone();
+    assert_eq!((report.names, report.special_files.symlinks), (3, 2));
+    assert_eq!(fs::read_link(copy.join("directory")).unwrap(), outside);
+    assert_eq!(fs::symlink_metadata(copy.join("file")).unwrap().nlink(), 1);
+    assert_eq!(scene.charged().1, 3);
+    scene.end();
+}

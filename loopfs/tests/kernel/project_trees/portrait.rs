@@ -1,0 +1,167 @@
+//! All that can be told of the inodes of a tree, to compare two of them.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use loopfs::probe;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{lgetxattr, llistxattr};
+
+/// One inode under one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Portrait {
+    mode: u32,
+    owner: (u32, u32),
+    device: u64,
+    /// Of directories the kernel's own business.
+    size: Option<u64>,
+    /// Of directories their subdirectories.
+    links: u64,
+    /// The first name in the tree of the same inode.
+    first_name: PathBuf,
+    accessed: (i64, i64),
+    modified: (i64, i64),
+    attributes: BTreeMap<OsString, Vec<u8>>,
+    /// Of regular files and directories: flags, and hints of the size of extents.
+    flags: Option<(u32, u32, u32)>,
+    content: Content,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Content {
+    None,
+    Link(PathBuf),
+    File(Vec<u8>),
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("-"),
+            Self::Link(destination) => write!(f, "-> {}", destination.display()),
+            Self::File(bytes) => {
+                let sum =
+                    bytes.iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+                write!(f, "{} bytes, {sum:x}", bytes.len())
+            }
+        }
+    }
+}
+
+/// Every name below a directory, which is `.`, and what is under it.
+pub(super) type Portraits = BTreeMap<PathBuf, Portrait>;
+
+pub(super) fn portray(tree: &Path) -> Portraits {
+    let mut first_names = BTreeMap::new();
+    let mut portraits = Portraits::new();
+    let mut pending = vec![PathBuf::from(".")];
+    while let Some(name) = pending.pop() {
+        let path = tree.join(&name);
+        // Looked at before anything is read, as reading moves the access time of symbolic links.
+        let status = fs::symlink_metadata(&path).unwrap();
+        let first_name = first_names.entry(status.ino()).or_insert_with(|| name.clone()).clone();
+        portraits.insert(name.clone(), Portrait::of(&path, &status, first_name));
+        if status.is_dir() {
+            let mut names = list(&path).into_iter().map(|entry| name.join(entry)).collect::<Vec<_>>();
+            // The last is next, in both trees.
+            names.sort();
+            pending.extend(names);
+        }
+    }
+    portraits
+}
+
+/// As [`fs::read_dir`], which moves the access time.
+fn list(directory: &Path) -> Vec<OsString> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOATIME | OFlag::O_CLOEXEC;
+    let mut opened = nix::dir::Dir::open(directory, flags, Mode::empty()).unwrap();
+    let names = opened.iter().map(|entry| entry.unwrap().file_name().to_bytes().to_vec());
+    names.filter(|name| !matches!(name.as_slice(), b"." | b"..")).map(OsString::from_vec).collect()
+}
+
+/// Without a trace: the trees are looked at again.
+fn restore_access_time(path: &Path, status: &fs::Metadata) {
+    if fs::symlink_metadata(path).unwrap().atime_nsec() == status.atime_nsec() {
+        return;
+    }
+    let time = TimeSpec::new(status.atime(), status.atime_nsec());
+    let unchanged = TimeSpec::UTIME_OMIT;
+    utimensat(nix::fcntl::AT_FDCWD, path, &time, &unchanged, UtimensatFlags::NoFollowSymlink).unwrap();
+}
+
+impl Portrait {
+    pub(super) fn flags(&self) -> Option<(u32, u32, u32)> {
+        self.flags
+    }
+
+    fn of(path: &Path, status: &fs::Metadata, first_name: PathBuf) -> Self {
+        let kind = status.file_type();
+        let open = || File::options().read(true).custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW).open(path);
+        let (mut content, mut flags) = (Content::None, None);
+        if kind.is_symlink() {
+            content = Content::Link(fs::read_link(path).unwrap());
+            restore_access_time(path, status);
+        } else if kind.is_file() {
+            let mut file = open().unwrap();
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).unwrap();
+            content = Content::File(bytes);
+            flags = Some(probe::flags(&file).unwrap());
+        } else if kind.is_dir() {
+            flags = Some(probe::flags(open().unwrap()).unwrap());
+        }
+        let node = kind.is_block_device() || kind.is_char_device();
+        Self {
+            mode: status.mode(),
+            owner: (status.uid(), status.gid()),
+            device: if node { status.rdev() } else { 0 },
+            size: (!kind.is_dir()).then(|| status.size()),
+            links: status.nlink(),
+            first_name,
+            accessed: (status.atime(), status.atime_nsec()),
+            modified: (status.mtime(), status.mtime_nsec()),
+            attributes: attributes(path),
+            flags,
+            content,
+        }
+    }
+}
+
+fn attributes(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let mut list = Vec::with_capacity(64 << 10);
+    llistxattr(path, spare_capacity(&mut list)).unwrap();
+    list.split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty() && !name.starts_with(b"trusted.loopfs."))
+        .map(|name| {
+            let mut value = Vec::with_capacity(64 << 10);
+            lgetxattr(path, CString::new(name).unwrap(), spare_capacity(&mut value)).unwrap();
+            (OsString::from_vec(name.to_vec()), value)
+        })
+        .collect()
+}
+
+/// Reading a symbolic link moves its access time, and there is no way to ask the kernel for another.
+pub(super) fn without_access_times_of_links(mut portraits: Portraits) -> Portraits {
+    for portrait in portraits.values_mut().filter(|portrait| matches!(portrait.content, Content::Link(_))) {
+        portrait.accessed = (0, 0);
+    }
+    portraits
+}
+
+/// Panics with the first difference, which two whole trees would hide.
+#[track_caller]
+pub(super) fn assert_alike(found: &Portraits, expected: &Portraits) {
+    let names = |portraits: &Portraits| portraits.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(found), names(expected));
+    for (name, portrait) in expected {
+        assert_eq!(&found[name], portrait, "{:?}", name.as_os_str().as_bytes().escape_ascii().to_string());
+    }
+}
