@@ -1,4 +1,5 @@
-//! The Controller service, for orchestrators that have no provisioner of their own: this node's volumes.
+//! The Controller service, for orchestrators that have no provisioner of their own: this node's volumes, and snapshots of
+//! them.
 
 use std::collections::HashMap;
 
@@ -8,19 +9,26 @@ use tonic::{Request, Response, Status, async_trait};
 use crate::driver::DriverName;
 use crate::error::Result;
 use crate::node::signed;
+use crate::op_guard::Use;
 use crate::proto::csi as wire;
 use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
-use crate::proto::csi::{controller_get_volume_response, list_volumes_response};
+use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
 use crate::rpc::{self, Kind};
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
-use crate::volumes::{Described, Page, SMALLEST};
+use crate::volumes::{Described, Page, SMALLEST, SnapshotPage};
+
+mod answers;
 
 /// What this version does.
-const CAPABILITIES: [Capability; 10] = [
+const CAPABILITIES: [Capability; 14] = [
     Capability::CreateDeleteVolume,
+    Capability::CloneVolume,
+    Capability::CreateDeleteSnapshot,
+    Capability::ListSnapshots,
+    Capability::GetSnapshot,
     Capability::ListVolumes,
     Capability::ListVolumesPublishedNodes,
     Capability::GetCapacity,
@@ -49,33 +57,6 @@ impl ControllerService {
     ) -> Self {
         Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), node, requests, work }
     }
-
-    fn volume(&self, described: &Described) -> wire::Volume {
-        wire::Volume {
-            capacity_bytes: described.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
-            volume_id: described.volume.to_string(),
-            volume_context: HashMap::from([(
-                self.filesystem_uuid_key.clone(),
-                described.filesystem.to_string(),
-            )]),
-            content_source: None,
-            accessible_topology: vec![self.node.topology()],
-        }
-    }
-
-    fn published_node_ids(&self, described: &Described) -> Vec<String> {
-        described.published.then(|| self.node.name().to_owned()).into_iter().collect()
-    }
-
-    fn entry(&self, described: Described) -> list_volumes_response::Entry {
-        list_volumes_response::Entry {
-            volume: Some(self.volume(&described)),
-            status: Some(list_volumes_response::VolumeStatus {
-                published_node_ids: self.published_node_ids(&described),
-                volume_condition: Some(described.condition.into()),
-            }),
-        }
-    }
 }
 
 #[async_trait]
@@ -87,8 +68,9 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("CreateVolume", Kind::Change, &request.name.clone(), async {
             let create = self.requests.create(request)?;
-            let made =
-                self.work.change(&create.volume.clone(), move |volumes| volumes.create(&create)).await?;
+            let wanted = [(create.volume.clone().into(), Use::Change)].into_iter();
+            let wanted = wanted.chain(create.source.clone().map(|source| (source.into(), Use::Copy)));
+            let made = self.work.holding(wanted, move |volumes| volumes.create(&create)).await?;
             Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&made)) })
         })
         .await
@@ -101,7 +83,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("DeleteVolume", Kind::Change, &request.volume_id, async {
             if let Some(volume) = self.requests.delete(&request)? {
-                self.work.change(&volume.clone(), move |volumes| volumes.delete(&volume)).await?;
+                let wanted = [(volume.clone().into(), Use::Remove)];
+                self.work.holding(wanted, move |volumes| volumes.delete(&volume)).await?;
             }
             Ok(wire::DeleteVolumeResponse {})
         })
@@ -261,23 +244,63 @@ impl Controller for ControllerService {
 
     async fn create_snapshot(
         &self,
-        _request: Request<wire::CreateSnapshotRequest>,
+        request: Request<wire::CreateSnapshotRequest>,
     ) -> Result<Response<wire::CreateSnapshotResponse>, Status> {
-        Err(unimplemented("CREATE_DELETE_SNAPSHOT"))
+        let request = request.into_inner();
+        rpc::traced("CreateSnapshot", Kind::Change, &request.name.clone(), async {
+            let create = self.requests.create_snapshot(request)?;
+            let wanted =
+                [(create.snapshot.clone().into(), Use::Change), (create.source.clone().into(), Use::Copy)];
+            let taken = self.work.holding(wanted, move |volumes| volumes.create_snapshot(&create)).await?;
+            Ok(wire::CreateSnapshotResponse { snapshot: Some(self.snapshot(&taken)) })
+        })
+        .await
     }
 
     async fn delete_snapshot(
         &self,
-        _request: Request<wire::DeleteSnapshotRequest>,
+        request: Request<wire::DeleteSnapshotRequest>,
     ) -> Result<Response<wire::DeleteSnapshotResponse>, Status> {
-        Err(unimplemented("CREATE_DELETE_SNAPSHOT"))
+        let request = request.into_inner();
+        rpc::traced("DeleteSnapshot", Kind::Change, &request.snapshot_id, async {
+            if let Some(snapshot) = self.requests.delete_snapshot(&request)? {
+                let wanted = [(snapshot.clone().into(), Use::Remove)];
+                self.work.holding(wanted, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
+            }
+            Ok(wire::DeleteSnapshotResponse {})
+        })
+        .await
     }
 
     async fn list_snapshots(
         &self,
-        _request: Request<wire::ListSnapshotsRequest>,
+        request: Request<wire::ListSnapshotsRequest>,
     ) -> Result<Response<wire::ListSnapshotsResponse>, Status> {
-        Err(unimplemented("LIST_SNAPSHOTS"))
+        let request = request.into_inner();
+        rpc::traced("ListSnapshots", Kind::Query, "", async {
+            let list = self.requests.list_snapshots(&request)?;
+            let SnapshotPage { snapshots, next } =
+                self.work.query(move |volumes| volumes.list_snapshots(&list)).await?;
+            let entry = |snapshot| list_snapshots_response::Entry { snapshot: Some(self.snapshot(snapshot)) };
+            Ok(wire::ListSnapshotsResponse {
+                entries: snapshots.iter().map(entry).collect(),
+                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
+            })
+        })
+        .await
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<wire::GetSnapshotRequest>,
+    ) -> Result<Response<wire::GetSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("GetSnapshot", Kind::Query, &request.snapshot_id, async {
+            let id = self.requests.get_snapshot(&request)?;
+            let snapshot = self.work.query(move |volumes| volumes.snapshot(&id)).await?;
+            Ok(wire::GetSnapshotResponse { snapshot: Some(self.snapshot(&snapshot)) })
+        })
+        .await
     }
 
     async fn controller_modify_volume(

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use loopfs::VolumeId;
+use loopfs::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 
+use crate::op_guard::Object;
 use crate::request::InvalidRequest;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -19,8 +20,8 @@ pub(crate) enum Error {
     #[error("volume_capability: {0}")]
     WrongAccessType(String),
 
-    #[error("another operation on volume {0} is in progress; retry when it has finished")]
-    InProgress(VolumeId),
+    #[error("another operation on {0} is in progress; retry when it has finished")]
+    InProgress(Object),
 
     /// Something that will pass by itself.
     #[error("{0}; retry")]
@@ -55,6 +56,9 @@ pub(crate) enum Error {
 
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeId),
+
+    #[error("there is no snapshot {0}")]
+    NoSuchSnapshot(SnapshotId),
 
     /// What a new volume shall be filled with, and cannot be.
     #[error("{0}")]

@@ -68,6 +68,7 @@ mod tests {
             filesystem: "0123abcd-0000-4000-8000-00000000beef".parse().unwrap(),
             published: false,
             condition,
+            source: None,
         };
         let health = wire::VolumeHealth::from(described);
         assert_eq!(health.volume_id, "v");

@@ -46,6 +46,10 @@ impl Identity for IdentityService {
             Type::Service(capability::Service {
                 r#type: service::Type::VolumeAccessibilityConstraints as i32,
             }),
+            // A snapshot is where its volume is.
+            Type::Service(capability::Service {
+                r#type: service::Type::SnapshotAccessibilityConstraints as i32,
+            }),
             Type::VolumeExpansion(capability::VolumeExpansion {
                 r#type: volume_expansion::Type::Online as i32,
             }),

@@ -2,6 +2,22 @@
 //!
 //! It serves Identity, Controller and Node on a unix socket and registers with the kubelet. It knows no Kubernetes API and
 //! holds no credentials; it is the part that mounts.
+//!
+//! # Snapshots and clones
+//! A snapshot, and a volume made from a snapshot or another volume, shares its blocks with what it was made from until one of
+//! the two is written. The source may be in use.
+//!
+//! **What it holds.** Of a device: what it held at one moment, between two writes, as a loss of power would leave it
+//! (crash-consistent). What programs have written to the device node by then is in it; what a file system on the device
+//! keeps in memory is not. Of a directory: each file as it was at one moment, but not all files at the same one, for they are
+//! copied one after the other while programs go on. Stop them, or have them flush and pause, for more than that.
+//!
+//! **What it takes.** Of a device: no time that grows with its size, and at first no space. Its whole size is promised all the same
+//! (with 1/128 and 1 MiB for its extents), to the snapshot as to the volume, so that no write to any of them ever lacks
+//! space. Of a directory: time for each file, and space for inodes and directories. What is copied counts against the limit of a new
+//! volume in full, shared or not; a snapshot is never written, and its limit is what it holds.
+//!
+//! **How long it lives.** A snapshot outlives its volume and a volume its snapshot. All of them are on one node.
 
 #![forbid(unsafe_code)]
 

@@ -13,6 +13,7 @@ use loopfs::{
 };
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
+use nix::unistd::fsync;
 
 use crate::error::{Error, Result};
 use crate::target::{Target, kind_of};
@@ -50,6 +51,15 @@ impl<'a> BlockVolume<'a> {
             tracing::warn!(%trouble, "attached with less than was wished");
         }
         Ok(device)
+    }
+
+    /// Has what was written to the devices reach the image. What a file system on them still keeps is not theirs.
+    pub(crate) fn flush(&self) -> Result<()> {
+        for device in self.devices()? {
+            let path = device.path();
+            fsync(&device).map_err(|errno| Error::Target { operation: "fsync", path, errno })?;
+        }
+        Ok(())
     }
 
     /// Shows the volume at the target.

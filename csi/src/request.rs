@@ -16,11 +16,13 @@ mod name;
 mod page_token;
 mod parameters;
 mod path;
+mod snapshots;
 
 pub(crate) use capability::{AccessType, Capability};
-pub(crate) use controller::{Create, Expected, Grow, List, Room, Source, Validate};
+pub(crate) use controller::{Create, Expected, Grow, List, Room, Validate};
 pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;
+pub(crate) use snapshots::{CreateSnapshot, Filter, ListSnapshots};
 
 /// Why a request can never succeed as it is.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

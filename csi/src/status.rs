@@ -19,7 +19,9 @@ impl Error {
             Self::PublishedOtherwise(_) | Self::Incompatible(_) => Code::AlreadyExists,
             // Said of making volumes only: the orchestrator tries another node.
             Self::NoRoomHere(_) => Code::ResourceExhausted,
-            Self::NotPublished(_) | Self::NoSuchVolume(_) | Self::NoSource(_) => Code::NotFound,
+            Self::NotPublished(_) | Self::NoSuchVolume(_) | Self::NoSuchSnapshot(_) | Self::NoSource(_) => {
+                Code::NotFound
+            }
             Self::OutOfRange(_) => Code::OutOfRange,
             Self::Target { .. } | Self::Defect(_) => Code::Internal,
         }

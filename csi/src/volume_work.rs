@@ -1,24 +1,24 @@
-//! How both services work on volumes: off the event loop, and one change of a volume at a time.
+//! How both services work on volumes and snapshots: off the event loop, and one change of each at a time.
 
 use std::sync::Arc;
 
 use loopfs::VolumeId;
 
 use crate::error::Result;
-use crate::op_guard::VolumeGuards;
+use crate::op_guard::{Guards, Object, Use};
 use crate::rpc;
 use crate::volumes::Volumes;
 
-/// The volumes, and which of them are being changed by whichever service.
+/// The volumes, and what is being done to which of them by whichever service.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeWork {
-    guards: VolumeGuards,
+    guards: Guards,
     volumes: Arc<Volumes>,
 }
 
 impl VolumeWork {
     pub(crate) fn new(volumes: Volumes) -> Self {
-        Self { guards: VolumeGuards::default(), volumes: Arc::new(volumes) }
+        Self { guards: Guards::default(), volumes: Arc::new(volumes) }
     }
 
     /// Runs work that changes something about a volume, while nothing else does.
@@ -27,7 +27,16 @@ impl VolumeWork {
         volume: &VolumeId,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let guard = self.guards.acquire(volume)?;
+        self.holding([(volume.clone().into(), Use::Change)], work).await
+    }
+
+    /// Runs work while nothing hinders it.
+    pub(crate) async fn holding<T: Send + 'static>(
+        &self,
+        wanted: impl IntoIterator<Item = (Object, Use)>,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let guard = self.guards.acquire(wanted)?;
         self.query(move |volumes| {
             let _guard = guard;
             work(volumes)

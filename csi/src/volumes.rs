@@ -20,9 +20,11 @@ use crate::target::{PublishRoot, Target};
 
 mod inventory;
 mod provision;
+mod snapshots;
 
 pub(crate) use inventory::{Described, Page};
 pub(crate) use provision::UNIT as SMALLEST;
+pub(crate) use snapshots::SnapshotPage;
 
 /// The volumes of this node.
 #[derive(Debug)]

@@ -70,6 +70,7 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
         [
             service::Type::ControllerService.as_str_name(),
             service::Type::VolumeAccessibilityConstraints.as_str_name(),
+            service::Type::SnapshotAccessibilityConstraints.as_str_name(),
             volume_expansion::Type::Online.as_str_name(),
         ]
     );
@@ -110,6 +111,10 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
         kinds,
         [
             controller::Type::CreateDeleteVolume,
+            controller::Type::CloneVolume,
+            controller::Type::CreateDeleteSnapshot,
+            controller::Type::ListSnapshots,
+            controller::Type::GetSnapshot,
             controller::Type::ListVolumes,
             controller::Type::ListVolumesPublishedNodes,
             controller::Type::GetCapacity,
@@ -154,6 +159,10 @@ fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
     assert_refused(node.delete_volume(delete("v")), Code::FailedPrecondition, &why);
     assert_refused(node.validate_volume_capabilities(validate("v", block())), Code::FailedPrecondition, &why);
     assert_refused(node.list_volumes(list(0, "")), Code::FailedPrecondition, &why);
+    assert_refused(node.create_snapshot(create_snapshot("s", "v")), Code::FailedPrecondition, &why);
+    assert_refused(node.delete_snapshot(delete_snapshot("s")), Code::FailedPrecondition, &why);
+    assert_refused(node.list_snapshots(list_snapshots(0, "", "", "")), Code::FailedPrecondition, &why);
+    assert_refused(node.get_snapshot(get_snapshot("s")), Code::FailedPrecondition, &why);
     assert_refused(node.get_capacity(Default::default()), Code::FailedPrecondition, &why);
     assert_refused(node.controller_expand_volume(grow("v", 1, 0)), Code::FailedPrecondition, &why);
     assert_refused(node.controller_get_volume(get("v")), Code::FailedPrecondition, &why);
@@ -194,6 +203,9 @@ fn every_field_missing() {
     assert_refused(node.create_volume(Default::default()), Code::InvalidArgument, &["name"]);
     assert_refused(node.delete_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.validate_volume_capabilities(Default::default()), Code::InvalidArgument, &volume);
+    assert_refused(node.create_snapshot(Default::default()), Code::InvalidArgument, &["name"]);
+    assert_refused(node.delete_snapshot(Default::default()), Code::InvalidArgument, &["snapshot_id"]);
+    assert_refused(node.get_snapshot(Default::default()), Code::InvalidArgument, &["snapshot_id"]);
     assert_refused(node.controller_expand_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.controller_get_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.controller_get_volume_health(Default::default()), Code::InvalidArgument, &volume);
@@ -218,6 +230,11 @@ fn each_field_missing() {
     assert_refused(node.create_volume(create("v", 1, None)), invalid, &["volume_capabilities"]);
     assert_refused(node.validate_volume_capabilities(validate("v", None)), invalid, &["volume_capabilities"]);
     assert_refused(node.controller_expand_volume(grow("v", 0, 0)), invalid, &["capacity_range"]);
+    assert_refused(node.create_snapshot(create_snapshot("", "v")), invalid, &["name"]);
+    assert_refused(node.create_snapshot(create_snapshot("s", "")), invalid, &["source_volume_id"]);
+    for request in [from_volume("v", "", 1, block()), from_snapshot("v", "", 1, block())] {
+        assert_refused(node.create_volume(request), invalid, &["volume_content_source"]);
+    }
     scene.stop();
 }
 
@@ -334,6 +351,10 @@ fn a_list_is_continued_only_where_it_ended() {
     let scene = scene();
     assert_refused(scene.driver.list_volumes(list(0, "invalid-token")), Code::Aborted, &["starting_token"]);
     assert_refused(scene.driver.list_volumes(list(-1, "")), Code::InvalidArgument, &["max_entries"]);
+    let snapshots =
+        |max_entries, token| scene.driver.list_snapshots(list_snapshots(max_entries, token, "", ""));
+    assert_refused(snapshots(0, "invalid-token"), Code::Aborted, &["starting_token"]);
+    assert_refused(snapshots(-1, ""), Code::InvalidArgument, &["max_entries"]);
     scene.stop();
 }
 

@@ -1,8 +1,9 @@
 //! Requests of the Controller service.
 
 use std::collections::HashMap;
+use std::str::FromStr;
 
-use loopfs::{FilesystemUuid, VolumeId, VolumeKind};
+use loopfs::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
 use super::page_token::PageToken;
 use super::parameters::Parameters;
@@ -20,16 +21,10 @@ pub(crate) struct Create {
     pub(crate) kind: VolumeKind,
     pub(crate) capacity: CapacityRange,
     pub(crate) parameters: Parameters,
-    pub(crate) source: Option<Source>,
+    /// What it is filled with at first.
+    pub(crate) source: Option<OwnedContentSource>,
     /// Whether a volume of this node will do.
     pub(crate) accessible_here: bool,
-}
-
-/// What a volume is filled with at first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    Volume(String),
-    Snapshot(String),
 }
 
 /// Say whether a volume is what the caller takes it for.
@@ -49,10 +44,10 @@ pub(crate) struct Expected {
     pub(crate) parameters: Option<Parameters>,
 }
 
-/// Name the volumes.
+/// Name the volumes, or the snapshots.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct List {
-    pub(crate) from: Option<PageToken>,
+pub(crate) struct List<Id> {
+    pub(crate) from: Option<PageToken<Id>>,
     pub(crate) at_most: Option<usize>,
 }
 
@@ -72,17 +67,21 @@ pub(crate) struct Grow {
 }
 
 impl RequestReader {
-    pub(crate) fn create(&self, request: wire::CreateVolumeRequest) -> Result<Create> {
+    pub(crate) fn create(&self, request: wire::CreateVolumeRequest) -> Result<Create, Error> {
         let volume = name::volume_id(&request.name)?;
         let kind = kind_of_all(request.volume_capabilities)?;
         let capacity = CapacityRange::read(request.capacity_range)?;
         let parameters = Parameters::read(&request.parameters)?;
         refuse_mutable(&request.mutable_parameters)?;
-        let source = request.volume_content_source.map(Source::read).transpose()?;
-        let requisite = request.accessibility_requirements.unwrap_or_default().requisite;
-        let accessible_here =
-            requisite.is_empty() || requisite.iter().any(|topology| self.node.lies_in(topology));
+        let source = request.volume_content_source.map(content_source).transpose()?;
+        let accessible_here = self.is_accessible(request.accessibility_requirements);
         Ok(Create { volume, kind, capacity, parameters, source, accessible_here })
+    }
+
+    /// Whether something that is here will do.
+    pub(super) fn is_accessible(&self, requirements: Option<wire::TopologyRequirement>) -> bool {
+        let requisite = requirements.unwrap_or_default().requisite;
+        requisite.is_empty() || requisite.iter().any(|topology| self.node.lies_in(topology))
     }
 
     /// The volume to delete. None: a name that no volume can have, so it is gone.
@@ -109,7 +108,11 @@ impl RequestReader {
         Ok(Validate { volume, expected: expected() })
     }
 
-    pub(crate) fn list(&self, max_entries: i32, starting_token: &str) -> Result<List, Error> {
+    pub(crate) fn list<Id: FromStr>(
+        &self,
+        max_entries: i32,
+        starting_token: &str,
+    ) -> Result<List<Id>, Error> {
         let at_most = match usize::try_from(max_entries) {
             Ok(0) => None,
             Ok(at_most) => Some(at_most),
@@ -151,17 +154,24 @@ impl RequestReader {
     }
 }
 
-impl Source {
-    fn read(source: wire::VolumeContentSource) -> Result<Self> {
-        const FIELD: &str = "volume_content_source";
-        let (id, source): (_, fn(String) -> Self) = match source.r#type {
-            Some(Type::Volume(source::VolumeSource { volume_id })) => (volume_id, Self::Volume),
-            Some(Type::Snapshot(source::SnapshotSource { snapshot_id })) => (snapshot_id, Self::Snapshot),
-            None => return Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot")),
-        };
-        required(FIELD, &id)?;
-        Ok(source(id))
-    }
+fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSource, Error> {
+    const FIELD: &str = "volume_content_source";
+    let (what, id, read): (_, _, fn(&str) -> loopfs::Result<OwnedContentSource>) = match source.r#type {
+        Some(Type::Volume(source::VolumeSource { volume_id })) => {
+            ("volume", volume_id, |id| VolumeId::parse(id).map(OwnedContentSource::Volume))
+        }
+        Some(Type::Snapshot(source::SnapshotSource { snapshot_id })) => {
+            ("snapshot", snapshot_id, |id| SnapshotId::parse(id).map(OwnedContentSource::Snapshot))
+        }
+        None => return Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot").into()),
+    };
+    required(FIELD, &id)?;
+    read(&id).map_err(|_impossible| no_source(FIELD, what, &id))
+}
+
+/// What nothing can be named is not there.
+pub(super) fn no_source(field: &str, what: &str, id: &str) -> Error {
+    Error::NoSource(format!("{field}: {what} {:?}: there is none", id.chars().take(128).collect::<String>()))
 }
 
 /// The one kind of volume that has all these capabilities.

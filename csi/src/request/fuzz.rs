@@ -79,8 +79,12 @@ fn read_all(bytes: &[u8]) {
     read(bytes, |message| drop(reader.delete(&message)));
     read(bytes, |message| drop(reader.validate(message)));
     read(bytes, |message: wire::ListVolumesRequest| {
-        drop(reader.list(message.max_entries, &message.starting_token));
+        drop(reader.list::<VolumeId>(message.max_entries, &message.starting_token));
     });
+    read(bytes, |message| drop(reader.create_snapshot(message)));
+    read(bytes, |message| drop(reader.delete_snapshot(&message)));
+    read(bytes, |message| drop(reader.get_snapshot(&message)));
+    read(bytes, |message| drop(reader.list_snapshots(&message)));
     read(bytes, |message| drop(reader.room(message)));
     read(bytes, |message| drop(reader.grow(message)));
     read(bytes, |message: wire::ControllerGetVolumeRequest| drop(reader.volume(&message.volume_id)));
@@ -133,6 +137,15 @@ proptest! {
         max_entries in any::<i32>(),
     ) {
         read_all(&wire::ListVolumesRequest { max_entries, starting_token: name.clone() }.encode_to_vec());
+        read_all(&wire::ListSnapshotsRequest {
+            max_entries, starting_token: name.clone(), source_volume_id: name.clone(), snapshot_id: name.clone(),
+            ..Default::default()
+        }.encode_to_vec());
+        read_all(&wire::CreateSnapshotRequest {
+            source_volume_id: name.clone(), name: name.clone(), parameters: parameters.clone(),
+            accessibility_requirements: Some(wire::TopologyRequirement { requisite: requisite.clone(), preferred: preferred.clone() }),
+            ..Default::default()
+        }.encode_to_vec());
         read_all(&wire::ValidateVolumeCapabilitiesRequest {
             volume_id: name.clone(), volume_context: parameters.clone(), volume_capabilities: volume_capabilities.clone(),
             parameters: parameters.clone(), mutable_parameters: mutable_parameters.clone(), ..Default::default()

@@ -1,8 +1,8 @@
-//! From the name an orchestrator suggests to the id of a volume.
+//! From the name an orchestrator suggests to the id of a volume or a snapshot.
 
 use std::fmt::Write;
 
-use loopfs::VolumeId;
+use loopfs::{SnapshotId, VolumeId};
 use sha2::{Digest, Sha256};
 
 use super::{InvalidRequest, Result};
@@ -12,12 +12,21 @@ const FIELD: &str = "name";
 /// The specification's limit for a string.
 const LONGEST: usize = 128;
 
-/// What the id of a volume starts with whose name is none.
+/// What the id starts with of what has a name that is none.
 const DERIVED: &str = "name-";
 
 /// The id of the volume with this name. The same name has the same id in every process, and two names never have one:
 /// an id is the name itself, or the hash of a name that cannot be an id or looks like such a hash.
 pub(super) fn volume_id(name: &str) -> Result<VolumeId> {
+    read(name, VolumeId::parse)
+}
+
+/// The id of the snapshot with this name, likewise.
+pub(super) fn snapshot_id(name: &str) -> Result<SnapshotId> {
+    read(name, SnapshotId::parse)
+}
+
+fn read<Id>(name: &str, parse: impl Fn(&str) -> loopfs::Result<Id>) -> Result<Id> {
     let invalid = |problem: String| Err(InvalidRequest::new(FIELD, problem));
     if name.is_empty() {
         return invalid("must not be empty".to_owned());
@@ -28,9 +37,9 @@ pub(super) fn volume_id(name: &str) -> Result<VolumeId> {
     if let Some(character) = name.chars().find(|character| is_banned(*character)) {
         return invalid(format!("must not contain {character:?}"));
     }
-    match VolumeId::parse(name) {
+    match parse(name) {
         Ok(id) if !is_derived(name) => Ok(id),
-        _ => VolumeId::parse(&derived(name)).map_err(|error| InvalidRequest::new(FIELD, error.to_string())),
+        _ => parse(&derived(name)).map_err(|error| InvalidRequest::new(FIELD, error.to_string())),
     }
 }
 
@@ -66,6 +75,7 @@ mod tests {
     #[case("name-1")]
     fn a_name_that_can_be_an_id_is_one(#[case] name: &str) {
         assert_eq!(volume_id(name).unwrap().as_str(), name);
+        assert_eq!(snapshot_id(name).unwrap().as_str(), name);
     }
 
     #[rstest]
@@ -81,6 +91,7 @@ mod tests {
         let id = volume_id(name).unwrap();
         assert!(is_derived(id.as_str()) && id.as_str() != name, "{id}");
         assert_eq!(volume_id(name).unwrap(), id);
+        assert_eq!(snapshot_id(name).unwrap().as_str(), id.as_str());
         // An id that is taken for a name leads to another volume.
         assert_ne!(volume_id(id.as_str()).unwrap(), id);
     }
@@ -103,6 +114,7 @@ mod tests {
     #[case::c1("a\u{85}b")]
     fn names_the_specification_bans(#[case] name: &str) {
         assert!(volume_id(name).is_err());
+        assert!(snapshot_id(name).is_err());
     }
 
     proptest! {

@@ -1,23 +1,22 @@
 //! Where a page of a list begins.
 
 use std::fmt;
-
-use loopfs::VolumeId;
+use std::str::FromStr;
 
 const AFTER: &str = "after:";
 
 /// Names the last entry of the page before, so that entries that come and go move no page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PageToken(pub(crate) VolumeId);
+pub(crate) struct PageToken<Id>(pub(crate) Id);
 
-impl PageToken {
+impl<Id: FromStr> PageToken<Id> {
     /// None for text that this driver has not given out.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        VolumeId::parse(text.strip_prefix(AFTER)?).ok().map(Self)
+        text.strip_prefix(AFTER)?.parse().ok().map(Self)
     }
 }
 
-impl fmt::Display for PageToken {
+impl<Id: fmt::Display> fmt::Display for PageToken<Id> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(last) = self;
         write!(f, "{AFTER}{last}")
@@ -26,6 +25,7 @@ impl fmt::Display for PageToken {
 
 #[cfg(test)]
 mod tests {
+    use loopfs::{SnapshotId, VolumeId};
     use rstest::rstest;
 
     use super::*;
@@ -33,6 +33,8 @@ mod tests {
     #[test]
     fn a_token_reads_back_as_printed() {
         let token = PageToken(VolumeId::parse("v-1").unwrap());
+        assert_eq!(PageToken::parse(&token.to_string()), Some(token));
+        let token = PageToken(SnapshotId::parse("s-1").unwrap());
         assert_eq!(PageToken::parse(&token.to_string()), Some(token));
     }
 
@@ -43,6 +45,6 @@ mod tests {
     #[case("after:../v")]
     #[case("2")]
     fn other_texts_are_no_tokens(#[case] text: &str) {
-        assert_eq!(PageToken::parse(text), None);
+        assert_eq!(PageToken::<VolumeId>::parse(text), None);
     }
 }

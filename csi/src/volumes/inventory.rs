@@ -1,6 +1,6 @@
 //! Which volumes there are, how they fare, and what more could be made.
 
-use loopfs::{Bytes, Condition, ErrorKind, FilesystemUuid, Volume, VolumeId, mountinfo};
+use loopfs::{Bytes, Condition, ErrorKind, FilesystemUuid, OwnedContentSource, Volume, VolumeId, mountinfo};
 
 use super::provision::whole_units;
 use super::{Volumes, health, published_at, require_kind};
@@ -18,6 +18,8 @@ pub(crate) struct Described {
     /// On this node.
     pub(crate) published: bool,
     pub(crate) condition: Condition,
+    /// What it was made from, whether that is still there or not.
+    pub(crate) source: Option<OwnedContentSource>,
 }
 
 /// Some of the volumes.
@@ -25,7 +27,7 @@ pub(crate) struct Described {
 pub(crate) struct Page {
     pub(crate) volumes: Vec<Described>,
     /// Where the next one begins.
-    pub(crate) next: Option<PageToken>,
+    pub(crate) next: Option<PageToken<VolumeId>>,
 }
 
 /// Whether a volume is what a caller takes it for, or why not.
@@ -33,7 +35,7 @@ pub(crate) type Verdict = std::result::Result<(), String>;
 
 impl Volumes {
     /// Those that shall be told of, in the order of their ids.
-    pub(crate) fn list(&self, list: &List, told: impl Fn(&Described) -> bool) -> Result<Page> {
+    pub(crate) fn list(&self, list: &List<VolumeId>, told: impl Fn(&Described) -> bool) -> Result<Page> {
         let storage = self.gate.verified()?;
         let mut ids = storage.store.list()?;
         if let Some(PageToken(last)) = &list.from {
@@ -94,6 +96,7 @@ impl Volumes {
                 filesystem: storage.store.filesystem_uuid(),
                 published: false,
                 condition: Condition::Abnormal(error.to_string()),
+                source: None,
             })),
         }
     }
@@ -110,6 +113,7 @@ impl Volumes {
             filesystem: storage.store.filesystem_uuid(),
             published: published_at(volume, &storage.loops, mounts)?.is_some(),
             condition: health(volume, &storage.loops)?.condition,
+            source: volume.source()?,
         })
     }
 }

@@ -1,11 +1,11 @@
 //! Making, growing and deleting volumes.
 
-use loopfs::{Bytes, ErrorKind, Volume, VolumeId, VolumeKind};
+use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, VolumeId, VolumeKind};
 
 use super::{Described, Volumes, published_at, refuse_published, require_kind};
 use crate::error::{Error, Result};
 use crate::publish_block::BlockVolume;
-use crate::request::{CapacityRange, Create, Grow, Source};
+use crate::request::{CapacityRange, Create, Grow};
 use crate::storage::Storage;
 
 /// Sizes of volumes are multiples of this, which is also the least.
@@ -24,12 +24,44 @@ impl Volumes {
                 require_as_asked(&volume, create)?;
                 volume.capacity()
             }
-            None => size_to_make(create.capacity)?,
+            None => match &create.source {
+                Some(source) => size_to_copy(create.capacity, self.look_at(&storage, create, source)?)?,
+                None => size_to_make(create.capacity)?,
+            },
         };
         // Also of one that is there: whoever made it may have died before it was durable.
         let volume = make(&storage, create, size)?;
         require_as_asked(&volume, create)?;
         self.describe(&storage, &volume, &[])
+    }
+
+    /// What shall be copied: it is there, of the kind that is asked, and what was written to its devices is on them. Answers
+    /// its size.
+    fn look_at(&self, storage: &Storage, create: &Create, source: &OwnedContentSource) -> Result<Bytes> {
+        let absent = |error: loopfs::Error| match error.kind() {
+            ErrorKind::NotFound => Error::NoSource(format!("volume_content_source: {error}")),
+            _ => error.into(),
+        };
+        let (kind, size) = match source.as_ref() {
+            ContentSource::Snapshot(id) => {
+                let snapshot = storage.store.snapshot(id).map_err(absent)?;
+                (snapshot.kind(), snapshot.capacity())
+            }
+            ContentSource::Volume(id) => {
+                let volume = storage.store.volume(id).map_err(absent)?;
+                if volume.kind() == VolumeKind::Block {
+                    BlockVolume::open(&volume, &storage.loops)?.flush()?;
+                }
+                (volume.kind(), volume.capacity())
+            }
+        };
+        if kind == create.kind {
+            return Ok(size);
+        }
+        Err(Error::UnusableSource(format!(
+            "volume_content_source: {source} is a {kind} one, and a {} volume is asked",
+            create.kind
+        )))
     }
 
     /// Deletes a volume that is published nowhere. Its space is freed in the background.
@@ -85,28 +117,19 @@ fn make(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
             create.volume
         )));
     }
-    if let Some(source) = &create.source {
-        return Err(refuse_source(storage, source));
-    }
     let spec = create.parameters.spec(create.kind, size);
-    storage.store.create(&create.volume, &spec).map_err(|error| match error.kind() {
+    let made = match &create.source {
+        Some(source) => storage.store.clone_from(source.as_ref(), &create.volume, &spec),
+        None => storage.store.create(&create.volume, &spec),
+    };
+    made.map_err(|error| match error.kind() {
         ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
+        // The settings of the two do not go together.
+        ErrorKind::Unsupported if create.source.is_some() => {
+            Error::UnusableSource(format!("volume_content_source: {error}"))
+        }
         _ => error.into(),
     })
-}
-
-fn refuse_source(storage: &Storage, source: &Source) -> Error {
-    let found = match source {
-        Source::Volume(id) => VolumeId::parse(id).is_ok_and(|id| storage.store.volume(&id).is_ok()),
-        Source::Snapshot(_) => false,
-    };
-    let (what, id) = match source {
-        Source::Volume(id) => ("volume", id),
-        Source::Snapshot(id) => ("snapshot", id),
-    };
-    let problem = if found { "new volumes of this driver are empty" } else { "there is none" };
-    let text = format!("volume_content_source: {what} {id:?}: {problem}");
-    if found { Error::UnusableSource(text) } else { Error::NoSource(text) }
 }
 
 /// Whether a volume, made now or long ago, is what is asked.
@@ -119,6 +142,14 @@ fn require_as_asked(volume: &Volume, create: &Create) -> Result<()> {
     }
     if volume.kind() != create.kind {
         return has(format!("a {} one, and a {} one is asked", volume.kind(), create.kind));
+    }
+    let source = volume.source()?;
+    if source != create.source {
+        let of = |source: &Option<OwnedContentSource>| match source {
+            Some(source) => format!("made from {source}"),
+            None => "made empty".to_owned(),
+        };
+        return has(format!("{}, and one {} is asked", of(&source), of(&create.source)));
     }
     let capacity = volume.capacity();
     if let Some(at_least) = at_least.filter(|at_least| capacity < *at_least) {
@@ -138,6 +169,17 @@ fn size_to_make(capacity: CapacityRange) -> Result<Bytes> {
     let CapacityRange { at_least, at_most } = capacity;
     let default = || at_most.map_or(DEFAULT_SIZE, |at_most| whole_units(at_most).max(UNIT).min(DEFAULT_SIZE));
     size_within(at_least.unwrap_or_else(default), at_most)
+}
+
+/// The size of a volume with the content of another of this size.
+fn size_to_copy(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
+    let CapacityRange { at_least, at_most } = capacity;
+    match at_most {
+        Some(at_most) if at_most < source => {
+            Err(Error::OutOfRange(format!("what it is made from has {source}, above the limit of {at_most}")))
+        }
+        _ => size_within(at_least.unwrap_or(source).max(source), at_most),
+    }
 }
 
 /// The least size of a volume that is no less than one limit and no more than the other.
@@ -181,6 +223,21 @@ mod tests {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
         let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
         let size = size_to_make(capacity).map(|size| size.0).map_err(|error| error.code());
+        assert_eq!(size, expected);
+    }
+
+    #[rstest]
+    #[case::nothing_said(0, 0, Ok(8192))]
+    #[case::less_would_do(1, 0, Ok(8192))]
+    #[case::the_same(8192, 8192, Ok(8192))]
+    #[case::more(8193, 0, Ok(12288))]
+    #[case::less_is_not_to_be_had(0, 8191, Err(Code::OutOfRange))]
+    #[case::nor_asked(4096, 4096, Err(Code::OutOfRange))]
+    #[case::room_above(0, 1 << 40, Ok(8192))]
+    fn sizes_of_copies(#[case] at_least: u64, #[case] at_most: u64, #[case] expected: Result<u64, Code>) {
+        let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
+        let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
+        let size = size_to_copy(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }
 

@@ -489,29 +489,3 @@ fn a_volume_is_confirmed_to_be_what_it_is() {
     assert_refused(absent, Code::NotFound, &["absent"]);
     scene.finish();
 }
-
-#[rstest]
-#[case::volume("v", None, Code::InvalidArgument)]
-#[case::no_such_volume("absent", None, Code::NotFound)]
-#[case::no_volume("../v", None, Code::NotFound)]
-#[case::no_such_snapshot("", Some("snapshot"), Code::NotFound)]
-fn a_volume_is_not_made_without_its_content(
-    #[case] volume: &str,
-    #[case] snapshot: Option<&str>,
-    #[case] code: Code,
-) {
-    use wire::volume_content_source::{SnapshotSource, Type, VolumeSource};
-    let scene = Scene::new();
-    scene.node().create_volume(create("v", FOUR, block())).unwrap();
-    let source = match snapshot {
-        Some(snapshot) => Type::Snapshot(SnapshotSource { snapshot_id: snapshot.to_owned() }),
-        None => Type::Volume(VolumeSource { volume_id: volume.to_owned() }),
-    };
-    let request = wire::CreateVolumeRequest {
-        volume_content_source: Some(wire::VolumeContentSource { r#type: Some(source) }),
-        ..create("copy", FOUR, block())
-    };
-    assert_refused(scene.node().create_volume(request), code, &["volume_content_source"]);
-    assert_eq!(scene.store.list().unwrap(), [id("v")]);
-    scene.finish();
-}

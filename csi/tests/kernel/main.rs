@@ -12,6 +12,7 @@ mod mount;
 mod restart;
 mod scene;
 mod settings;
+mod snapshots;
 mod storage;
 #[path = "../support/mod.rs"]
 mod support;

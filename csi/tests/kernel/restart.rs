@@ -1,6 +1,8 @@
 //! A driver that was restarted knows all that the one before it knew.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
@@ -157,6 +159,81 @@ fn a_volume_is_whole_or_not_there_whenever_the_driver_is_killed() {
             assert_eq!(scene.store.volume(volume).unwrap().capacity(), Bytes(MIB));
         }
     }
+    scene.store.recover().unwrap();
+    scene.finish();
+}
+
+/// Takes snapshots of both kinds of volume and makes volumes from them, until the driver does not answer any more.
+fn copy(node: &Client, round: usize, tell: &mpsc::Sender<String>) -> Result<(), tonic::Status> {
+    for turn in 0.. {
+        let (source, capability) = if turn % 2 == 0 { ("f", mount(&[])) } else { ("b", block()) };
+        let name = format!("{source}-{round}-{turn}");
+        node.create_snapshot(create_snapshot(&name, source))?;
+        tell.send(name.clone()).unwrap();
+        node.create_volume(from_snapshot(&name, &name, 0, capability))?;
+        tell.send(name).unwrap();
+    }
+    Ok(())
+}
+
+#[test]
+fn a_copy_is_whole_or_not_there_whenever_the_driver_is_killed() {
+    let scene = Scene::without_driver();
+    scene.volume("f", VolumeKind::Filesystem);
+    scene.volume("b", VolumeKind::Block);
+    let content = vec![7; 64 << 10];
+    let directory = scene.store.volume(&id("f")).unwrap().open_dir().unwrap();
+    let inside = |directory: &std::os::fd::OwnedFd, n: usize| {
+        std::path::PathBuf::from(format!("/proc/self/fd/{}/file-{n}", directory.as_raw_fd()))
+    };
+    for n in 0..8 {
+        std::fs::write(inside(&directory, n), &content).unwrap();
+    }
+    let image = |volume: &loopfs::Volume, access| std::fs::File::from(volume.open_image(access).unwrap());
+    let source = image(&scene.store.volume(&id("b")).unwrap(), loopfs::Access::ReadWrite);
+    source.write_all_at(&content, 4096).unwrap();
+    drop((directory, source));
+    let mut known = Vec::new();
+    for round in 0..6 {
+        let process = Process::start(&scene.directories);
+        let node = Client::connect(&scene.directories.endpoint);
+        node.wait_until_ready();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| copy(&node, round, &{ tell }).unwrap_err());
+            known.extend(told.iter().take(1 + round));
+            process.signal(Signal::SIGKILL);
+            known.extend(told.iter());
+        });
+    }
+    let snapshots = scene.store.snapshots().unwrap();
+    for name in &known {
+        assert!(snapshots.iter().any(|snapshot| snapshot.as_str() == name), "{name} is lost");
+    }
+    // What was under way is there whole or not at all, and is made by a repetition.
+    let process = Process::start(&scene.directories);
+    let node = Client::connect(&scene.directories.endpoint);
+    node.wait_until_ready();
+    for snapshot in &snapshots {
+        let capability = if snapshot.as_str().starts_with('f') { mount(&[]) } else { block() };
+        node.create_volume(from_snapshot(snapshot.as_str(), snapshot.as_str(), 0, capability)).unwrap();
+        let volume = scene.store.volume(&id(snapshot.as_str())).unwrap();
+        match volume.kind() {
+            VolumeKind::Filesystem => {
+                let directory = volume.open_dir().unwrap();
+                for n in 0..8 {
+                    assert!(std::fs::read(inside(&directory, n)).unwrap() == content, "{snapshot}");
+                }
+            }
+            VolumeKind::Block => {
+                let mut found = vec![0; content.len()];
+                image(&volume, loopfs::Access::ReadOnly).read_exact_at(&mut found, 4096).unwrap();
+                assert!(found == content, "{snapshot}");
+            }
+        }
+    }
+    drop(node);
+    assert!(process.signal(Signal::SIGTERM).success());
     scene.store.recover().unwrap();
     scene.finish();
 }

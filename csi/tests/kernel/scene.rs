@@ -46,6 +46,7 @@ impl Scene {
         let data = path_from("LOOPFS_TEST_XFS");
         let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
         assert_eq!(store.list().unwrap(), [], "volumes of an earlier test are left");
+        assert_eq!(store.snapshots().unwrap(), [], "snapshots of an earlier test are left");
         let before = holdings(&data);
         let scratch = tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).unwrap();
         let directories = Directories::make(scratch.path(), &data);
@@ -94,7 +95,7 @@ impl Scene {
         mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == target).count()
     }
 
-    /// Deletes all volumes, ends the driver, and fails if the test has left anything published or attached.
+    /// Deletes all volumes and snapshots, ends the driver, and fails if the test has left anything published or attached.
     pub(crate) fn finish(mut self) {
         if let Some(driver) = self.driver.take() {
             driver.stop();
@@ -102,6 +103,9 @@ impl Scene {
         umount(&self.directories.kubelet).expect("something is still published");
         for volume in self.store.list().unwrap() {
             assert!(self.store.delete(&volume).unwrap());
+        }
+        for snapshot in self.store.snapshots().unwrap() {
+            assert!(self.store.delete_snapshot(&snapshot).unwrap());
         }
         self.store.empty_trash().unwrap();
         assert_eq!(holdings(&self.directories.data), self.before, "the test has left something behind");
@@ -125,6 +129,9 @@ impl Drop for Scene {
                 LoopControl::open().and_then(|control| control.detach_all(image.as_fd())).ok();
             }
             self.store.delete(&volume).ok();
+        }
+        for snapshot in self.store.snapshots().unwrap_or_default() {
+            self.store.delete_snapshot(&snapshot).ok();
         }
         self.store.empty_trash().ok();
     }

@@ -124,6 +124,7 @@ fn a_directory_is_made_with_the_settings_of_devices_all_the_same() {
     }
     let volume = scene.store.volume(&id("v")).unwrap();
     assert_eq!((volume.kind(), volume.image().unwrap()), (VolumeKind::Filesystem, None));
+    drop(volume);
     scene.finish();
 }
 

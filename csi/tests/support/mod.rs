@@ -10,6 +10,7 @@ use csi::proto::csi::identity_client::IdentityClient;
 use csi::proto::csi::node_client::NodeClient;
 use csi::proto::csi::volume_capability::access_mode::Mode;
 use csi::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use csi::proto::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -146,6 +147,10 @@ impl Client {
         controller.controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
         controller.controller_get_volume_health(ControllerGetVolumeHealthRequest) -> ControllerGetVolumeHealthResponse;
         controller.controller_list_volume_health(ControllerListVolumeHealthRequest) -> ControllerListVolumeHealthResponse;
+        controller.create_snapshot(CreateSnapshotRequest) -> CreateSnapshotResponse;
+        controller.delete_snapshot(DeleteSnapshotRequest) -> DeleteSnapshotResponse;
+        controller.list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse;
+        controller.get_snapshot(GetSnapshotRequest) -> GetSnapshotResponse;
         controller.controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
         node.node_get_info(NodeGetInfoRequest) -> NodeGetInfoResponse;
         node.node_get_capabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
@@ -186,6 +191,24 @@ impl Client {
             for _ in 0..calls {
                 let (mut controller, request) = (self.controller.clone(), request.clone());
                 tasks.spawn(async move { controller.create_volume(request).await.map(Response::into_inner) });
+            }
+            tasks.join_all().await
+        })
+    }
+
+    /// Many calls to take a snapshot at once; their answers.
+    pub(crate) fn create_snapshot_at_once(
+        &self,
+        request: &wire::CreateSnapshotRequest,
+        calls: usize,
+    ) -> Vec<Result<wire::CreateSnapshotResponse, Status>> {
+        self.runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..calls {
+                let (mut controller, request) = (self.controller.clone(), request.clone());
+                tasks.spawn(
+                    async move { controller.create_snapshot(request).await.map(Response::into_inner) },
+                );
             }
             tasks.join_all().await
         })
@@ -384,6 +407,63 @@ pub(crate) fn grow(
         volume_id: volume.to_owned(),
         capacity_range: Some(wire::CapacityRange { required_bytes, limit_bytes }),
         ..wire::ControllerExpandVolumeRequest::default()
+    }
+}
+
+pub(crate) fn from_volume(
+    name: &str,
+    volume: &str,
+    required_bytes: i64,
+    capability: Option<wire::VolumeCapability>,
+) -> wire::CreateVolumeRequest {
+    let volume = VolumeSource { volume_id: volume.to_owned() };
+    made_from(Source::Volume(volume), create(name, required_bytes, capability))
+}
+
+pub(crate) fn from_snapshot(
+    name: &str,
+    snapshot: &str,
+    required_bytes: i64,
+    capability: Option<wire::VolumeCapability>,
+) -> wire::CreateVolumeRequest {
+    let snapshot = SnapshotSource { snapshot_id: snapshot.to_owned() };
+    made_from(Source::Snapshot(snapshot), create(name, required_bytes, capability))
+}
+
+fn made_from(source: Source, request: wire::CreateVolumeRequest) -> wire::CreateVolumeRequest {
+    let volume_content_source = Some(wire::VolumeContentSource { r#type: Some(source) });
+    wire::CreateVolumeRequest { volume_content_source, ..request }
+}
+
+pub(crate) fn create_snapshot(name: &str, volume: &str) -> wire::CreateSnapshotRequest {
+    wire::CreateSnapshotRequest {
+        name: name.to_owned(),
+        source_volume_id: volume.to_owned(),
+        ..wire::CreateSnapshotRequest::default()
+    }
+}
+
+pub(crate) fn delete_snapshot(snapshot: &str) -> wire::DeleteSnapshotRequest {
+    wire::DeleteSnapshotRequest { snapshot_id: snapshot.to_owned(), ..wire::DeleteSnapshotRequest::default() }
+}
+
+pub(crate) fn get_snapshot(snapshot: &str) -> wire::GetSnapshotRequest {
+    wire::GetSnapshotRequest { snapshot_id: snapshot.to_owned(), ..wire::GetSnapshotRequest::default() }
+}
+
+/// Of this volume, with this id; empty is any.
+pub(crate) fn list_snapshots(
+    max_entries: i32,
+    starting_token: &str,
+    volume: &str,
+    snapshot: &str,
+) -> wire::ListSnapshotsRequest {
+    wire::ListSnapshotsRequest {
+        max_entries,
+        starting_token: starting_token.to_owned(),
+        source_volume_id: volume.to_owned(),
+        snapshot_id: snapshot.to_owned(),
+        ..wire::ListSnapshotsRequest::default()
     }
 }
 

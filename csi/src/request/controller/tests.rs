@@ -120,7 +120,7 @@ fn pages(
     #[case] starting_token: &str,
     #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
 ) {
-    let list = reader().list(max_entries, starting_token).map_err(|error| error.code());
+    let list = reader().list::<VolumeId>(max_entries, starting_token).map_err(|error| error.code());
     let list = list.map(|List { from, at_most }| (from.map(|PageToken(last)| last.to_string()), at_most));
     assert_eq!(list, expected.map(|(from, at_most)| (from.map(str::to_owned), at_most)));
 }

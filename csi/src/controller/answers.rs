@@ -1,0 +1,63 @@
+//! Volumes and snapshots in the words of the specification.
+
+use std::collections::HashMap;
+
+use loopfs::{Bytes, OwnedContentSource, Snapshot};
+
+use super::ControllerService;
+use crate::node::signed;
+use crate::proto::csi as wire;
+use crate::proto::csi::list_volumes_response;
+use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use crate::volumes::Described;
+
+impl ControllerService {
+    pub(super) fn volume(&self, described: &Described) -> wire::Volume {
+        wire::Volume {
+            capacity_bytes: described.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
+            volume_id: described.volume.to_string(),
+            volume_context: HashMap::from([(
+                self.filesystem_uuid_key.clone(),
+                described.filesystem.to_string(),
+            )]),
+            content_source: described.source.as_ref().map(content_source),
+            accessible_topology: vec![self.node.topology()],
+        }
+    }
+
+    pub(super) fn published_node_ids(&self, described: &Described) -> Vec<String> {
+        described.published.then(|| self.node.name().to_owned()).into_iter().collect()
+    }
+
+    pub(super) fn entry(&self, described: Described) -> list_volumes_response::Entry {
+        list_volumes_response::Entry {
+            volume: Some(self.volume(&described)),
+            status: Some(list_volumes_response::VolumeStatus {
+                published_node_ids: self.published_node_ids(&described),
+                volume_condition: Some(described.condition.into()),
+            }),
+        }
+    }
+
+    pub(super) fn snapshot(&self, snapshot: &Snapshot) -> wire::Snapshot {
+        wire::Snapshot {
+            // The least capacity of a volume made from it.
+            size_bytes: signed(snapshot.capacity().0),
+            snapshot_id: snapshot.id().to_string(),
+            source_volume_id: snapshot.source().to_string(),
+            creation_time: Some(snapshot.created().into()),
+            // A snapshot is whole or not there.
+            ready_to_use: true,
+            group_snapshot_id: String::new(),
+            accessible_topology: vec![self.node.topology()],
+        }
+    }
+}
+
+fn content_source(source: &OwnedContentSource) -> wire::VolumeContentSource {
+    let source = match source {
+        OwnedContentSource::Volume(id) => Type::Volume(VolumeSource { volume_id: id.to_string() }),
+        OwnedContentSource::Snapshot(id) => Type::Snapshot(SnapshotSource { snapshot_id: id.to_string() }),
+    };
+    wire::VolumeContentSource { r#type: Some(source) }
+}

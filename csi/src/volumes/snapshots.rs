@@ -1,0 +1,107 @@
+//! Snapshots of volumes: taken, listed and deleted. Volumes are made of them where volumes are made.
+
+use loopfs::{ErrorKind, Snapshot, SnapshotId, VolumeKind};
+
+use super::Volumes;
+use crate::error::{Error, Result};
+use crate::publish_block::BlockVolume;
+use crate::request::{CreateSnapshot, Filter, ListSnapshots, PageToken};
+use crate::storage::Storage;
+
+/// Some of the snapshots.
+#[derive(Debug)]
+pub(crate) struct SnapshotPage {
+    pub(crate) snapshots: Vec<Snapshot>,
+    /// Where the next one begins.
+    pub(crate) next: Option<PageToken<SnapshotId>>,
+}
+
+impl Volumes {
+    /// Takes a snapshot, or answers the one that is there if it is what is asked.
+    pub(crate) fn create_snapshot(&self, create: &CreateSnapshot) -> Result<Snapshot> {
+        let CreateSnapshot { snapshot: id, source, accessible_here } = create;
+        let storage = self.gate.verified()?;
+        self.janitor.begin();
+        let found = existing(&storage, id)?;
+        if !accessible_here {
+            let text = format!("accessibility_requirements: snapshot {id} shall be on other nodes");
+            return Err(match found {
+                Some(_) => Error::Incompatible(format!("{text}, and there is one on this node")),
+                None => Error::NoRoomHere(format!("{text}, and this one takes its own only")),
+            });
+        }
+        if found.is_none() {
+            let volume = storage.store.volume(source).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => Error::NoSource(format!("source_volume_id: {error}")),
+                _ => error.into(),
+            })?;
+            if volume.kind() == VolumeKind::Block {
+                BlockVolume::open(&volume, &storage.loops)?.flush()?;
+            }
+        }
+        // Also of one that is there: whoever took it may have died before it was durable.
+        storage.store.create_snapshot(source, id).map_err(|error| match error.kind() {
+            ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
+            _ => error.into(),
+        })
+    }
+
+    /// Deletes a snapshot. Volumes made from it stay as they are. Its space is freed in the background.
+    pub(crate) fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        let storage = self.gate.verified()?;
+        storage.store.delete_snapshot(id)?;
+        self.janitor.call();
+        Ok(())
+    }
+
+    pub(crate) fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
+        let storage = self.gate.verified()?;
+        existing(&storage, id)?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
+    }
+
+    /// Those that are meant, in the order of their ids. One that cannot be read is left out, and said so in the log: there
+    /// is no way to tell a caller what is wrong with it, and it must not hide the others.
+    pub(crate) fn list_snapshots(&self, list: &ListSnapshots) -> Result<SnapshotPage> {
+        let storage = self.gate.verified()?;
+        let ListSnapshots { list, filter } = list;
+        let Some(Filter { snapshot, source }) = filter else {
+            return Ok(SnapshotPage { snapshots: Vec::new(), next: None });
+        };
+        let mut ids = match snapshot {
+            Some(id) => vec![id.clone()],
+            None => storage.store.snapshots()?,
+        };
+        if let Some(PageToken(last)) = &list.from {
+            ids.retain(|id| id > last);
+        }
+        ids.sort_unstable();
+        let mut snapshots = ids
+            .iter()
+            .filter_map(|id| readable(&storage, id))
+            .filter(|snapshot| source.as_ref().is_none_or(|source| snapshot.source() == source))
+            .peekable();
+        let mut page: Vec<Snapshot> = Vec::new();
+        while list.at_most.is_none_or(|at_most| page.len() < at_most)
+            && let Some(snapshot) = snapshots.next()
+        {
+            page.push(snapshot);
+        }
+        let next = snapshots.peek().and(page.last()).map(|last| PageToken(last.id().clone()));
+        Ok(SnapshotPage { snapshots: page, next })
+    }
+}
+
+fn existing(storage: &Storage, id: &SnapshotId) -> Result<Option<Snapshot>> {
+    match storage.store.snapshot(id) {
+        Ok(snapshot) => Ok(Some(snapshot)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn readable(storage: &Storage, id: &SnapshotId) -> Option<Snapshot> {
+    existing(storage, id).unwrap_or_else(|error| {
+        tracing::warn!(snapshot = %id, %error, "left out of the list");
+        None
+    })
+}

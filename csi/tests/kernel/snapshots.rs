@@ -1,0 +1,414 @@
+//! Snapshots of volumes, and volumes made from snapshots and from other volumes.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use csi::proto::csi as wire;
+use loopfs::{Bytes, SnapshotId, VolumeKind};
+use rstest::rstest;
+use tonic::{Code, Status};
+
+use crate::scene::{Scene, id, is_block_device, read_from, size_of_mount, write_to};
+use crate::support::*;
+
+const FOUR: i64 = 4 << 20;
+const EIGHT: i64 = 8 << 20;
+
+fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
+    match kind {
+        VolumeKind::Filesystem => mount(&[]),
+        VolumeKind::Block => block(),
+    }
+}
+
+/// Something that is not the same in two places, and more than a block.
+fn content(seed: u8) -> Vec<u8> {
+    (0..3 * 4096u32).map(|n| (n.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
+}
+
+/// Writes to a published volume.
+fn write(target: &Path, seed: u8) {
+    if is_block_device(target) {
+        return write_to(target, &content(seed)).unwrap();
+    }
+    let directory = target.join("directory");
+    fs::create_dir_all(&directory).unwrap();
+    let file = directory.join("file");
+    fs::write(&file, content(seed)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::chown(&file, Some(1000), Some(2000)).unwrap();
+}
+
+#[track_caller]
+fn assert_holds(target: &Path, seed: u8) {
+    if is_block_device(target) {
+        assert!(read_from(target, content(seed).len()) == content(seed), "not {seed}");
+        return;
+    }
+    let file = target.join("directory/file");
+    assert!(fs::read(&file).unwrap() == content(seed), "not {seed}");
+    let found = fs::metadata(&file).unwrap();
+    assert_eq!((found.mode() & 0o777, found.uid(), found.gid()), (0o640, 1000, 2000));
+}
+
+fn take(scene: &Scene, name: &str, volume: &str) -> wire::Snapshot {
+    scene.node().create_snapshot(create_snapshot(name, volume)).unwrap().snapshot.unwrap()
+}
+
+fn made(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
+    answer.unwrap().volume.unwrap()
+}
+
+fn show(scene: &Scene, volume: &str, kind: VolumeKind) -> std::path::PathBuf {
+    let target = scene.target(volume);
+    scene.node().node_publish_volume(publish(volume, &target, capability_of(kind))).unwrap();
+    target
+}
+
+fn hide(scene: &Scene, volume: &str) {
+    scene.node().node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
+}
+
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn a_volume_in_use_is_kept_as_it_was_and_made_anew(#[case] kind: VolumeKind) {
+    let mut scene = Scene::new();
+    scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
+    let target = show(&scene, "v", kind);
+    write(&target, 1);
+    let before = SystemTime::now() - Duration::from_secs(1);
+    let snapshot = take(&scene, "s", "v");
+    write(&target, 2);
+    assert_eq!((snapshot.snapshot_id.as_str(), snapshot.source_volume_id.as_str()), ("s", "v"));
+    assert_eq!((snapshot.size_bytes, snapshot.ready_to_use), (FOUR, true));
+    let here = wire::Topology { segments: [(format!("topology.{DRIVER}/node"), NODE.to_owned())].into() };
+    assert_eq!(snapshot.accessible_topology, [here]);
+    let taken = SystemTime::try_from(snapshot.creation_time.unwrap()).unwrap();
+    assert!((before..=SystemTime::now()).contains(&taken), "{taken:?}");
+
+    // Again, from another driver, and when its volume has grown: the same one.
+    scene.restart_driver();
+    scene.node().controller_expand_volume(grow("v", EIGHT, 0)).unwrap();
+    assert_eq!(take(&scene, "s", "v"), snapshot);
+
+    let copies =
+        [from_snapshot("r", "s", 0, capability_of(kind)), from_volume("c", "v", EIGHT, capability_of(kind))];
+    for (request, size, seed) in
+        copies.into_iter().zip([FOUR, EIGHT]).zip([1, 2]).map(|((r, s), d)| (r, s, d))
+    {
+        let name = request.name.clone();
+        let volume = made(scene.node().create_volume(request.clone()));
+        assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), (name.as_str(), size));
+        assert_eq!(volume.content_source, request.volume_content_source);
+        assert_eq!(made(scene.node().create_volume(request)), volume);
+        let told = scene.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
+        assert_eq!(told, volume);
+        assert_holds(&show(&scene, &name, kind), seed);
+    }
+    // Each is a volume of its own.
+    write(&scene.target("r"), 3);
+    write(&scene.target("c"), 4);
+    assert_holds(&target, 2);
+    for name in ["v", "r", "c"] {
+        let stats = scene.node().node_get_volume_stats(stats(name, &scene.target(name))).unwrap();
+        assert!(!stats.volume_condition.unwrap().abnormal);
+        hide(&scene, name);
+    }
+    // A snapshot outlives its volume, and a volume its snapshot.
+    scene.node().delete_volume(delete("v")).unwrap();
+    assert_eq!(take(&scene, "s", "v"), snapshot);
+    assert_eq!(
+        made(scene.node().create_volume(from_snapshot("q", "s", FOUR, capability_of(kind)))).capacity_bytes,
+        FOUR
+    );
+    for _ in 0..2 {
+        scene.node().delete_snapshot(delete_snapshot("s")).unwrap();
+        assert_refused(scene.node().get_snapshot(get_snapshot("s")), Code::NotFound, &["s"]);
+    }
+    for (name, seed) in [("q", 1), ("r", 3), ("c", 4)] {
+        assert_holds(&show(&scene, name, kind), seed);
+        hide(&scene, name);
+        scene.node().delete_volume(delete(name)).unwrap();
+    }
+    scene.finish();
+}
+
+#[test]
+fn a_directory_that_was_made_from_another_has_a_limit_of_its_own() {
+    let scene = Scene::new();
+    scene.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
+    let source = show(&scene, "v", VolumeKind::Filesystem);
+    fs::write(source.join("half"), vec![1; 2 << 20]).unwrap();
+    scene.node().create_volume(from_volume("c", "v", FOUR, mount(&[]))).unwrap();
+    let clone = show(&scene, "c", VolumeKind::Filesystem);
+    assert_eq!(size_of_mount(&clone).0, 4 << 20);
+    let error = fs::write(clone.join("more"), vec![2; 3 << 20]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::ENOSPC as i32), "what was copied counts");
+    fs::remove_file(clone.join("more")).unwrap();
+    // And nothing of it is charged to the source.
+    fs::write(source.join("more"), vec![2; (2 << 20) - (64 << 10)]).unwrap();
+    hide(&scene, "v");
+    hide(&scene, "c");
+    scene.finish();
+}
+
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn a_name_stands_for_one_snapshot_and_one_content(#[case] kind: VolumeKind) {
+    let scene = Scene::new();
+    let node = scene.node();
+    let capability = || capability_of(kind);
+    for volume in ["v", "w"] {
+        node.create_volume(create(volume, FOUR, capability())).unwrap();
+    }
+    take(&scene, "s", "v");
+    take(&scene, "t", "v");
+    for _ in 0..2 {
+        let refused = node.create_snapshot(create_snapshot("s", "w"));
+        assert_refused(refused, Code::AlreadyExists, &["s", "volume v", "volume w"]);
+    }
+    let clone = made(node.create_volume(from_snapshot("c", "s", FOUR, capability())));
+    let others = [
+        create("c", FOUR, capability()),
+        from_snapshot("c", "t", FOUR, capability()),
+        from_volume("c", "v", FOUR, capability()),
+        from_snapshot("v", "s", FOUR, capability()),
+    ];
+    for other in others {
+        let name = other.name.clone();
+        assert_refused(node.create_volume(other), Code::AlreadyExists, &[&name, "made"]);
+    }
+    // Also when the snapshot is gone.
+    node.delete_snapshot(delete_snapshot("s")).unwrap();
+    assert_eq!(made(node.create_volume(from_snapshot("c", "s", FOUR, capability()))), clone);
+    assert_refused(
+        node.create_volume(from_snapshot("d", "s", FOUR, capability())),
+        Code::NotFound,
+        &["volume_content_source", "s"],
+    );
+    scene.finish();
+}
+
+#[rstest]
+#[case::other_kind(|request: &mut wire::CreateVolumeRequest| {
+    request.volume_capabilities = Vec::from_iter(mount(&[]));
+}, Code::InvalidArgument, "Block")]
+#[case::smaller(|request: &mut wire::CreateVolumeRequest| {
+    request.capacity_range = Some(wire::CapacityRange { required_bytes: 0, limit_bytes: FOUR - 1 });
+}, Code::OutOfRange, "limit")]
+#[case::other_blocks(|request: &mut wire::CreateVolumeRequest| {
+    request.parameters = [("logicalBlockSize".to_owned(), "4096".to_owned())].into();
+}, Code::InvalidArgument, "logicalBlockSize")]
+#[case::direct_io_that_sharing_costs(|request: &mut wire::CreateVolumeRequest| {
+    request.parameters = [("directIO".to_owned(), "required".to_owned())].into();
+}, Code::InvalidArgument, "directIO")]
+#[case::elsewhere(|request: &mut wire::CreateVolumeRequest| {
+    request.accessibility_requirements = on("node-2");
+}, Code::ResourceExhausted, "accessibility_requirements")]
+#[case::too_large(|request: &mut wire::CreateVolumeRequest| {
+    request.capacity_range = Some(wire::CapacityRange { required_bytes: 1 << 40, limit_bytes: 0 });
+}, Code::ResourceExhausted, "available")]
+fn what_cannot_be_made_from_its_source_is_not_made(
+    #[case] change: fn(&mut wire::CreateVolumeRequest),
+    #[case] code: Code,
+    #[case] says: &str,
+    #[values(true, false)] snapshot: bool,
+) {
+    let scene = Scene::new();
+    let node = scene.node();
+    node.create_volume(create("v", FOUR, block())).unwrap();
+    take(&scene, "s", "v");
+    let mut request =
+        if snapshot { from_snapshot("c", "s", FOUR, block()) } else { from_volume("c", "v", FOUR, block()) };
+    change(&mut request);
+    assert_refused(node.create_volume(request), code, &[says]);
+    assert_eq!(scene.store.list().unwrap(), [id("v")]);
+    scene.finish();
+}
+
+#[rstest]
+#[case::absent("absent", Code::NotFound)]
+#[case::nothing("", Code::InvalidArgument)]
+#[case::parent("..", Code::NotFound)]
+#[case::path("../volumes/v", Code::NotFound)]
+#[case::kind("snapshot/s", Code::NotFound)]
+#[case::lines("v\n", Code::NotFound)]
+#[case::nul("v\0", Code::NotFound)]
+#[case::long(&"v".repeat(4096), Code::NotFound)]
+fn ids_of_nothing(#[case] source: &str, #[case] code: Code) {
+    let scene = Scene::new();
+    let node = scene.node();
+    node.create_volume(create("v", FOUR, block())).unwrap();
+    take(&scene, "s", "v");
+    assert_refused(node.create_snapshot(create_snapshot("n", source)), code, &["source_volume_id"]);
+    let field = ["volume_content_source"];
+    assert_refused(node.create_volume(from_volume("n", source, FOUR, block())), code, &field);
+    assert_refused(node.create_volume(from_snapshot("n", source, FOUR, block())), code, &field);
+    assert_refused(node.get_snapshot(get_snapshot(source)), code, &[]);
+    if source.is_empty() {
+        assert_refused(node.delete_snapshot(delete_snapshot(source)), code, &["snapshot_id"]);
+    } else {
+        node.delete_snapshot(delete_snapshot(source)).unwrap();
+        assert_eq!(snapshots(&scene, list_snapshots(0, "", source, "")), [""; 0]);
+        assert_eq!(snapshots(&scene, list_snapshots(0, "", "", source)), [""; 0]);
+    }
+    assert_eq!(scene.store.list().unwrap(), [id("v")]);
+    assert_eq!(scene.store.snapshots().unwrap(), [SnapshotId::parse("s").unwrap()]);
+    scene.finish();
+}
+
+#[test]
+fn any_name_has_a_snapshot_of_its_own() {
+    let scene = Scene::new();
+    scene.node().create_volume(create("v", FOUR, block())).unwrap();
+    let longest = "n".repeat(128);
+    let names = ["plain", "v", "../../outside", "..", "two\nlines", "Bücher", &longest];
+    let ids: std::collections::BTreeSet<String> =
+        names.iter().map(|name| take(&scene, name, "v").snapshot_id).collect();
+    assert_eq!(ids.len(), names.len());
+    assert_eq!(scene.store.snapshots().unwrap().len(), names.len());
+    for id in &ids {
+        let snapshot = scene.node().get_snapshot(get_snapshot(id)).unwrap().snapshot.unwrap();
+        assert_eq!((&snapshot.snapshot_id, snapshot.source_volume_id.as_str()), (id, "v"));
+    }
+    assert_refused(
+        scene.node().create_snapshot(create_snapshot("a\0b", "v")),
+        Code::InvalidArgument,
+        &["name"],
+    );
+    scene.finish();
+}
+
+/// Ids of the snapshots of a page.
+fn snapshots(scene: &Scene, request: wire::ListSnapshotsRequest) -> Vec<String> {
+    let page = scene.node().list_snapshots(request).unwrap();
+    page.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect()
+}
+
+#[test]
+fn snapshots_are_listed_in_pages_that_others_do_not_move() {
+    let scene = Scene::new();
+    for volume in ["v", "w"] {
+        scene.node().create_volume(create(volume, FOUR, block())).unwrap();
+    }
+    let taken: Vec<wire::Snapshot> =
+        (0..6).map(|n| take(&scene, &format!("s-{n}"), if n % 2 == 0 { "v" } else { "w" })).collect();
+    let all = scene.node().list_snapshots(list_snapshots(0, "", "", "")).unwrap();
+    assert_eq!(all.next_token, "");
+    assert!(all.entries.iter().map(|entry| entry.snapshot.as_ref().unwrap()).eq(&taken));
+
+    let first = scene.node().list_snapshots(list_snapshots(2, "", "", "")).unwrap();
+    assert_eq!(first.entries.len(), 2);
+    // The one before, the last of the page, and the one after it go; a new one comes before.
+    for gone in ["s-0", "s-1", "s-2"] {
+        scene.node().delete_snapshot(delete_snapshot(gone)).unwrap();
+    }
+    take(&scene, "a", "v");
+    let second = scene.node().list_snapshots(list_snapshots(2, &first.next_token, "", "")).unwrap();
+    let token = second.next_token.clone();
+    let ids: Vec<_> = second.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect();
+    assert_eq!(ids, ["s-3", "s-4"]);
+    assert_eq!(snapshots(&scene, list_snapshots(2, &token, "", "")), ["s-5"]);
+
+    assert_eq!(snapshots(&scene, list_snapshots(0, "", "v", "")), ["a", "s-4"]);
+    let page = scene.node().list_snapshots(list_snapshots(1, "", "w", "")).unwrap();
+    assert_eq!(page.entries.len(), 1);
+    assert_eq!(snapshots(&scene, list_snapshots(1, &page.next_token, "w", "")), ["s-5"]);
+    assert_eq!(snapshots(&scene, list_snapshots(0, "", "", "s-4")), ["s-4"]);
+    assert_eq!(snapshots(&scene, list_snapshots(0, "", "w", "s-4")), [""; 0]);
+    assert_eq!(snapshots(&scene, list_snapshots(0, "", "absent", "")), [""; 0]);
+    // A list of everything else is no list of snapshots.
+    assert_eq!(scene.store.list().unwrap().len(), 2);
+    let volumes = scene.node().list_volumes(list(0, "")).unwrap();
+    assert_eq!(volumes.entries.len(), 2);
+    scene.finish();
+}
+
+#[rstest]
+#[case::directory(VolumeKind::Filesystem)]
+#[case::device(VolumeKind::Block)]
+fn calls_at_once_make_one(#[case] kind: VolumeKind) {
+    let scene = Scene::new();
+    scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
+    write(&show(&scene, "v", kind), 5);
+    let request = create_snapshot("s", "v");
+    for answer in scene.node().create_snapshot_at_once(&request, 8) {
+        match answer {
+            Ok(answer) => assert_eq!(answer.snapshot.unwrap().snapshot_id, "s"),
+            Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
+        }
+    }
+    // Of one source at once: two names do not hinder each other.
+    let request = from_snapshot("c", "s", FOUR, capability_of(kind));
+    let answers = scene.node().create_at_once(&request, 8);
+    assert!(answers.iter().any(Result::is_ok));
+    for status in answers.into_iter().filter_map(Result::err) {
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+    }
+    made(scene.node().create_volume(request));
+    assert_eq!((scene.store.list().unwrap().len(), scene.store.snapshots().unwrap().len()), (2, 1));
+    assert_holds(&show(&scene, "c", kind), 5);
+    hide(&scene, "c");
+    hide(&scene, "v");
+    scene.finish();
+}
+
+#[test]
+fn a_volume_whose_device_could_not_be_attached_again_is_not_kept() {
+    let scene = Scene::new();
+    let parameters =
+        [("directIO".to_owned(), "required".to_owned()), ("logicalBlockSize".to_owned(), "512".to_owned())];
+    let request = wire::CreateVolumeRequest { parameters: parameters.into(), ..create("v", FOUR, block()) };
+    scene.node().create_volume(request).unwrap();
+    let refused = scene.node().create_snapshot(create_snapshot("s", "v"));
+    assert_refused(refused, Code::FailedPrecondition, &["directIO preferred", "logicalBlockSize 4096"]);
+    let refused = scene.node().create_volume(from_volume("c", "v", FOUR, block()));
+    assert_refused(refused, Code::InvalidArgument, &["directIO preferred", "logicalBlockSize 4096"]);
+    assert_eq!(scene.store.snapshots().unwrap(), []);
+    scene.finish();
+}
+
+#[test]
+fn a_snapshot_is_on_the_node_of_its_volume() {
+    let scene = Scene::new();
+    let node = scene.node();
+    node.create_volume(create("v", FOUR, block())).unwrap();
+    let asked = |node: &str| wire::CreateSnapshotRequest {
+        accessibility_requirements: on(node),
+        ..create_snapshot("s", "v")
+    };
+    let field = ["accessibility_requirements"];
+    assert_refused(node.create_snapshot(asked("node-2")), Code::ResourceExhausted, &field);
+    assert_eq!(scene.store.snapshots().unwrap(), []);
+    node.create_snapshot(asked(NODE)).unwrap();
+    assert_refused(node.create_snapshot(asked("node-2")), Code::AlreadyExists, &field);
+    scene.finish();
+}
+
+fn on(node: &str) -> Option<wire::TopologyRequirement> {
+    let segments = [(format!("topology.{DRIVER}/node"), node.to_owned())].into();
+    Some(wire::TopologyRequirement { requisite: vec![wire::Topology { segments }], preferred: Vec::new() })
+}
+
+#[test]
+fn what_a_deleted_snapshot_held_is_freed_by_the_driver() {
+    let scene = Scene::new();
+    let room = || scene.node().get_capacity(Default::default()).unwrap().available_capacity;
+    scene.node().create_volume(create("v", 16 * FOUR, block())).unwrap();
+    let before = room();
+    take(&scene, "s", "v");
+    let taken = before - room();
+    assert!((16 * FOUR..17 * FOUR).contains(&taken), "an image's snapshot is promised its size: {taken}");
+    scene.node().delete_snapshot(delete_snapshot("s")).unwrap();
+    let start = std::time::Instant::now();
+    while room() < before - FOUR {
+        assert!(start.elapsed() < PATIENCE, "room for {} of {before}", room());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(scene.store.volume(&id("v")).unwrap().capacity(), Bytes(16 << 22));
+    scene.finish();
+}
