@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use crate::{
     claim_status::{self, ResizeStatus},
     context::{Circumstances, Context},
-    controller,
+    controller, data_source,
     error::Error,
     events::Reason,
     ownership, placement, provision, reschedule, resize,
@@ -170,7 +170,12 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
         return Ok(Progress::Settled);
     }
     let place = placement::of(claim, class.as_deref(), ctx).await?;
-    match provision::plan(claim, class.as_deref(), existing.as_deref(), place, &ctx.identity)? {
+    // Whether there is something to copy is asked only where it is to be copied.
+    let origin = match place {
+        placement::Place::Here if existing.is_none() => data_source::find(claim, ctx).await?,
+        _ => None,
+    };
+    match provision::plan(claim, class.as_deref(), existing.as_deref(), place, origin, &ctx.identity)? {
         provision::Plan::Ignore => Ok(Progress::Elsewhere),
         provision::Plan::Wait => Ok(Progress::Waiting),
         provision::Plan::Settled => Ok(Progress::Settled),

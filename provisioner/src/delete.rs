@@ -107,6 +107,8 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
 /// background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     let Deletion { id, filesystem_uuid } = deletion;
+    // It may be being copied.
+    let Some(_exclusive) = ctx.in_flight.enter(&id) else { return Err(Error::InFlight(id)) };
     let discarded = ctx.storage.run(move |volumes| {
         let present = volumes.filesystem_uuid();
         match filesystem_uuid {

@@ -27,6 +27,12 @@ pub(crate) enum Error {
          delete the volume's data where it is and remove the finalizers of this object by hand"
     )]
     OtherFilesystem { of_volume: String, of_node: String },
+    /// What the claim is to be filled with is on another node.
+    #[error(
+        "claim {claim:?}, which is to be copied, has its volume on node {node:?}, and only there can it be copied; have the pod \
+         run there, by its nodeSelector"
+    )]
+    SourceElsewhere { claim: String, node: String },
     /// Another task of this process has it in hand; a matter of milliseconds.
     #[error("volume {0} is being made or removed at this moment")]
     InFlight(VolumeId),
@@ -68,6 +74,7 @@ impl Error {
             Error::Api { .. } => "ApiServer",
             Error::NameTaken(_) => "NameTaken",
             Error::OtherFilesystem { .. } => "OtherFilesystem",
+            Error::SourceElsewhere { .. } => "SourceElsewhere",
             Error::InFlight(_) => "InFlight",
             Error::Handle(_) => "InvalidHandle",
         }

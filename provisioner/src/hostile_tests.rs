@@ -13,7 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    claim_status, delete, fixtures, ownership,
+    claim_status, data_source, delete, fixtures, ownership,
     placement::{self, Candidate, Place},
     provision, quantity,
     resize::{self, Outcome},
@@ -128,7 +128,8 @@ proptest! {
             }
         }
         let Some(claim) = &claim else { return Ok(()) };
-        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Place::Here, &identity);
+        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Place::Here, None, &identity);
+        drop(data_source::named(claim));
         if let Some(class) = &class {
             placement::allows(class, &Candidate { name: String::new(), labels: Default::default() });
         }

@@ -15,6 +15,7 @@ mod claim_status;
 mod claims;
 mod context;
 mod controller;
+mod data_source;
 mod delete;
 mod error;
 mod events;

@@ -79,10 +79,15 @@ pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> b
 /// Whether the volume is one of this driver on another node: beyond doubt, so that what is here under its name
 /// is not its data.
 pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bool {
+    other_node(volume, identity).is_some()
+}
+
+/// The other node that a volume of this driver is on.
+pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
     let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-    csi.is_some_and(|csi| csi.driver == identity.driver())
-        && labelled_node.is_some_and(|node| node != identity.node())
+    let node = labelled_node.filter(|node| *node != identity.node())?;
+    csi.is_some_and(|csi| csi.driver == identity.driver()).then_some(node)
 }
 
 /// Whether the volume was made for this very claim, not for an earlier one of the same name.

@@ -13,6 +13,7 @@ use loopfs::{Bytes, VolumeId, VolumeKind, VolumeSpec};
 use crate::{
     claim_status,
     context::Context,
+    data_source::Origin,
     error::Error,
     events::Reason,
     identity::Identity,
@@ -46,6 +47,8 @@ pub(crate) struct Creation {
     pub(crate) spec: VolumeSpec,
     pub(crate) reclaim_policy: ReclaimPolicy,
     pub(crate) mount_options: Option<Vec<String>>,
+    /// The volume it is a copy of.
+    pub(crate) source: Option<VolumeId>,
 }
 
 /// Why a claim gets no volume until it or its class is changed.
@@ -75,9 +78,20 @@ pub(crate) enum Refusal {
     #[error("spec.resources.requests.storage: {0}")]
     Size(#[from] QuantityError),
     #[error(
-        "the claim wants to be filled from a data source; that is not supported, and an empty volume would not do"
+        "the claim wants to be filled from {0}, and an empty volume would not do; a data source can be a PersistentVolumeClaim \
+         of the same namespace"
     )]
-    DataSource,
+    DataSource(String),
+    #[error("claim {claim:?}, which is to be copied, {why}")]
+    Source { claim: String, why: &'static str },
+    #[error(
+        "the claim is to be filled from one whose volumeMode is {0:?}, which therefore has to be its own"
+    )]
+    SourceMode(String),
+    #[error(
+        "the claim is to be filled from one of {of_source}, and asks for {asked}; ask for at least as much"
+    )]
+    SourceSize { of_source: Bytes, asked: Bytes },
     #[error(
         "spec.selector picks among volumes that exist; it cannot be combined with a class that makes new ones"
     )]
@@ -112,6 +126,7 @@ pub(crate) fn plan(
     class: Option<&StorageClass>,
     existing: Option<&PersistentVolume>,
     place: Place,
+    origin: Option<Origin>,
     identity: &Identity,
 ) -> Result<Plan, Error> {
     if !ownership::is_claim_to_provision(claim, identity) {
@@ -145,11 +160,20 @@ pub(crate) fn plan(
         Some(Bytes(0)) => return Err(Refusal::ZeroSize.into()),
         Some(requested) => requested,
     };
+    if let Some(origin) = &origin {
+        if origin.mode != kind.to_string() {
+            return Err(Refusal::SourceMode(origin.mode.clone()).into());
+        }
+        if requested < origin.capacity {
+            return Err(Refusal::SourceSize { of_source: origin.capacity, asked: requested }.into());
+        }
+    }
     Ok(Plan::Create(Creation {
         id,
         spec: parameters.spec(kind, requested),
         reclaim_policy,
         mount_options: class.mount_options.clone(),
+        source: origin.map(|origin| origin.id),
     }))
 }
 
@@ -176,9 +200,6 @@ fn reclaim_policy(class: &StorageClass, name: &str) -> Result<ReclaimPolicy, Ref
 
 /// Checks what does not depend on the class.
 fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
-    if spec.data_source.is_some() || spec.data_source_ref.is_some() {
-        return Err(Refusal::DataSource);
-    }
     if spec.selector.is_some() {
         return Err(Refusal::Selector);
     }
@@ -218,13 +239,22 @@ pub(crate) async fn apply(
     let note = format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.identity.node());
     ctx.events.publish(claim, Reason::Provisioning, note);
 
-    let Creation { id, spec, reclaim_policy, mount_options } = creation;
+    let Creation { id, spec, reclaim_policy, mount_options, source } = creation;
+    // A volume that is being copied is not deleted meanwhile, however long it takes.
+    let _source = match &source {
+        Some(source) => Some(ctx.in_flight.enter(source).ok_or_else(|| Error::InFlight(source.clone()))?),
+        None => None,
+    };
     let (intents, intent, wanted) = (ctx.intents.clone(), Intent::of(claim), id.clone());
     let made = ctx.storage.run(move |volumes| {
         // The record comes first: from here on a crash leaves something that is found again. It stays when
         // this fails, until an attempt succeeds or the claim is gone.
         intents.record(&wanted, &intent).map_err(unrecorded)?;
-        Ok((volumes.create(&wanted, &spec)?, volumes.filesystem_uuid()))
+        let capacity = match &source {
+            Some(source) => volumes.clone_from(source, &wanted, &spec)?,
+            None => volumes.create(&wanted, &spec)?,
+        };
+        Ok((capacity, volumes.filesystem_uuid()))
     });
     let (capacity, filesystem_uuid) = made.await?;
     ctx.capacity.notify_one();
@@ -307,7 +337,7 @@ mod tests {
 
     fn planned(claim: Value, class: Value) -> Result<Plan, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
-        plan(&claim, Some(&class), None, Place::Here, &fixtures::identity())
+        plan(&claim, Some(&class), None, Place::Here, None, &fixtures::identity())
             .map_err(|error| error.to_string())
     }
 
@@ -325,6 +355,7 @@ mod tests {
             spec: VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20)),
             reclaim_policy: ReclaimPolicy::Delete,
             mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
+            source: None,
         };
         assert_eq!(creation(json!({}), json!({})), expected);
     }
@@ -361,8 +392,6 @@ mod tests {
     #[case::too_large(json!({"spec": {"resources": {"requests": {"storage": "99E"}}}}), json!({}), "more than 8Ei")]
     #[case::malformed(json!({"spec": {"resources": {"requests": {"storage": "1MB"}}}}), json!({}), "not a quantity")]
     #[case::mode(json!({"spec": {"volumeMode": "Tape"}}), json!({}), "allowed: Filesystem, Block")]
-    #[case::clone(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}}), json!({}), "data source")]
-    #[case::populate(json!({"spec": {"dataSourceRef": {"kind": "Anything", "name": "other"}}}), json!({}), "data source")]
     #[case::selector(json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), json!({}), "spec.selector")]
     #[case::attributes_class(json!({"spec": {"volumeAttributesClassName": "gold"}}), json!({}), "\"gold\"")]
     #[case::no_class(json!({"spec": {"storageClassName": null}}), json!({}), "names no storage class")]
@@ -379,8 +408,8 @@ mod tests {
 
     #[test]
     fn a_missing_class_is_named() {
-        let error =
-            plan(&fixtures::claim(json!({})), None, None, Place::Here, &fixtures::identity()).unwrap_err();
+        let error = plan(&fixtures::claim(json!({})), None, None, Place::Here, None, &fixtures::identity())
+            .unwrap_err();
         assert_eq!(error.to_string(), "storage class \"loopfs\" does not exist");
         assert_eq!(error.reason(), "Refused");
     }
@@ -391,13 +420,30 @@ mod tests {
     }
 
     #[rstest]
+    #[case::as_large("1Mi", "Filesystem", Ok(()))]
+    #[case::larger("2Mi", "Filesystem", Ok(()))]
+    #[case::smaller("1023Ki", "Filesystem", Err("ask for at least as much"))]
+    #[case::of_the_other_mode("1Mi", "Block", Err("volumeMode is \"Block\""))]
+    fn copies(#[case] size: &str, #[case] mode: &str, #[case] expected: Result<(), &str>) {
+        let claim = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
+        let id = VolumeId::parse("pvc-source").unwrap();
+        let origin = Origin { id: id.clone(), mode: mode.to_owned(), capacity: Bytes(1 << 20) };
+        let class = fixtures::class(json!({}));
+        match (plan(&claim, Some(&class), None, Place::Here, Some(origin), &fixtures::identity()), expected) {
+            (Ok(Plan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
+            (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[rstest]
     #[case::elsewhere(Place::Elsewhere, Ok(Plan::Ignore))]
     #[case::later(Place::Later, Ok(Plan::Wait))]
     #[case::nowhere(Place::Refused(Refusal::NoSize), Err("asks for no size"))]
     fn the_place_goes_before_all_else(#[case] place: Place, #[case] expected: Result<Plan, &str>) {
         // Of a claim that is another node's, that one says what is wrong.
         let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
-        let planned = plan(&claim, None, None, place, &fixtures::identity());
+        let planned = plan(&claim, None, None, place, None, &fixtures::identity());
         match (planned, expected) {
             (Ok(planned), Ok(expected)) => assert_eq!(planned, expected),
             (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
@@ -412,7 +458,7 @@ mod tests {
     fn an_object_of_the_name_exists(#[case] volume: Value, #[case] expected: Option<Plan>) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
-        let planned = plan(&claim, Some(&class), Some(&volume), Place::Here, &fixtures::identity());
+        let planned = plan(&claim, Some(&class), Some(&volume), Place::Here, None, &fixtures::identity());
         assert_eq!(planned.as_ref().ok(), expected.as_ref());
         assert_eq!(planned.is_err_and(|error| matches!(error, Error::NameTaken(_))), expected.is_none());
     }

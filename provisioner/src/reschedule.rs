@@ -1,4 +1,4 @@
-//! Giving a claim back to the scheduler when its node cannot hold it.
+//! Giving a claim back to the scheduler when its node cannot provide the volume and another could.
 //!
 //! The scheduler writes the node it chose into the claim and waits. When that is taken out again it tries the pod anew, and the
 //! capacity that is published meanwhile keeps it from the same choice. It may make it all the same: then the
@@ -17,11 +17,14 @@ use crate::{context::Context, error::Error, identity::Identity, ownership, stora
 
 /// The patch that gives a claim back after a failed attempt to provision it, if another node could do better.
 pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Identity) -> Option<Value> {
-    let full =
-        matches!(failure, Error::Storage(StorageError::Volume(error)) if error.kind == ErrorKind::NoSpace);
+    let elsewhere = match failure {
+        Error::Storage(StorageError::Volume(error)) => error.kind == ErrorKind::NoSpace,
+        Error::SourceElsewhere { .. } => true,
+        _ => false,
+    };
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
-    (full && chosen).then(|| {
+    (elsewhere && chosen).then(|| {
         json!({ "metadata": {
             // Both are preconditions: the API server answers 409 when either differs.
             "uid": claim.metadata.uid,
@@ -63,13 +66,14 @@ mod tests {
 
     #[rstest]
     #[case::full(json!({}), refused(ErrorKind::NoSpace), true)]
+    #[case::to_be_copied_elsewhere(json!({}), Error::SourceElsewhere { claim: "a".to_owned(), node: "node-b".to_owned() }, true)]
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
     #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), false)]
     #[case::under_way(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]
     #[case::chosen_by_nobody(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
     #[case::sent_on(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
     #[case::bound(json!({"spec": {"volumeName": "v"}}), refused(ErrorKind::NoSpace), false)]
-    fn only_a_full_node_gives_its_claims_back(
+    fn only_what_another_node_could_do_is_given_back(
         #[case] change: Value,
         #[case] failure: Error,
         #[case] expected: bool,

@@ -22,6 +22,8 @@ pub(crate) struct VolumeModel {
 pub(crate) struct State {
     pub(crate) size: Bytes,
     pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
+    /// What was made from what.
+    pub(crate) copies: BTreeMap<VolumeId, VolumeId>,
     pub(crate) trash: Vec<Bytes>,
     /// What is wrong with the store as a whole.
     pub(crate) broken: Option<VolumeError>,
@@ -85,6 +87,15 @@ impl Volumes for VolumeModel {
             None => state.require(id, capacity)?,
         }
         state.volumes.insert(id.clone(), (spec.kind, capacity));
+        Ok(capacity)
+    }
+
+    fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
+        if !self.state().volumes.contains_key(source) {
+            return Err(error(ErrorKind::NotFound, format!("volume {source}: there is none")));
+        }
+        let capacity = self.create(id, spec)?;
+        self.state().copies.insert(id.clone(), source.clone());
         Ok(capacity)
     }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use loopfs::{Bytes, ErrorKind, VolumeId, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ContentSource, ErrorKind, VolumeId, VolumeSpec, VolumeStore};
 
 /// A store of volumes. Calls block.
 pub(crate) trait Volumes: Send + Sync + 'static {
@@ -17,6 +17,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn recover(&self) -> Result<String, VolumeError>;
     /// See [`VolumeStore::create`]; answers the capacity as stored.
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
+    /// A copy of a volume; see [`VolumeStore::clone_from`]. Answers the capacity as stored.
+    fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::grow`]; answers the capacity as stored.
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::delete`].
@@ -71,6 +73,10 @@ impl Volumes for VolumeStore {
 
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
         Ok(VolumeStore::create(self, id, spec)?.capacity())
+    }
+
+    fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::clone_from(self, ContentSource::Volume(source), id, spec)?.capacity())
     }
 
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {

@@ -230,6 +230,49 @@ async fn what_is_said_of_a_nodes_room_is_kept_true() {
     cluster.finish().await;
 }
 
+#[tokio::test]
+async fn a_claim_is_filled_from_another_where_that_is() {
+    let cluster = Cluster::connect().await;
+    let there = room(64);
+    let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
+    let copy_of = |source: &str, size: &str| {
+        let source = json!({"kind": "PersistentVolumeClaim", "name": source});
+        json!({"spec": {"dataSource": source, "resources": {"requests": {"storage": size}}}})
+    };
+    // Before there is anything to copy.
+    cluster.claim("copy", copy_of("original", "2Mi")).await;
+    assert!(cluster.told("copy", "ProvisioningFailed").await.contains("does not exist"));
+    cluster.claim("original", json!({})).await;
+    let original = cluster.bound("original").await;
+    let copy = cluster.bound("copy").await;
+    let id = |volume: &PersistentVolume| loopfs::VolumeId::parse(&volume.name_any()).unwrap();
+    assert_eq!(cluster.volumes.state().copies.get(&id(&copy)), Some(&id(&original)));
+    assert_eq!(cluster.volumes.capacity(&copy.name_any()), Some(Bytes(2 * MIB)));
+
+    cluster.claim("small", copy_of("copy", "1Mi")).await;
+    assert!(cluster.told("small", "ProvisioningFailed").await.contains("at least as much"));
+
+    let mut misplaced = copy_of("original", "1Mi");
+    misplaced["metadata"] = json!({"annotations": {SELECTED_NODE: THERE}});
+    cluster.claim("misplaced", misplaced).await;
+    let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
+    until(&cluster.claims(), "misplaced", given_back).await;
+    let told = cluster.told("misplaced", "ProvisioningFailed").await;
+    assert!(told.contains("on node \"node-a\"") && told.contains("given back"), "{told}");
+    cluster.select("misplaced", HERE).await;
+    assert_eq!(node_of(&cluster.bound("misplaced").await), HERE);
+    assert!(there.state().volumes.is_empty());
+
+    for claim in ["small", "misplaced", "copy", "original"] {
+        cluster.delete_claim(claim).await;
+    }
+    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    for provisioner in provisioners {
+        provisioner.stop().await;
+    }
+    cluster.finish().await;
+}
+
 /// What the manifests keep each node's provisioner from, whatever becomes of it.
 #[tokio::test]
 async fn a_provisioner_writes_nothing_of_other_nodes() {
