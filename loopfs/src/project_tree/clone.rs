@@ -28,7 +28,7 @@ pub struct CloneReport {
     pub special_files: SpecialFiles,
     /// Further names made of what has several.
     pub hard_links: u64,
-    /// What is not in the clone. [`LeftOut::refused`] counts also directories, and files with several names, that are
+    /// What is not in the clone. [`LeftOut::refused`](field@LeftOut::refused) counts also directories, and files with several names, that are
     /// there and lack their times or flags.
     pub left_out: LeftOut,
     /// Directories were moved, or names made anew, while the walk was in them: parts of the source may be missing.

@@ -2,21 +2,20 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
+use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::{fsync, linkat};
 
 use super::attributes::Attributes;
 use super::grow::allocate;
 use super::id::VolumeId;
+use super::space::Promise;
 use super::{
     ContentSource, Image, OwnedContentSource, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore,
-    inodes_for, layout, sharing,
+    inodes_for, sharing,
 };
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device;
-use crate::project_quota::{Limits, ProjectId};
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -34,13 +33,12 @@ impl VolumeStore {
         if !self.is_durably_there(is_there)? {
             let promise = self.promise(ContentSource::Volume(id), promise_of(capacity, spec), "create")?;
             let made = match spec.kind {
-                VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
-                VolumeKind::Block => self.create_image(id, capacity, spec),
+                VolumeKind::Filesystem => self.create_directory(id, capacity, spec, promise),
+                VolumeKind::Block => {
+                    self.create_image(id, capacity, spec).inspect_err(|_| promise.withdraw())
+                }
             };
-            made.or_else(|error| {
-                promise.withdraw();
-                self.unless_made_by_other(error, is_there)
-            })?;
+            made.or_else(|error| self.unless_made_by_other(error, is_there))?;
         }
         self.volume(id)
     }
@@ -95,35 +93,23 @@ impl VolumeStore {
         if other { Ok(()) } else { Err(error) }
     }
 
-    /// Limits are reserved, then the directory is tagged, then it gets its name: at no moment is
-    /// there a volume without a limit. What cannot be undone after an error is undone by recovery.
-    fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
-        let limits = Limits::hard(capacity, inodes_for(capacity, spec.bytes_per_inode));
-        let staging = &self.layout.staging;
-        let staged = layout::unique(id.as_str())?;
-        mkdirat(staging, staged.as_str(), Mode::S_IRWXU).context("make the directory of volume", id)?;
-        let unstage = || unlinkat(staging, staged.as_str(), UnlinkatFlags::RemoveDir);
-        let tagged = layout::open_directory(staging, &staged)
-            .and_then(|directory| self.ids.create(&directory, limits).map(|project| (directory, project)));
-        let (directory, project) = match tagged {
-            Ok(tagged) => tagged,
-            Err(error) => {
-                unstage().ok();
-                return Err(error);
-            }
-        };
-        let made = complete_directory(id, &directory, project, spec).and_then(|()| {
-            self.layout
-                .rename(staging, &staged, &self.layout.volumes, id.as_str())
-                .context("create volume", id)
-        });
-        // An open directory is charged.
-        drop(directory);
-        made.inspect_err(|_| {
-            if let Ok(()) | Err(Errno::ENOENT) = unstage() {
-                self.release_project(project, Bytes(0)).ok();
-            }
-        })
+    fn create_directory(
+        &self,
+        id: &VolumeId,
+        capacity: Bytes,
+        spec: &VolumeSpec,
+        promise: Promise<'_>,
+    ) -> Result<()> {
+        let entry = ContentSource::Volume(id);
+        let limits = (capacity, inodes_for(capacity, spec.bytes_per_inode));
+        let attributes = |project| Attributes { project, bytes_per_inode: spec.bytes_per_inode };
+        let staged = self.stage(entry, limits, attributes, promise)?;
+        // As an emptyDir: whichever user the pod runs as can write. The parent directories let
+        // nobody else through, and mkdir's mode was subject to the umask.
+        match fchmod(&staged, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO) {
+            Ok(()) => staged.publish(),
+            Err(errno) => Err(staged.discard(Error::sys("chmod", entry, errno))),
+        }
     }
 
     /// The image has no name until it is complete, so a crash leaves nothing to take away.
@@ -161,17 +147,4 @@ fn promise_of(capacity: Bytes, spec: &VolumeSpec) -> Bytes {
         (VolumeKind::Block, Provisioning::Thin) => capacity.saturating_add(sharing::margin(capacity)),
         (VolumeKind::Block, Provisioning::Thick) | (VolumeKind::Filesystem, _) => capacity,
     }
-}
-
-fn complete_directory(
-    id: &VolumeId,
-    directory: &OwnedFd,
-    project: ProjectId,
-    spec: &VolumeSpec,
-) -> Result<()> {
-    Attributes { project, bytes_per_inode: spec.bytes_per_inode }.write(directory)?;
-    // As an emptyDir: whichever user the pod runs as can write. The parent directories let
-    // nobody else through, and mkdir's mode was subject to the umask.
-    fchmod(directory, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO).context("chmod volume", id)?;
-    fsync(directory).context("fsync volume", id)
 }

@@ -31,7 +31,7 @@ const FORMAT: &str = "loopfs store 1\n";
 /// Directories of the store, held open; everything else is reached beneath them.
 #[derive(Debug)]
 pub(super) struct Layout {
-    private: OwnedFd,
+    pub(super) private: OwnedFd,
     pub(super) volumes: OwnedFd,
     /// None in a store of an earlier version that was opened to look at, or is read-only.
     pub(super) snapshots: Option<OwnedFd>,

@@ -2,13 +2,14 @@
 //!
 //! It is an extended attribute of a file, read and written under the file's lock: it takes no blocks, which would have
 //! to be in it. It is never made durable, and so counts for the boot it was written in only; where there is none that
-//! counts, what is promised is counted from the volumes.
+//! counts, what is promised is counted from the volumes. So it is after a process died that was making one.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::Flock;
 
+use super::pending::{self, Pending};
 use crate::error::{Context, Result};
 use crate::sys::xattr;
 use crate::units::Bytes;
@@ -30,7 +31,7 @@ pub(super) struct Promised {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
-    /// Promised to what is being made now, and so perhaps in no volume to count.
+    /// Promised to what is being made now, and so perhaps in no volume to count. In whole units, as they are held.
     pub(super) pending: Bytes,
     /// All that is promised, pending or not. None where it is to be counted.
     pub(super) promised: Option<Promised>,
@@ -70,7 +71,21 @@ impl<'a> Ledger<'a> {
 
     pub(super) fn read(&self) -> Result<Account> {
         let text = xattr::get(&*self.file, NAME).context("read", FILE)?.unwrap_or_default();
-        Ok(parse(&String::from_utf8_lossy(&text), self.boot).unwrap_or_default())
+        let account = parse(&String::from_utf8_lossy(&text), self.boot).unwrap_or_default();
+        if account.pending == Bytes(0) {
+            return Ok(account);
+        }
+        let alive = pending::alive(&*self.file)?;
+        if alive == account.pending {
+            return Ok(account);
+        }
+        // Somebody died, and only the volumes can tell whether before or after making one.
+        Ok(Account { pending: alive, promised: None })
+    }
+
+    /// Holds bytes for what is being made, as long as its maker lives. The account must be written then.
+    pub(super) fn hold(&self, bytes: Bytes) -> Result<Pending> {
+        Pending::new(&*self.file, bytes)
     }
 
     pub(super) fn write(&self, account: Account) -> Result<()> {

@@ -23,12 +23,15 @@ mod id;
 mod identity;
 mod layout;
 mod ledger;
+mod overhead;
+mod pending;
 mod recover;
 mod settings;
 mod sharing;
 mod snapshot;
 mod source;
 mod space;
+mod staging;
 mod trash;
 mod volume;
 
@@ -161,7 +164,9 @@ impl VolumeStore {
         if filesystem.recorded_uuid()?.is_none() {
             filesystem.write_record()?;
         }
-        Self::over(filesystem, options)
+        let store = Self::over(filesystem, options)?;
+        store.remember_overhead()?;
+        Ok(store)
     }
 
     /// Opens the store that is on the file system mounted at `data_dir`, and changes nothing in doing so: neither is a

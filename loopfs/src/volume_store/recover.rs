@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{fstat, fstatat};
-use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
+use nix::unistd::ftruncate;
 
 use super::attributes::Attributes;
 use super::{VolumeStore, layout};
@@ -17,7 +17,7 @@ use crate::units::Bytes;
 /// What [`VolumeStore::recover`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Directories that never became volumes, removed.
+    /// Directories that never became volumes or snapshots: removed, or moved to the trash where a copy had begun.
     pub unfinished: usize,
     /// Images that had blocks past their end, from growing, which were given back.
     pub trimmed: usize,
@@ -29,7 +29,8 @@ pub struct Recovered {
 
 impl VolumeStore {
     /// Removes what was being made when the process or the machine stopped, and frees project
-    /// ids that no directory carries. Waits for changes that other processes have under way.
+    /// ids that no directory carries. Waits for changes that other processes have under way, but not for copies of
+    /// directories, which it leaves alone as long as their makers live.
     /// Its cost grows with the number of volumes: meant for once, at start.
     ///
     /// # Errors
@@ -38,10 +39,7 @@ impl VolumeStore {
         let _lock = self.layout.lock_exclusive()?;
         let mut recovered = Recovered::default();
         for name in layout::names(&self.layout.staging, "staging")? {
-            // Nothing was ever put into it: it had not been shown to anybody.
-            unlinkat(&self.layout.staging, name.as_str(), UnlinkatFlags::RemoveDir)
-                .context("remove from staging", &name)?;
-            recovered.unfinished += 1;
+            recovered.unfinished += usize::from(self.remove_abandoned(&name)?);
         }
         for name in layout::names(&self.layout.volumes, "volumes")? {
             recovered.trimmed += usize::from(self.trim(&name)?);
@@ -51,8 +49,8 @@ impl VolumeStore {
         recovered.busy_ids = reclaimed.draining.len();
         let promise = |usage: &Usage| (usage.id, usage.limits.bytes.hard.unwrap_or_default());
         *self.withheld() = reclaimed.draining.iter().map(promise).collect();
-        // What was promised to the others is in no count that is taken from now on, and nothing is pending.
-        self.close_account();
+        // What was promised to the others is in no count that is taken from now on.
+        self.count_anew();
         Ok(recovered)
     }
 

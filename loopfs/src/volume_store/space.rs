@@ -11,6 +11,7 @@ use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
 use super::ledger::{Account, Ledger, Promised};
+use super::pending::Pending;
 use super::sharing::{self, SharedBlocks};
 use super::{ContentSource, Image, Provisioning, VolumeStore, layout, snapshot};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -33,6 +34,7 @@ pub struct Space {
 pub(super) struct Promise<'a> {
     store: &'a VolumeStore,
     bytes: Bytes,
+    pending: Option<Pending>,
 }
 
 impl Promise<'_> {
@@ -44,8 +46,12 @@ impl Promise<'_> {
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
-        let bytes = self.bytes;
-        self.store.adjust(|account| account.pending = account.pending.saturating_sub(bytes));
+        let pending = self.pending.take();
+        self.store.adjust(|account| {
+            let bytes = pending.as_ref().map_or(Bytes(0), |pending| pending.bytes);
+            drop(pending);
+            account.pending = account.pending.saturating_sub(bytes);
+        });
     }
 }
 
@@ -97,9 +103,10 @@ impl VolumeStore {
             return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
         }
         promised.volumes = promised.volumes.saturating_add(bytes);
-        let pending = account.pending.saturating_add(bytes);
+        let held = ledger.hold(bytes)?;
+        let pending = account.pending.saturating_add(held.bytes);
         ledger.write(Account { pending, promised: Some(promised) })?;
-        Ok(Promise { store: self, bytes })
+        Ok(Promise { store: self, bytes, pending: Some(held) })
     }
 
     /// Takes a promise back.
@@ -110,11 +117,6 @@ impl VolumeStore {
     /// Forgets the count: what it says is no longer so.
     pub(super) fn count_anew(&self) {
         self.adjust(|account| account.promised = None);
-    }
-
-    /// Forgets all of the account, where nothing is being made.
-    pub(super) fn close_account(&self) {
-        self.adjust(|account| *account = Account::default());
     }
 
     /// An account that could not be written is too high, and is counted again before anything is refused.
@@ -150,7 +152,7 @@ impl VolumeStore {
         Ok(Space { total, available: unpromised.min(free) })
     }
 
-    fn blocks(&self) -> Result<(Bytes, Bytes)> {
+    pub(super) fn blocks(&self) -> Result<(Bytes, Bytes)> {
         let status = fstatvfs(&self.filesystem.root).context("statfs", self.filesystem.path.display())?;
         let unit = status.fragment_size();
         Ok((Bytes(status.blocks() * unit), Bytes(status.blocks_available() * unit)))
@@ -175,7 +177,8 @@ impl VolumeStore {
         }
         in_use = in_use.saturating_add(shared.once());
         let (total, free) = self.blocks()?;
-        Ok(Promised { volumes, overhead: total.saturating_sub(free).saturating_sub(in_use) })
+        let overhead = total.saturating_sub(free).saturating_sub(in_use).max(self.least_overhead(total)?);
+        Ok(Promised { volumes, overhead })
     }
 }
 
@@ -205,9 +208,14 @@ fn count_image(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Re
     }
     // One that cannot be read is promised rather too much.
     let thin = Image::read(&image).map_or(true, |image| image.provisioning == Provisioning::Thin);
-    // A snapshot is not written to: its blocks stay where they are.
-    let margin =
-        if (shares || thin) && !snapshot::is_one(&image)? { sharing::margin(size) } else { Bytes(0) };
-    // The extent tree of a fragmented image comes on top of its size.
-    Ok(Some(ImageSpace { promised: size.max(allocated).saturating_add(margin), alone }))
+    let promised = if snapshot::is_one(&image)? {
+        // It is not written to: its blocks stay, and the tree of its extents came on top when it was made.
+        size.max(allocated)
+    } else {
+        // The extent tree of a fragmented image comes on top of its size. What the file system has set aside for
+        // writes to shared blocks it gives back when it is needed.
+        let margin = if shares || thin { sharing::margin(size) } else { Bytes(0) };
+        size.max(alone).saturating_add(margin)
+    };
+    Ok(Some(ImageSpace { promised, alone }))
 }

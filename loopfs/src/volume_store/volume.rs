@@ -237,7 +237,7 @@ impl Volume {
         ProjectQuota::of(self.entry.as_fd())
     }
 
-    fn usage(&self, attributes: Attributes) -> Result<Usage> {
+    pub(super) fn usage(&self, attributes: Attributes) -> Result<Usage> {
         self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
     }
 

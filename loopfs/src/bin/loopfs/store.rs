@@ -1,10 +1,11 @@
 //! `store list` and `store space`: what a volume store holds. Nothing is changed.
 
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use loopfs::{Condition, ErrorKind, StoreOptions, VolumeId, VolumeStats, VolumeStore};
+use loopfs::{Condition, ErrorKind, SnapshotId, StoreOptions, VolumeId, VolumeStats, VolumeStore};
 use serde::Serialize;
 
 use crate::output::{Answer, Side, Table, number_or_none, size_or_none};
@@ -12,18 +13,19 @@ use crate::size;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreCommand {
-    /// Show the volumes of a store
+    /// Show the volumes and snapshots of a store
     ///
     /// A volume is `healthy` or what is wrong with it. Safe beside a running driver; no store is made where there is none.
     ///
     /// JSON: {filesystem_uuid, volumes: [{id, kind ("Filesystem" or "Block"), capacity_bytes, used_bytes,
-    /// available_bytes, inodes: {total, used, free}, healthy, problem}]}. Of a volume that cannot be read only id,
-    /// healthy and problem are not null.
+    /// available_bytes, inodes: {total, used, free}, healthy, problem}], snapshots: [{id, source (a volume's id), kind,
+    /// capacity_bytes (of the volume then), used_bytes, created (seconds since 1970), problem}]}. Of a volume or snapshot
+    /// that cannot be read only id, healthy and problem are not null.
     #[command(verbatim_doc_comment)]
     List(Store),
     /// Show the room that is left for new volumes
     ///
-    /// AVAILABLE is what is neither promised to a volume, whether used or not, nor taken by the file system's own
+    /// AVAILABLE is what is neither promised to a volume or snapshot, whether used or not, nor taken by the file system's own
     /// structures.
     ///
     /// JSON: {filesystem_uuid, total_bytes, available_bytes}
@@ -52,7 +54,11 @@ impl StoreCommand {
                 let mut ids = store.list()?;
                 ids.sort();
                 let volumes = ids.iter().filter_map(|id| Volume::read(&store, id)).collect();
-                let listing = Listing { filesystem_uuid: store.filesystem_uuid().to_string(), volumes };
+                let mut ids = store.snapshots()?;
+                ids.sort();
+                let snapshots = ids.iter().filter_map(|id| Snapshot::read(&store, id)).collect();
+                let filesystem_uuid = store.filesystem_uuid().to_string();
+                let listing = Listing { filesystem_uuid, volumes, snapshots };
                 Ok(Answer::new(listing.text(), &listing)?)
             }
             Self::Space(store) => {
@@ -73,6 +79,7 @@ impl StoreCommand {
 struct Listing {
     filesystem_uuid: String,
     volumes: Vec<Volume>,
+    snapshots: Vec<Snapshot>,
 }
 
 /// A volume, as JSON shows it.
@@ -85,6 +92,18 @@ struct Volume {
     available_bytes: Option<u64>,
     inodes: Option<VolumeInodes>,
     healthy: bool,
+    problem: Option<String>,
+}
+
+/// A snapshot, as JSON shows it.
+#[derive(Debug, Default, Serialize)]
+struct Snapshot {
+    id: String,
+    source: Option<String>,
+    kind: Option<String>,
+    capacity_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    created: Option<u64>,
     problem: Option<String>,
 }
 
@@ -149,8 +168,72 @@ impl Volume {
     }
 }
 
+impl Snapshot {
+    /// None where it was deleted since it was listed.
+    fn read(store: &VolumeStore, id: &SnapshotId) -> Option<Self> {
+        let read = store.snapshot(id).and_then(|snapshot| {
+            let since_1970 = snapshot.created().duration_since(SystemTime::UNIX_EPOCH);
+            Ok(Self {
+                id: id.to_string(),
+                source: Some(snapshot.source().to_string()),
+                kind: Some(snapshot.kind().to_string()),
+                capacity_bytes: Some(snapshot.capacity().0),
+                used_bytes: Some(snapshot.used()?.0),
+                created: since_1970.ok().map(|since| since.as_secs()),
+                problem: None,
+            })
+        });
+        match read {
+            Ok(snapshot) => Some(snapshot),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            // One that is broken must not hide the others.
+            Err(error) => {
+                Some(Self { id: id.to_string(), problem: Some(error.to_string()), ..Self::default() })
+            }
+        }
+    }
+}
+
 impl Listing {
     fn text(&self) -> String {
+        let uuid = &self.filesystem_uuid;
+        let volumes = counted(self.volumes.len(), "volume");
+        match self.snapshots.len() {
+            0 => format!("{}{volumes} on file system {uuid}\n", self.table_of_volumes()),
+            count => format!(
+                "{}\n{}{volumes} and {} on file system {uuid}\n",
+                self.table_of_volumes(),
+                self.table_of_snapshots(),
+                counted(count, "snapshot")
+            ),
+        }
+    }
+
+    fn table_of_snapshots(&self) -> String {
+        let mut table = Table::new([
+            ("SNAPSHOT", Side::Left),
+            ("VOLUME", Side::Left),
+            ("KIND", Side::Left),
+            ("CAPACITY", Side::Right),
+            ("USED", Side::Right),
+            ("CREATED", Side::Left),
+            ("PROBLEM", Side::Left),
+        ]);
+        for snapshot in &self.snapshots {
+            table.row([
+                snapshot.id.clone(),
+                snapshot.source.clone().unwrap_or_default(),
+                snapshot.kind.clone().unwrap_or_default(),
+                size_or_none(snapshot.capacity_bytes),
+                size_or_none(snapshot.used_bytes),
+                snapshot.created.map(utc).unwrap_or_default(),
+                snapshot.problem.clone().unwrap_or_default(),
+            ]);
+        }
+        table.print()
+    }
+
+    fn table_of_volumes(&self) -> String {
         let mut table = Table::new([
             ("ID", Side::Left),
             ("KIND", Side::Left),
@@ -174,12 +257,26 @@ impl Listing {
                 volume.problem.clone().unwrap_or_else(|| "healthy".to_owned()),
             ]);
         }
-        let volumes = match self.volumes.len() {
-            1 => "1 volume".to_owned(),
-            count => format!("{count} volumes"),
-        };
-        format!("{}{volumes} on file system {}\n", table.print(), self.filesystem_uuid)
+        table.print()
     }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+/// Seconds since 1970 as `2026-11-21T14:58:00Z`.
+fn utc(seconds: u64) -> String {
+    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March end with the day that some lack; 400 of them have 146,097 days.
+    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * day + 2) / 153;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let (year, day) = (era * 400 + year + u64::from(month <= 2), day - (153 * from_march + 2) / 5 + 1);
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 impl Room {
@@ -221,6 +318,7 @@ mod tests {
             VolumeStats { inodes: None, condition: Condition::Abnormal("short".to_owned()), ..directory() };
         let listing = Listing {
             filesystem_uuid: "u".to_owned(),
+            snapshots: Vec::new(),
             volumes: vec![
                 Volume::of(&id("a"), "Filesystem".to_owned(), directory()),
                 Volume::of(&id("pvc-b"), "Block".to_owned(), image),
@@ -237,6 +335,53 @@ c      -                  -     -          -       -     -  no limits
 3 volumes on file system u
 "
         );
+    }
+
+    #[test]
+    fn snapshots_for_people() {
+        let snapshot = Snapshot {
+            id: "s".to_owned(),
+            source: Some("pvc-b".to_owned()),
+            kind: Some("Block".to_owned()),
+            capacity_bytes: Some(4 << 20),
+            used_bytes: Some(8192),
+            created: Some(1_795_273_080),
+            problem: None,
+        };
+        let broken =
+            Snapshot { id: "t".to_owned(), problem: Some("foreign".to_owned()), ..Snapshot::default() };
+        let listing = Listing {
+            filesystem_uuid: "u".to_owned(),
+            snapshots: vec![snapshot, broken],
+            volumes: vec![Volume::of(&id("a"), "Filesystem".to_owned(), directory())],
+        };
+        assert_eq!(
+            listing.text(),
+            "\
+ID  KIND        CAPACITY  USED  AVAILABLE  INODES  USED  CONDITION
+a   Filesystem      4MiB  8KiB     4.0MiB    2048     3  healthy
+
+SNAPSHOT  VOLUME  KIND   CAPACITY  USED  CREATED               PROBLEM
+s         pvc-b   Block      4MiB  8KiB  2026-11-21T14:58:00Z  -
+t         -       -             -     -  -                     foreign
+1 volume and 2 snapshots on file system u
+"
+        );
+    }
+
+    #[test]
+    fn days_of_the_calendar() {
+        let days = [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (4_107_542_399, "2100-02-28T23:59:59Z"),
+        ];
+        for (seconds, day) in days {
+            assert_eq!(utc(seconds), day);
+        }
     }
 
     #[test]

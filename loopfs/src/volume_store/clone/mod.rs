@@ -1,23 +1,16 @@
 //! Copies that share blocks with the original until one of the two is written: volumes made from volumes and
 //! snapshots, and snapshots taken of volumes.
 
-use std::os::fd::{AsFd, OwnedFd};
+mod directory;
+mod image;
+
+use std::os::fd::AsFd;
 use std::time::SystemTime;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
-use nix::sys::stat::fstat;
-
-use super::grow::allocate;
 use super::id::{SnapshotId, VolumeId};
 use super::snapshot::Taken;
-use super::{
-    ContentSource, Image, Provisioning, Snapshot, Volume, VolumeKind, VolumeSpec, VolumeStore, sharing,
-    source,
-};
+use super::{ContentSource, Snapshot, Volume, VolumeKind, VolumeSpec, VolumeStore, source};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device::{Access, reopen};
-use crate::sys::reflink;
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -29,6 +22,12 @@ impl VolumeStore {
     /// it lies in), and 1/128 of the size and 1 MiB more are promised for what pieces cost, to the new volume and
     /// once to the source.
     ///
+    /// For a Filesystem volume it takes as long as there are files ([`clone_tree`](crate::clone_tree)); other volumes are
+    /// made, deleted and recovered meanwhile. What the files have counts in full against the limit of the new
+    /// volume, and while it lasts a sixteenth of that and 4 MiB are promised beside the capacity, for metadata that
+    /// lies differently in the copy. A volume that is full can be copied to one of its size, which is full then: also what
+    /// would overwrite a shared block finds no room in it until something is removed.
+    ///
     /// # What the volume holds
     /// The source may be attached and in use. An image is copied as it is at one moment, between two writes: what a
     /// loss of power at that moment would leave (crash-consistent). Writes of a loop device with direct I/O are
@@ -36,6 +35,8 @@ impl VolumeStore {
     /// What lies above the device is not: call fsync(2) on the node if programs write to it, syncfs(2) on the
     /// file system if one is mounted from it, or freeze that with `FIFREEZE` for a copy that needs no replay of
     /// its journal. The copy of a file system has its UUID: XFS mounts it beside the original with `nouuid`.
+    ///
+    /// Of a directory that is in use each file is as it was at one moment, and each at another.
     ///
     /// # Attaching it
     /// From Linux 6.15 on a file that shares blocks takes direct I/O in whole blocks of the file system only,
@@ -49,7 +50,8 @@ impl VolumeStore {
     /// when the snapshot was taken. [`ErrorKind::AlreadyExists`]: the id names another volume than one made from
     /// `source` that is large enough. [`ErrorKind::NoSpace`]: more than the file system can promise.
     /// [`ErrorKind::Unsupported`]: the file system cannot share blocks (EOPNOTSUPP), or one of the two requires direct
-    /// I/O in blocks of 512 bytes. After an error nothing is left.
+    /// I/O in blocks of 512 bytes. [`ErrorKind::Busy`]: directories were moved about while they were copied. After an
+    /// error nothing is left but what was copied of a directory, in the trash.
     #[doc(alias = "FICLONE")]
     #[doc(alias = "reflink")]
     pub fn clone_from(&self, source: ContentSource<'_>, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
@@ -60,8 +62,8 @@ impl VolumeStore {
 
     /// Takes a snapshot of a volume: what [`clone_from`](Self::clone_from) would copy now, under a name of its own, to
     /// make volumes of later. It is never written to, takes space of its own only for what is written to the
-    /// volume afterwards, and is promised what it can come to take then: the size of an image. It outlives the
-    /// volume. Repeating the call answers the snapshot that is there.
+    /// volume afterwards, and is promised what it can come to take then: the size of an image, or what a directory
+    /// uses. It outlives the volume. Repeating the call answers the snapshot that is there.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: no such volume. [`ErrorKind::AlreadyExists`]: the id names a snapshot of another
@@ -72,20 +74,18 @@ impl VolumeStore {
     }
 
     fn copy(&self, source: ContentSource<'_>, target: Target<'_>) -> Result<()> {
-        let _lock = self.layout.lock_shared()?;
+        let lock = self.layout.lock_shared()?;
         // Asked before the source is: that may be gone by the time the call is repeated.
         if self.is_durably_there(|| self.has_copy(source, target))? {
             return Ok(());
         }
         let original = self.original(source)?;
-        target.require_kind(source, original.kind())?;
-        match original.kind() {
-            VolumeKind::Block => self.copy_image(source, &original, target),
-            VolumeKind::Filesystem => {
-                let detail = format!("{source} is a Filesystem volume, and only images can be copied so far");
-                Err(Error::new(ErrorKind::Unsupported, target.operation(), target.entry(), detail))
-            }
-        }
+        target.require_kind(source, original.content.kind())?;
+        let copied = match original.content.kind() {
+            VolumeKind::Block => self.copy_image(&original, target),
+            VolumeKind::Filesystem => self.copy_directory(lock, &original, target),
+        };
+        copied.or_else(|error| self.unless_made_by_other(error, || self.has_copy(source, target)))
     }
 
     /// Whether the target is there, as it is asked.
@@ -98,64 +98,26 @@ impl VolumeStore {
         }
     }
 
-    fn original(&self, source: ContentSource<'_>) -> Result<Volume> {
-        match source {
-            ContentSource::Volume(id) => self.volume(id),
-            ContentSource::Snapshot(id) => self.snapshot(id).map(|snapshot| snapshot.content),
-        }
-    }
-
-    fn copy_image(&self, source: ContentSource<'_>, original: &Volume, target: Target<'_>) -> Result<()> {
-        let original = original.open_image(Access::ReadOnly)?;
-        // One copy of a source at a time, and it must not grow between the question how large it is and the copy.
-        // A lock of its own file description, as in growing.
-        let own = reopen(original.as_fd(), OFlag::O_RDONLY).context("open the image of", source)?;
-        let _lock_source = Flock::lock(own, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| Error::sys("lock", source, errno))?;
-        if self.is_durably_there(|| self.has_copy(source, target))? {
-            return Ok(());
-        }
-        let size = Bytes(fstat(&original).context("fstat", source)?.st_size as u64);
-        target.require_room_for(source, size)?;
-        let of_source = Image::read(&original)?;
-        let settings = target.settings(of_source, source)?;
-        let promised = target.promise_of(&original, of_source, size)?;
-        let promise = self.promise(target.entry(), promised, target.operation())?;
-        self.link_copy(&original, source, size, target, settings).or_else(|error| {
-            promise.withdraw();
-            // What the source shares now depends on how far it went.
-            self.count_anew();
-            self.unless_made_by_other(error, || self.has_copy(source, target))
-        })
-    }
-
-    /// As an empty image, it has no name until it is complete.
-    fn link_copy(
-        &self,
-        original: &OwnedFd,
-        source: ContentSource<'_>,
-        size: Bytes,
-        target: Target<'_>,
-        settings: Image,
-    ) -> Result<()> {
-        let entry = target.entry();
-        let image = self.unnamed_image(entry)?;
-        settings.record(&image, entry)?;
-        sharing::mark(original).context("mark", source)?;
-        sharing::mark(&image).context("set up", entry)?;
-        source::record(&image, source).context("set up", entry)?;
-        share(original, &image, target)?;
-        match target {
-            // All of a thick one: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
-            Target::Volume { capacity, .. } => {
-                allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)?;
+    fn original<'a>(&self, entry: ContentSource<'a>) -> Result<Original<'a>> {
+        match entry {
+            ContentSource::Volume(id) => {
+                let content = self.volume(id)?;
+                Ok(Original { entry, capacity: content.capacity(), content })
             }
-            Target::Snapshot { .. } => {
-                Taken { created: SystemTime::now(), capacity: size }.record(&image, entry)?;
+            ContentSource::Snapshot(id) => {
+                let snapshot = self.snapshot(id)?;
+                Ok(Original { entry, capacity: snapshot.capacity(), content: snapshot.content })
             }
         }
-        self.publish_image(&image, entry)
     }
+}
+
+/// What is copied.
+struct Original<'a> {
+    entry: ContentSource<'a>,
+    content: Volume,
+    /// The least that a volume made of it has.
+    capacity: Bytes,
 }
 
 /// What is made of a source.
@@ -201,50 +163,15 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// What the image will be. A snapshot is as its source.
-    fn settings(self, of_source: Image, source: ContentSource<'_>) -> Result<Image> {
+    /// Writes down on the copy, which has no name yet, what it is one of.
+    fn record(self, copy: impl AsFd, source: ContentSource<'_>, capacity: Bytes) -> Result<()> {
+        let copy = copy.as_fd();
+        source::record(copy, source).context("set up", self.entry())?;
         match self {
-            Self::Volume { id, spec, .. } => of_source.settle_clone(source, spec.image, id),
-            Self::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source),
+            Self::Volume { .. } => Ok(()),
+            Self::Snapshot { .. } => {
+                Taken { created: SystemTime::now(), capacity }.record(copy, self.entry())
+            }
         }
-    }
-
-    /// What the copy of an image, and its source, may come to take beyond what the source was promised.
-    fn promise_of(self, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
-        let copy = match self {
-            Self::Volume { capacity, .. } => capacity.saturating_add(sharing::margin(capacity)),
-            Self::Snapshot { .. } => size,
-        };
-        let has_margin = of_source.provisioning == Provisioning::Thin || sharing::may_share(original)?;
-        Ok(if has_margin { copy } else { copy.saturating_add(sharing::margin(size)) })
-    }
-}
-
-fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> {
-    reflink::clone(original, image).map_err(|errno| {
-        let error = Error::sys(target.operation(), target.entry(), errno);
-        match errno {
-            Errno::EOPNOTSUPP => error.explain(
-                "the file system cannot share blocks between files; clones need XFS made with \
-                 mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
-            ),
-            _ => error,
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use nix::sys::memfd::{MFdFlags, memfd_create};
-
-    use super::*;
-
-    #[test]
-    fn a_file_system_that_cannot_share_blocks_is_named_with_what_to_do() {
-        let memory = || memfd_create(c"image", MFdFlags::MFD_CLOEXEC).unwrap();
-        let id = SnapshotId::parse("copy").unwrap();
-        let error = share(&memory(), &memory(), Target::Snapshot { id: &id }).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert!(error.to_string().contains("reflink=1"), "{error}");
     }
 }

@@ -1,0 +1,153 @@
+//! Copies of directories, file by file.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::Flock;
+use nix::sys::stat::fstat;
+
+use super::super::attributes::Attributes;
+use super::super::staging::Staged;
+use super::super::{VolumeStore, inodes_for};
+use super::{Original, Target};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::project_quota::Usage;
+use crate::project_tree::{LeftOutReason, clone_tree};
+use crate::units::{Bytes, Inodes};
+
+/// A limit of 0 would be none. The directory itself is an inode, and need not have a block.
+const LEAST: Bytes = Bytes(4096);
+
+impl VolumeStore {
+    /// The shared lock is let go while files are copied: that takes as long as there are files, and who recovers
+    /// the store shall not wait for it.
+    pub(super) fn copy_directory(
+        &self,
+        lock: Flock<OwnedFd>,
+        original: &Original<'_>,
+        target: Target<'_>,
+    ) -> Result<()> {
+        let of_source = original.content.attributes()?;
+        let usage = original.content.usage(of_source)?;
+        let from = original.content.open_dir()?;
+        let limits = limits_while_copied(original, &usage, target)?;
+        let bytes_per_inode = match target {
+            Target::Volume { spec, .. } => spec.bytes_per_inode,
+            Target::Snapshot { .. } => of_source.bytes_per_inode,
+        };
+        let promise = self.promise(target.entry(), limits.0, target.operation())?;
+        let attributes = |project| Attributes { project, bytes_per_inode };
+        let staged = self.stage(target.entry(), limits, attributes, promise)?;
+        drop(lock);
+        let copied = copy_tree(&from, &staged, target);
+        let locked = copied.and_then(|()| self.layout.lock_shared());
+        let _lock = match locked {
+            Ok(lock) => lock,
+            Err(error) => return Err(staged.discard(error)),
+        };
+        self.complete(staged, &from, original, target)
+    }
+
+    /// The shared lock must be held.
+    fn complete(
+        &self,
+        mut staged: Staged<'_>,
+        from: &OwnedFd,
+        original: &Original<'_>,
+        target: Target<'_>,
+    ) -> Result<()> {
+        let completed = self
+            .require_undeleted(from, original)
+            .and_then(|()| target.record(&staged, original.entry, original.capacity))
+            // Nothing more may take space: the limit of a snapshot is what it uses.
+            .and_then(|()| settle(&mut staged, target));
+        match completed {
+            Ok(()) => staged.publish(),
+            Err(error) => Err(staged.discard(error)),
+        }
+    }
+
+    /// What is deleted is emptied sooner or later, and a copy that was made meanwhile is none. Nothing else can have
+    /// its inode number as long as it is held.
+    fn require_undeleted(&self, from: &OwnedFd, original: &Original<'_>) -> Result<()> {
+        let held = fstat(from).context("fstat", original.entry)?;
+        match self.layout.stat(original.entry)? {
+            Some(found) if found.st_ino == held.st_ino => Ok(()),
+            _ => {
+                let detail = "it was deleted while it was copied";
+                Err(Error::new(ErrorKind::NotFound, "copy", original.entry, detail))
+            }
+        }
+    }
+}
+
+/// Metadata lies differently in a copy, so that one of a volume that is full may take a little more. What is beyond
+/// the size that was asked is only used up by such a copy.
+fn limits_while_copied(
+    original: &Original<'_>,
+    usage: &Usage,
+    target: Target<'_>,
+) -> Result<(Bytes, Inodes)> {
+    let margin = Bytes(usage.bytes.0 / 16).saturating_add(Bytes(4 << 20));
+    // Its source may be written to meanwhile.
+    let most_inodes = usage.limits.inodes.hard.unwrap_or_default().max(usage.inodes);
+    match target {
+        Target::Volume { capacity, spec, id } => {
+            target.require_room_for(original.entry, original.capacity)?;
+            let inodes = inodes_for(capacity, spec.bytes_per_inode);
+            if inodes < usage.inodes {
+                let detail = format!(
+                    "{} has {} inodes, and {capacity} with one for each {} bytes have {}; ask for more, or a smaller \
+                     bytesPerInode",
+                    original.entry, usage.inodes.0, spec.bytes_per_inode, inodes.0
+                );
+                return Err(Error::new(ErrorKind::WouldShrink, "clone volume", id, detail));
+            }
+            Ok((capacity.saturating_add(margin), inodes.max(most_inodes)))
+        }
+        Target::Snapshot { .. } => {
+            Ok((usage.bytes.saturating_add(margin).saturating_add(margin), most_inodes))
+        }
+    }
+}
+
+fn settle(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
+    let (bytes, inodes) = match target {
+        Target::Volume { capacity, spec, .. } => (capacity, inodes_for(capacity, spec.bytes_per_inode)),
+        // It does not grow.
+        Target::Snapshot { .. } => {
+            let usage = staged.usage()?;
+            let used = usage.map(|usage| (usage.bytes, usage.inodes)).unwrap_or_default();
+            (used.0.max(LEAST), used.1.max(Inodes(1)))
+        }
+    };
+    staged.settle(bytes, inodes)
+}
+
+fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<()> {
+    let report = clone_tree(from.as_fd(), staged.as_fd())?;
+    if report.is_complete() {
+        return Ok(());
+    }
+    let left_out = &report.left_out;
+    let (kind, detail) = if left_out.is_empty() {
+        let detail =
+            "directories were moved about in its source while it was copied; try again, or stop the program";
+        (ErrorKind::Busy, detail.to_owned())
+    } else {
+        let first = left_out.examples.first().map(|example| match example.reason {
+            LeftOutReason::Refused(errno) => {
+                format!(", {:?} first: {}", example.path, Errno::from_raw(errno))
+            }
+            reason => format!(", {:?} first: {reason:?}", example.path),
+        });
+        let detail = format!(
+            "{} files or directories and {} mounts in its source could not be copied{}",
+            left_out.refused,
+            left_out.mounts,
+            first.unwrap_or_default()
+        );
+        (ErrorKind::Other, detail)
+    };
+    Err(Error::new(kind, target.operation(), target.entry(), detail))
+}

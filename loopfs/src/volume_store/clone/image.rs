@@ -1,0 +1,113 @@
+//! Copies of images, in one call of the kernel.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::fstat;
+
+use super::super::grow::allocate;
+use super::super::{Image, Provisioning, VolumeStore, sharing};
+use super::{Original, Target};
+use crate::error::{Context, Error, Result};
+use crate::loop_device::{Access, reopen};
+use crate::reflink;
+use crate::units::Bytes;
+
+impl VolumeStore {
+    /// The shared lock must be held.
+    pub(super) fn copy_image(&self, original: &Original<'_>, target: Target<'_>) -> Result<()> {
+        let source = original.entry;
+        let original = original.content.open_image(Access::ReadOnly)?;
+        // One copy of a source at a time, and it must not grow between the question how large it is and the copy.
+        // A lock of its own file description, as in growing.
+        let own = reopen(original.as_fd(), OFlag::O_RDONLY).context("open the image of", source)?;
+        let _lock_source = Flock::lock(own, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| Error::sys("lock", source, errno))?;
+        if self.is_durably_there(|| self.has_copy(source, target))? {
+            return Ok(());
+        }
+        let size = Bytes(fstat(&original).context("fstat", source)?.st_size as u64);
+        target.require_room_for(source, size)?;
+        let of_source = Image::read(&original)?;
+        let settings = match target {
+            Target::Volume { id, spec, .. } => of_source.settle_clone(source, spec.image, id)?,
+            // As its source.
+            Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
+        };
+        let promised = promise_of(target, &original, of_source, size)?;
+        let promise = self.promise(target.entry(), promised, target.operation())?;
+        let linked = self.link_copy(&original, target, settings, |image| target.record(image, source, size));
+        linked.inspect_err(|_| {
+            promise.withdraw();
+            // What the source shares now depends on how far it went.
+            self.count_anew();
+        })
+    }
+
+    /// As an empty image, it has no name until it is complete.
+    fn link_copy(
+        &self,
+        original: &OwnedFd,
+        target: Target<'_>,
+        settings: Image,
+        record: impl FnOnce(&OwnedFd) -> Result<()>,
+    ) -> Result<()> {
+        let entry = target.entry();
+        let image = self.unnamed_image(entry)?;
+        settings.record(&image, entry)?;
+        sharing::mark(original).context("mark the source of", entry)?;
+        sharing::mark(&image).context("set up", entry)?;
+        share(original, &image, target)?;
+        record(&image)?;
+        match target {
+            // All of a thick one: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
+            Target::Volume { capacity, .. } => {
+                allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)?;
+            }
+            Target::Snapshot { .. } => {}
+        }
+        self.publish_image(&image, entry)
+    }
+}
+
+/// What the copy of an image, and its source, may come to take beyond what the source was promised.
+fn promise_of(target: Target<'_>, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
+    let copy = match target {
+        Target::Volume { capacity, .. } => capacity.saturating_add(sharing::margin(capacity)),
+        Target::Snapshot { .. } => size,
+    };
+    let has_margin = of_source.provisioning == Provisioning::Thin || sharing::may_share(original)?;
+    Ok(if has_margin { copy } else { copy.saturating_add(sharing::margin(size)) })
+}
+
+fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> {
+    reflink::share_content(original.as_fd(), image.as_fd()).map_err(|errno| {
+        let error = Error::sys(target.operation(), target.entry(), errno);
+        match errno {
+            Errno::EOPNOTSUPP => error.explain(
+                "the file system cannot share blocks between files; clones need XFS made with \
+                 mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
+            ),
+            _ => error,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    use super::super::super::SnapshotId;
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_file_system_that_cannot_share_blocks_is_named_with_what_to_do() {
+        let memory = || memfd_create(c"image", MFdFlags::MFD_CLOEXEC).unwrap();
+        let id = SnapshotId::parse("copy").unwrap();
+        let error = share(&memory(), &memory(), Target::Snapshot { id: &id }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("reflink=1"), "{error}");
+    }
+}

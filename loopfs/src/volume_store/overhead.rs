@@ -1,0 +1,99 @@
+//! What the file system takes for itself, where it cannot be told from what is in use.
+//!
+//! It is what is left of the space that is not free when all that volumes use is taken from it. But files of
+//! directories that share blocks, after a copy by the store or by a tenant's `cp --reflink`, are charged for them
+//! each; then that difference is too small, and asking each file where its blocks lie would take as long as there are
+//! files. So what it was while the store was empty is remembered, and it is never less, but for the inodes: those
+//! come and go, and are counted.
+
+use std::ffi::CStr;
+
+use super::{VolumeStore, layout};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::{xattr, xfs};
+use crate::units::Bytes;
+
+/// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
+const NAME: &CStr = c"trusted.loopfs.overhead";
+const OBJECT: &str = ".loopfs";
+/// XFS allocates so many inodes at once.
+const CHUNK: u64 = 64;
+/// What the lists of free blocks take goes up and down by a few blocks.
+const FLUCTUATION: Bytes = Bytes(256 << 10);
+
+impl VolumeStore {
+    /// Writes down what the file system takes while nothing else does. Nobody may be opening the store.
+    pub(super) fn remember_overhead(&self) -> Result<()> {
+        if self.remembered()?.is_some() || !self.is_empty()? {
+            return Ok(());
+        }
+        let (total, free) = self.blocks()?;
+        let (inodes, size) = self.inodes()?;
+        let of_inodes =
+            Bytes(inodes.next_multiple_of(CHUNK).saturating_mul(size)).saturating_add(FLUCTUATION);
+        let overhead = total.saturating_sub(free).saturating_sub(of_inodes);
+        let text = format!("bytes={} of={}", overhead.0, total.0);
+        match xattr::set(&self.layout.private, NAME, text.as_bytes())
+            .context("write the attribute of", OBJECT)
+        {
+            // Nothing can be promised there.
+            Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
+            written => written,
+        }
+    }
+
+    /// The least that is in use by no volume, of a file system of that size.
+    pub(super) fn least_overhead(&self, total: Bytes) -> Result<Bytes> {
+        let Some((bytes, of)) = self.remembered()? else { return Ok(Bytes(0)) };
+        let (inodes, size) = self.inodes()?;
+        // One that was made larger takes more.
+        let now = u128::from(bytes) * u128::from(total.0) / u128::from(of.max(1));
+        Ok(Bytes(u64::try_from(now).unwrap_or(bytes)).saturating_add(Bytes(inodes.saturating_mul(size))))
+    }
+
+    fn is_empty(&self) -> Result<bool> {
+        for directory in self.layout.shelves().chain([&self.layout.staging]) {
+            if !layout::names(directory, "the directories of the store")?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn remembered(&self) -> Result<Option<(u64, u64)>> {
+        const OPERATION: &str = "read the attribute of";
+        let Some(value) = xattr::get(&self.layout.private, NAME).context(OPERATION, OBJECT)? else {
+            return Ok(None);
+        };
+        let text = String::from_utf8_lossy(&value);
+        parse(&text).map(Some).ok_or_else(|| {
+            Error::new(ErrorKind::Other, OPERATION, OBJECT, format!("{text:?} is not understood"))
+        })
+    }
+
+    /// How many there are, and the bytes of one, which are charged to no quota.
+    fn inodes(&self) -> Result<(u64, u64)> {
+        let (root, shown) = (&self.filesystem.root, self.filesystem.path.display());
+        let status = nix::sys::statvfs::fstatvfs(root).context("statfs", &shown)?;
+        let size = xfs::geometry(root).context("read the XFS geometry of", shown)?.inodesize;
+        Ok((status.files().saturating_sub(status.files_free()), size.into()))
+    }
+}
+
+fn parse(text: &str) -> Option<(u64, u64)> {
+    let (bytes, of) = text.split_once(' ')?;
+    Some((bytes.strip_prefix("bytes=")?.parse().ok()?, of.strip_prefix("of=")?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(parse("bytes=4096 of=1048576"), Some((4096, 1 << 20)));
+        for text in ["", "bytes=4096", "bytes=x of=1", "of=1 bytes=2", "bytes=1 of=-1"] {
+            assert_eq!(parse(text), None, "{text:?}");
+        }
+    }
+}
