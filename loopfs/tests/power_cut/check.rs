@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use loopfs::{
-    Access, Bytes, Condition, ProjectId, ProjectQuota, Recovered, StoreOptions, Usage, Volume, VolumeKind,
-    VolumeStore, project_of,
+    Access, Bytes, Condition, ProjectId, ProjectQuota, Recovered, Snapshot, StoreOptions, Usage, Volume,
+    VolumeKind, VolumeStore, project_of,
 };
 
 use crate::expected::{Expected, Found};
@@ -41,14 +41,16 @@ fn nothing_is_lost_and_nothing_leaks() {
     }
 
     let volumes = volumes(&store);
-    let found = volumes.iter().map(|volume| found(volume, &root, &expected)).collect();
+    let snapshots = snapshots(&store);
+    let of_snapshots = snapshots.iter().map(|snapshot| snapshot_found(snapshot, &root, &expected));
+    let found = volumes.iter().map(|volume| found(volume, &root, &expected)).chain(of_snapshots).collect();
     let differences = expected.differences(&found);
     let said = || lines.iter().map(Line::to_string).collect::<Vec<_>>().join("; ");
     assert!(differences.is_empty(), "{}\nof what was said: {}", differences.join("\n"), said());
     assert_eq!(
-        projects_of(&volumes, &root),
+        projects_of(&volumes, &snapshots, &root),
         limits(&root),
-        "(project id, limit) of volumes, and of the quota"
+        "(project id, limit) of volumes and snapshots, and of the quota"
     );
     let shares = |volume: &Volume| expected.0.get(volume.id().as_str()).is_some_and(|volume| volume.shares);
     for volume in volumes.iter().filter(|volume| volume.kind() == VolumeKind::Block) {
@@ -57,7 +59,7 @@ fn nothing_is_lost_and_nothing_leaks() {
 
     // What volumes share is promised to each of them; the others are counted here.
     let (sharing, volumes): (Vec<Volume>, Vec<Volume>) = volumes.into_iter().partition(shares);
-    remove(&store, sharing);
+    remove(&store, sharing, snapshots);
     let unpromised = unpromised(&volumes, &root);
     let kept = store.space().expect("space");
     std::fs::remove_file(root.join(".loopfs/promised")).expect("forget what is promised");
@@ -66,17 +68,20 @@ fn nothing_is_lost_and_nothing_leaks() {
     let off = kept.available.0.abs_diff(fresh.available.0);
     assert!(off < TOLERANCE, "kept through recovery {kept:?}, counted anew {fresh:?}");
 
-    remove(&store, volumes);
+    remove(&store, volumes, Vec::new());
     assert_eq!(usages(&root), [], "project ids without volumes");
-    for directory in ["volumes", "staging", "trash"] {
+    for directory in ["volumes", "snapshots", "staging", "trash"] {
         assert_eq!(entries(&root.join(directory)), Vec::<String>::new(), "{directory}");
     }
 }
 
-fn remove(store: &VolumeStore, volumes: Vec<Volume>) {
-    let count = volumes.len();
+fn remove(store: &VolumeStore, volumes: Vec<Volume>, snapshots: Vec<Snapshot>) {
+    let count = volumes.len() + snapshots.len();
     for volume in volumes {
         assert!(store.delete(volume.id()).expect("delete"));
+    }
+    for snapshot in snapshots {
+        assert!(store.delete_snapshot(snapshot.id()).expect("delete a snapshot"));
     }
     assert_eq!(store.empty_trash().expect("empty the trash"), count);
 }
@@ -91,22 +96,38 @@ fn volumes(store: &VolumeStore) -> Vec<Volume> {
     ids.iter().map(|id| store.volume(id).unwrap_or_else(|error| panic!("{error}"))).collect()
 }
 
+fn snapshots(store: &VolumeStore) -> Vec<Snapshot> {
+    let ids = store.snapshots().expect("list of snapshots");
+    ids.iter().map(|id| store.snapshot(id).unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
 fn found(volume: &Volume, root: &Path, expected: &Expected) -> (String, Found) {
     let id = volume.id().as_str();
     let stats = volume.stats().expect("stats");
     assert_eq!(stats.condition, Condition::Healthy, "{id}");
     assert_eq!(stats.capacity, volume.capacity(), "{id}");
+    let intact = intact(id, volume.kind(), &root.join("volumes").join(id), expected);
+    (id.to_owned(), Found { kind: volume.kind(), capacity: volume.capacity().0, intact })
+}
+
+fn snapshot_found(snapshot: &Snapshot, root: &Path, expected: &Expected) -> (String, Found) {
+    let id = snapshot.id().as_str();
+    let intact = intact(id, snapshot.kind(), &root.join("snapshots").join(id), expected);
+    (id.to_owned(), Found { kind: snapshot.kind(), capacity: snapshot.capacity().0, intact })
+}
+
+/// Of the blocks that were written, those that hold what was written to them.
+fn intact(id: &str, kind: VolumeKind, path: &Path, expected: &Expected) -> BTreeSet<u64> {
     let written = expected.0.get(id).map(|volume| volume.written.clone()).unwrap_or_default();
-    let read = |block: u64| match volume.kind() {
-        VolumeKind::Filesystem => std::fs::read(root.join("volumes").join(id).join(block.to_string())),
+    let read = |block: u64| match kind {
+        VolumeKind::Filesystem => std::fs::read(path.join(block.to_string())),
         VolumeKind::Block => {
             let mut bytes = vec![0; 4096];
-            image(volume, Access::ReadOnly).read_exact_at(&mut bytes, offset(block)).map(|()| bytes)
+            File::open(path)?.read_exact_at(&mut bytes, offset(block)).map(|()| bytes)
         }
     };
     let intact = |block: &u64| matches!(read(*block), Ok(bytes) if bytes == content(*block));
-    let intact: BTreeSet<u64> = written.into_iter().filter(intact).collect();
-    (id.to_owned(), Found { kind: volume.kind(), capacity: volume.capacity().0, intact })
+    written.into_iter().filter(intact).collect()
 }
 
 fn image(volume: &Volume, access: Access) -> File {
@@ -124,14 +145,21 @@ fn has_its_blocks_and_no_more(volume: &Volume) {
     assert_eq!(before.blocks(), after.blocks(), "{} had blocks past its end", volume.id());
 }
 
-/// Every project id that a directory carries, with its volume's capacity.
-fn projects_of(volumes: &[Volume], root: &Path) -> BTreeMap<u32, u64> {
-    let directories = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Filesystem);
-    let project = |volume: &Volume| {
-        let directory = File::open(root.join("volumes").join(volume.id().as_str())).expect("a directory");
-        (project_of(&directory).expect("its project"), volume.capacity().0)
+/// Every project id that a directory carries, with its volume's capacity, or what its snapshot uses.
+fn projects_of(volumes: &[Volume], snapshots: &[Snapshot], root: &Path) -> BTreeMap<u32, u64> {
+    let project = |parent: &str, id: &str| {
+        let directory = File::open(root.join(parent).join(id)).expect("a directory");
+        project_of(&directory).expect("its project")
     };
-    directories.map(project).collect()
+    let volumes = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Filesystem);
+    let snapshots = snapshots.iter().filter(|snapshot| snapshot.kind() == VolumeKind::Filesystem);
+    let of_volumes = volumes.map(|volume| (project("volumes", volume.id().as_str()), volume.capacity().0));
+    // A limit of 0 bytes would be none.
+    let of_snapshots = snapshots.map(|snapshot| {
+        let used = snapshot.used().expect("what a snapshot uses").0;
+        (project("snapshots", snapshot.id().as_str()), used.max(4096))
+    });
+    of_volumes.chain(of_snapshots).collect()
 }
 
 fn limits(root: &Path) -> BTreeMap<u32, u64> {

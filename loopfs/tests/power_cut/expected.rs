@@ -6,7 +6,7 @@ use loopfs::VolumeKind;
 
 use crate::line::{Line, Operation, Phase};
 
-/// Volumes by their ids.
+/// Volumes and snapshots by their ids; none of the one is one of the other.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expected(pub(crate) BTreeMap<String, Volume>);
 
@@ -18,7 +18,7 @@ pub(crate) struct Volume {
     capacities: [u64; 2],
     /// Blocks that were written and fsynced.
     pub(crate) written: BTreeSet<u64>,
-    /// It was made from another one, or another one from it.
+    /// It was made from another one, or another one, or a snapshot, from it.
     pub(crate) shares: bool,
 }
 
@@ -62,18 +62,10 @@ impl Expected {
                 };
                 self.0.insert(volume.clone(), made);
             }
-            Operation::Clone { volume, capacity, source } => {
-                let source = self.known(source);
-                source.shares = true;
-                let made = Volume {
-                    kind: VolumeKind::Block,
-                    presence: if phase == Phase::Done { Presence::There } else { Presence::Either },
-                    capacities: [*capacity; 2],
-                    written: source.written.clone(),
-                    shares: true,
-                };
-                self.0.insert(volume.clone(), made);
+            Operation::Clone { volume, capacity, source, .. } => {
+                self.copy(phase, volume, source, Some(*capacity));
             }
+            Operation::Snapshot { snapshot, source, .. } => self.copy(phase, snapshot, source, None),
             Operation::Grow { volume, capacity, .. } => {
                 let volume = self.known(volume);
                 volume.capacities[1] = *capacity;
@@ -92,6 +84,20 @@ impl Expected {
             }
             Operation::Release | Operation::Recover => {}
         }
+    }
+
+    /// A snapshot says what its source has.
+    fn copy(&mut self, phase: Phase, copy: &str, source: &str, capacity: Option<u64>) {
+        let source = self.known(source);
+        source.shares = true;
+        let made = Volume {
+            kind: source.kind,
+            presence: if phase == Phase::Done { Presence::There } else { Presence::Either },
+            capacities: capacity.map_or(source.capacities, |capacity| [capacity; 2]),
+            written: source.written.clone(),
+            shares: true,
+        };
+        self.0.insert(copy.to_owned(), made);
     }
 
     fn known(&mut self, volume: &str) -> &mut Volume {
@@ -156,6 +162,7 @@ mod tests {
     #[case::deleted(&format!("{CREATED};0 intent delete Block v;0 done delete Block v"), None, true)]
     #[case::deleted_and_back(&format!("{CREATED};0 intent delete Block v;0 done delete Block v"), there(100, &[]), false)]
     #[case::cloned(&format!("{CREATED};{WRITTEN};0 done clone Block w 100 v;0 done delete Block w"), there(100, &[3]), true)]
+    #[case::snapshotted(&format!("{CREATED};{WRITTEN};0 done snapshot Block w v;0 done delete Block w"), there(100, &[3]), true)]
     #[case::never_made("0 intent release;0 done release", there(100, &[]), false)]
     fn a_volume_is_whole_or_gone(#[case] lines: &str, #[case] found: Option<Found>, #[case] good: bool) {
         let lines: Vec<Line> = lines.split(';').map(|line| Line::parse(line).expect(line)).collect();

@@ -33,8 +33,9 @@ pub(crate) enum Operation {
         volume: String,
         capacity: u64,
     },
-    /// Of a Block volume.
+    /// From a volume or a snapshot.
     Clone {
+        kind: VolumeKind,
         volume: String,
         capacity: u64,
         source: String,
@@ -45,6 +46,12 @@ pub(crate) enum Operation {
         volume: String,
         block: u64,
     },
+    Snapshot {
+        kind: VolumeKind,
+        snapshot: String,
+        source: String,
+    },
+    /// A volume or a snapshot.
     Delete {
         kind: VolumeKind,
         volume: String,
@@ -65,8 +72,11 @@ impl fmt::Display for Line {
         match &self.operation {
             Operation::Create { kind, volume, capacity } => write!(f, "create {kind} {volume} {capacity}"),
             Operation::Grow { kind, volume, capacity } => write!(f, "grow {kind} {volume} {capacity}"),
-            Operation::Clone { volume, capacity, source } => {
-                write!(f, "clone {} {volume} {capacity} {source}", VolumeKind::Block)
+            Operation::Clone { kind, volume, capacity, source } => {
+                write!(f, "clone {kind} {volume} {capacity} {source}")
+            }
+            Operation::Snapshot { kind, snapshot, source } => {
+                write!(f, "snapshot {kind} {snapshot} {source}")
             }
             Operation::Write { kind, volume, block } => write!(f, "write {kind} {volume} {block}"),
             Operation::Delete { kind, volume } => write!(f, "delete {kind} {volume}"),
@@ -106,9 +116,12 @@ impl Operation {
         match (*name, rest) {
             ("create", [bytes]) => Some(Operation::Create { kind, volume, capacity: bytes.parse().ok()? }),
             ("grow", [bytes]) => Some(Operation::Grow { kind, volume, capacity: bytes.parse().ok()? }),
-            ("clone", [bytes, source]) if kind == VolumeKind::Block => {
+            ("clone", [bytes, source]) => {
                 let source = (*source).to_owned();
-                Some(Operation::Clone { volume, capacity: bytes.parse().ok()?, source })
+                Some(Operation::Clone { kind, volume, capacity: bytes.parse().ok()?, source })
+            }
+            ("snapshot", [source]) => {
+                Some(Operation::Snapshot { kind, snapshot: volume, source: (*source).to_owned() })
             }
             ("write", [block]) => Some(Operation::Write { kind, volume, block: block.parse().ok()? }),
             ("delete", []) => Some(Operation::Delete { kind, volume }),
@@ -128,6 +141,8 @@ mod tests {
     #[case("3 done grow Block t3-2 8388608")]
     #[case("1 intent write Block t1-1 7")]
     #[case("1 intent clone Block t1-2 2097152 t1-1")]
+    #[case("1 done clone Filesystem t1-2 2097152 s1-1")]
+    #[case("1 intent snapshot Filesystem s1-2 t1-1")]
     #[case("1 done delete Filesystem t1-1")]
     #[case("0 done release")]
     #[case("0 intent recover")]
@@ -140,7 +155,7 @@ mod tests {
     #[case("0 intent create Filesystem t0-1")]
     #[case("0 perhaps release")]
     #[case("0 done release of what")]
-    #[case("0 done clone Filesystem t0-2 1048576 t0-1")]
+    #[case("0 done snapshot Filesystem s0-2")]
     #[case("0 done grow Tape t0-1 1048576")]
     fn what_is_no_line_is_not_taken_for_one(#[case] text: &str) {
         assert_eq!(Line::parse(text), None);

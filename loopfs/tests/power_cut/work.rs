@@ -1,4 +1,4 @@
-//! Threads that create, grow, write and delete volumes, and say so.
+//! Threads that create, copy, grow, write and delete volumes, and say so.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,8 +8,8 @@ use std::path::Path;
 use std::thread;
 
 use loopfs::{
-    Access, Bytes, ContentSource, Inodes, Limits, ProjectId, ProjectQuota, StoreOptions, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore, assign_project, project_of,
+    Access, Bytes, ContentSource, Inodes, Limits, ProjectId, ProjectQuota, SnapshotId, StoreOptions,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStore, assign_project, project_of,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -56,13 +56,14 @@ struct Worker<'a> {
     made: u64,
 }
 
-/// A volume of this thread.
+/// A volume or a snapshot of this thread.
 #[derive(Clone, Debug)]
 struct Known {
     id: String,
     kind: VolumeKind,
     capacity: u64,
     blocks: u64,
+    snapshot: bool,
 }
 
 impl Worker<'_> {
@@ -89,19 +90,28 @@ impl Worker<'_> {
             return self.create();
         }
         let chosen = self.random.below(self.volumes.len() as u64) as usize;
-        let Known { id, kind, capacity, blocks } = self.volumes[chosen].clone();
+        let Known { id, kind, capacity, blocks, snapshot } = self.volumes[chosen].clone();
+        let room = self.volumes.len() < MOST_VOLUMES;
         match self.random.below(100) {
-            0..25 if self.volumes.len() < MOST_VOLUMES => self.create(),
+            0..20 if room => self.create(),
+            // One can only be copied and deleted.
+            0..85 if snapshot => {
+                if room {
+                    self.copy(kind, capacity, id)
+                } else {
+                    Operation::Delete { kind, volume: id }
+                }
+            }
+            20..30 if room => {
+                self.made += 1;
+                let snapshot = format!("s{}-{}", self.thread, self.made);
+                Operation::Snapshot { kind, snapshot, source: id }
+            }
             0..50 => {
                 let capacity = capacity + MIB * (1 + self.random.below(4));
                 Operation::Grow { kind, volume: id, capacity }
             }
-            50..60 if kind == VolumeKind::Block && self.volumes.len() < MOST_VOLUMES => {
-                self.made += 1;
-                let volume = format!("t{}-{}", self.thread, self.made);
-                let capacity = capacity + MIB * self.random.below(2);
-                Operation::Clone { volume, capacity, source: id }
-            }
+            50..60 if room => self.copy(kind, capacity, id),
             50..70 => Operation::Write { kind, volume: id, block: blocks },
             // Two at a time would find each other's entries gone.
             70..80 if self.thread == 0 => Operation::Release,
@@ -117,11 +127,18 @@ impl Worker<'_> {
         Operation::Create { kind, volume, capacity: MIB * (1 + self.random.below(4)) }
     }
 
+    fn copy(&mut self, kind: VolumeKind, capacity: u64, source: String) -> Operation {
+        self.made += 1;
+        let volume = format!("t{}-{}", self.thread, self.made);
+        Operation::Clone { kind, volume, capacity: capacity + MIB * self.random.below(2), source }
+    }
+
     fn perform(&mut self, operation: &Operation) -> Result<(), Box<dyn std::error::Error>> {
         match operation {
             Operation::Create { kind, volume, capacity } => {
                 self.store.create(&VolumeId::parse(volume)?, &VolumeSpec::new(*kind, Bytes(*capacity)))?;
-                self.volumes.push(Known { id: volume.clone(), kind: *kind, capacity: *capacity, blocks: 0 });
+                let (id, kind, capacity) = (volume.clone(), *kind, *capacity);
+                self.volumes.push(Known { id, kind, capacity, blocks: 0, snapshot: false });
             }
             Operation::Grow { kind, volume, capacity } => {
                 if *kind == VolumeKind::Filesystem && self.repeats() {
@@ -130,13 +147,24 @@ impl Worker<'_> {
                 self.store.grow(&VolumeId::parse(volume)?, Bytes(*capacity))?;
                 self.known(volume).capacity = *capacity;
             }
-            Operation::Clone { volume, capacity, source } => {
-                let (original, id) = (VolumeId::parse(source)?, VolumeId::parse(volume)?);
-                let spec = VolumeSpec::new(VolumeKind::Block, Bytes(*capacity));
-                self.store.clone_from(ContentSource::Volume(&original), &id, &spec)?;
-                let blocks = self.known(source).blocks;
+            Operation::Clone { kind, volume, capacity, source } => {
+                let original = self.known(source).clone();
+                let spec = VolumeSpec::new(*kind, Bytes(*capacity));
+                let id = VolumeId::parse(volume)?;
+                if original.snapshot {
+                    let source = SnapshotId::parse(source)?;
+                    self.store.clone_from(ContentSource::Snapshot(&source), &id, &spec)?;
+                } else {
+                    let source = VolumeId::parse(source)?;
+                    self.store.clone_from(ContentSource::Volume(&source), &id, &spec)?;
+                }
                 let (id, capacity) = (volume.clone(), *capacity);
-                self.volumes.push(Known { id, kind: VolumeKind::Block, capacity, blocks });
+                self.volumes.push(Known { id, capacity, snapshot: false, ..original });
+            }
+            Operation::Snapshot { snapshot, source, .. } => {
+                self.store.create_snapshot(&VolumeId::parse(source)?, &SnapshotId::parse(snapshot)?)?;
+                let original = self.known(source).clone();
+                self.volumes.push(Known { id: snapshot.clone(), snapshot: true, ..original });
             }
             Operation::Write { kind, volume, block } => {
                 match kind {
@@ -152,11 +180,18 @@ impl Worker<'_> {
             }
             Operation::Delete { volume, .. } => {
                 let repeats = self.repeats();
+                let snapshot = self.known(volume).snapshot;
                 if repeats {
-                    let (from, to) = (format!("volumes/{volume}"), format!("trash/{volume}.0"));
+                    let parent = if snapshot { "snapshots" } else { "volumes" };
+                    let (from, to) = (format!("{parent}/{volume}"), format!("trash/{volume}.0"));
                     std::fs::rename(self.root.join(from), self.root.join(to))?;
                 }
-                if self.store.delete(&VolumeId::parse(volume)?)? == repeats {
+                let deleted = if snapshot {
+                    self.store.delete_snapshot(&SnapshotId::parse(volume)?)?
+                } else {
+                    self.store.delete(&VolumeId::parse(volume)?)?
+                };
+                if deleted == repeats {
                     return Err("there is no such volume, or still one".into());
                 }
                 self.volumes.retain(|known| known.id != *volume);
@@ -195,7 +230,8 @@ impl Worker<'_> {
         let project = ProjectId::new(last - u32::try_from(self.made)?).ok_or("no project id")?;
         ProjectQuota::of(directory.as_fd()).set_limits(project, limits(MIB))?;
         assign_project(&directory, project)?;
-        if let Some(image) = self.volumes.iter().find(|known| known.kind == VolumeKind::Block) {
+        let image = |known: &&Known| known.kind == VolumeKind::Block && !known.snapshot;
+        if let Some(image) = self.volumes.iter().find(image) {
             let file = File::options().write(true).open(self.root.join("volumes").join(&image.id))?;
             let (start, more) = (i64::try_from(image.capacity)?, i64::try_from(MIB)?);
             fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, start, more)?;

@@ -11,10 +11,12 @@ use crate::images::write_log::{self, Entry};
 /// Begins what the threads say, which is on the disk as well.
 const LINE: &str = "loopfs power cut: ";
 /// The operations that are cut: as a line names them, up to the kind of volume.
-const OPERATIONS: [&str; 11] = [
+const OPERATIONS: [&str; 13] = [
     "create Filesystem",
     "create Block",
+    "clone Filesystem",
     "clone Block",
+    "snapshot",
     "grow Filesystem",
     "grow Block",
     "write Filesystem",
