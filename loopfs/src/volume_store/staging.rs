@@ -141,8 +141,8 @@ impl Staged<'_> {
         }
     }
 
-    /// Takes it away, after an error: that is answered, for it says more than another one would. What cannot be undone
-    /// now is undone by recovery.
+    /// Takes it away, after an error: that is answered, for it says more than another one would. The shared lock must be
+    /// held. What cannot be undone now is undone by recovery.
     pub(super) fn discard(self, error: Error) -> Error {
         let Self { store, name, directory, project, limit, .. } = self;
         // Under its name of before or none: another one must not be made of it now.

@@ -40,11 +40,11 @@ impl VolumeStore {
         let staged = self.stage(target.entry(), limits, attributes, promise)?;
         drop(lock);
         let copied = copy_tree(&from, &staged, target);
-        let locked = copied.and_then(|()| self.layout.lock_shared());
-        let _lock = match locked {
-            Ok(lock) => lock,
-            Err(error) => return Err(staged.discard(error)),
-        };
+        // Held also to take it away, or recovery could free its project at the same time. Without, that takes it away.
+        let _lock = self.layout.lock_shared()?;
+        if let Err(error) = copied {
+            return Err(staged.discard(error));
+        }
         self.complete(staged, &from, original, target)
     }
 
