@@ -14,7 +14,7 @@ use kube::{
 use loopfs::VolumeId;
 use serde_json::json;
 
-use crate::{context::Context, error::Error, identity::Identity, ownership, pv};
+use crate::{context::Context, error::Error, events::Reason, identity::Identity, ownership, pv};
 
 /// What to do about a volume's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub(crate) enum Plan {
     Hold,
     /// Its reclaim policy is not Delete (any more): its data stays, and the object is anybody's to remove.
     LetGo,
+    /// Its claim is gone and its data stays: say where.
+    Keep,
     /// Delete the data and the object.
     Delete(Deletion),
 }
@@ -52,6 +54,7 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
     Ok(match (deletes, held) {
         (false, true) => Plan::LetGo,
+        (false, false) if phase == Some("Released") => Plan::Keep,
         (false, false) => Plan::Settled,
         // Somebody took the finalizer off: the object goes, and its data is theirs.
         (true, false) if going => Plan::Settled,
@@ -73,6 +76,20 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
         Plan::Settled => Ok(()),
         Plan::Hold => set_finalizer(volume, true, ctx).await,
         Plan::LetGo => set_finalizer(volume, false, ctx).await,
+        Plan::Keep => {
+            let id = ownership::volume_id(volume, &ctx.identity)?;
+            let on = match ownership::filesystem_uuid(volume, &ctx.identity) {
+                Some(uuid) => format!(" on file system {uuid}"),
+                None => String::new(),
+            };
+            let note = format!(
+                "the claim is gone and the reclaim policy keeps the data: volume {id}{on} of node {}; it takes its room until the \
+                 policy is changed to Delete",
+                ctx.identity.node()
+            );
+            ctx.events.publish(volume, Reason::VolumeRetained, note);
+            Ok(())
+        }
         Plan::Delete(deletion) => {
             ctx.storage.require_open()?;
             if volume.metadata.deletion_timestamp.is_none() {
@@ -175,7 +192,8 @@ mod tests {
     #[case::finalizer_taken_off(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), Plan::Settled)]
     #[case::made_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
     #[case::made_retain_while_going(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
-    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::Settled)]
+    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::Keep)]
+    #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::Settled)]
     #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::LetGo)]
     #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Plan::Settled)]
     fn plans(#[case] change: Value, #[case] expected: Plan) {

@@ -36,6 +36,7 @@ pub(crate) enum Reason {
     VolumeResizeFailed,
     FileSystemResizeRequired,
     VolumeFailedDelete,
+    VolumeRetained,
     StorageUnavailable,
     StorageReady,
 }
@@ -51,6 +52,7 @@ impl Reason {
             Reason::VolumeResizeFailed => "VolumeResizeFailed",
             Reason::FileSystemResizeRequired => "FileSystemResizeRequired",
             Reason::VolumeFailedDelete => "VolumeFailedDelete",
+            Reason::VolumeRetained => "VolumeRetained",
             Reason::StorageUnavailable => "StorageUnavailable",
             Reason::StorageReady => "StorageReady",
         }
@@ -67,6 +69,7 @@ impl Reason {
             | Reason::Resizing
             | Reason::VolumeResizeSuccessful
             | Reason::FileSystemResizeRequired
+            | Reason::VolumeRetained
             | Reason::StorageReady => "Normal",
         }
     }
@@ -79,7 +82,7 @@ impl Reason {
             | Reason::VolumeResizeSuccessful
             | Reason::VolumeResizeFailed
             | Reason::FileSystemResizeRequired => "Resize",
-            Reason::VolumeFailedDelete => "Delete",
+            Reason::VolumeFailedDelete | Reason::VolumeRetained => "Delete",
             Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
         }
     }

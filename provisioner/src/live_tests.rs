@@ -200,14 +200,19 @@ impl Cluster {
 
     /// Waits for an event of a reason about an object and answers its text.
     async fn told(&self, name: &str, reason: &str) -> String {
+        self.told_that(name, reason, "").await
+    }
+
+    /// The same for an event whose text holds a word: others for that reason may come before.
+    async fn told_that(&self, name: &str, reason: &str, word: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.admin.clone(), &self.namespace);
-        eventually(&format!("event {reason} about {name}"), || async {
+        eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
             let events = events.list(&ListParams::default()).await.unwrap();
             let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
-            let found = events.items.into_iter().find(|event| {
+            let found = events.items.into_iter().filter(|event| {
                 event.reason.as_deref() == Some(reason) && about(event).as_deref() == Some(name)
             });
-            found.and_then(|event| event.note)
+            found.filter_map(|event| event.note).find(|note| note.contains(word))
         })
         .await
     }
@@ -373,6 +378,14 @@ async fn a_retained_volume_keeps_its_data_and_lets_its_object_go() {
     let phase = |volume: &PersistentVolume| volume.status.as_ref()?.phase.clone();
     until(&cluster.objects(), &volume.name_any(), |volume| phase(volume).as_deref() == Some("Released"))
         .await;
+    let events: Api<Event> = Api::namespaced(cluster.admin.clone(), "default");
+    eventually("VolumeRetained", || async {
+        let events = events.list(&ListParams::default()).await.unwrap();
+        let mut retained = events.iter().filter(|event| event.reason.as_deref() == Some("VolumeRetained"));
+        let note = format!("volume {} on file system {}", volume.name_any(), fixtures::FILESYSTEM);
+        retained.find_map(|event| event.note.as_ref()?.contains(&note).then_some(()))
+    })
+    .await;
     cluster.objects().delete(&volume.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.gone(&cluster.objects(), &volume.name_any()).await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));

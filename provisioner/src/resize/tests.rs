@@ -208,3 +208,115 @@ fn infeasible_then_less_then_done() {
     assert_eq!(conditions(&read(&claim)), [""; 0]);
     assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), Plan::Settled);
 }
+
+const STATES: [Option<&str>; 7] = [
+    None,
+    Some("ControllerResizeInProgress"),
+    Some("ControllerResizeInfeasible"),
+    Some("NodeResizePending"),
+    Some("NodeResizeInProgress"),
+    Some("NodeResizeInfeasible"),
+    Some("ResizeByMagic"),
+];
+
+/// Every state with every request, and every outcome of it: what is written leads to a state that says what happened, and
+/// writing it once more changes nothing.
+#[test]
+fn every_state_and_every_event() {
+    let outcomes = |target: u64| {
+        let grown = |size| Outcome::Grown(Bytes(size));
+        let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
+        [grown(target), grown(target + MIB)].into_iter().chain(failed)
+    };
+    let mut seen = 0;
+    for mode in ["Filesystem", "Block"] {
+        for (state, request) in STATES.iter().flat_map(|state| [1, 2, 4, 9].map(|request| (*state, request)))
+        {
+            for (allocated, has) in [None, Some("2Mi"), Some("4Mi"), Some("9Mi")]
+                .into_iter()
+                .flat_map(|allocated| ["1Mi", "4Mi"].map(|has| (allocated, has)))
+            {
+                let volume = volume(mode, has);
+                let mut before = serde_json::to_value(claim(state, allocated)).unwrap();
+                fixtures::merge(
+                    &mut before,
+                    json!({
+                        "spec": {"resources": {"requests": {"storage": format!("{request}Mi")}}},
+                        "status": {"conditions": [
+                            {"type": "ModifyingVolume", "status": "True"}, {"type": "NodeResizeError", "status": "True"},
+                        ]},
+                    }),
+                );
+                let Plan::Grow { target } = plan(&read(&before), &volume, &fixtures::identity()) else {
+                    continue;
+                };
+                assert_eq!(target, Bytes(request * MIB));
+                for outcome in outcomes(target.0) {
+                    seen += 1;
+                    let mut after = before.clone();
+                    let begun = begin(&read(&after), target, NOW);
+                    fixtures::merge(&mut after, begun.unwrap_or_else(|| json!({})));
+                    let recorded = record(&read(&after), &volume, &outcome, NOW);
+                    fixtures::merge(&mut after, recorded.claim.unwrap_or_else(|| json!({})));
+                    check(mode, &before, &after, target, &outcome);
+
+                    let mut volume = serde_json::to_value(&volume).unwrap();
+                    fixtures::merge(&mut volume, recorded.volume.unwrap_or_else(|| json!({})));
+                    let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+                    assert!(capacity(&volume) >= recorded_size("1Mi"), "never lowered");
+                    let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
+                    assert_eq!(again, Record::default(), "{mode} {state:?} {outcome:?}");
+                    if let Outcome::Grown(size) = outcome {
+                        assert!(capacity(&volume) >= Some(size));
+                        let next = plan(&read(&after), &volume, &fixtures::identity());
+                        assert_eq!(next, if mode == "Block" { Plan::AwaitNode } else { Plan::Settled });
+                    }
+                }
+            }
+        }
+    }
+    assert!(seen > 500, "{seen}");
+}
+
+fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Outcome) {
+    let (earlier, claim) = (read(before), read(after));
+    let shown = format!("{mode} {outcome:?}: {before} -> {after}");
+    let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
+    let allocated = recorded(claim.status.as_ref().unwrap().allocated_resources.as_ref());
+    let conditions = conditions(&claim);
+    assert!(conditions.contains(&"ModifyingVolume"), "somebody else's: {shown}");
+    let done = claim
+        .metadata
+        .annotations
+        .as_ref()
+        .unwrap()
+        .contains_key("volume.kubernetes.io/node-expansion-not-required");
+    assert_eq!(done, mode == "Filesystem" && matches!(outcome, Outcome::Grown(_)), "{shown}");
+    match outcome {
+        Outcome::Grown(grown) if mode == "Filesystem" => {
+            assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*grown)), "{shown}");
+            assert_eq!((allocated, conditions), (Some(*grown), vec!["ModifyingVolume"]), "{shown}");
+        }
+        Outcome::Grown(grown) => {
+            assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{shown}");
+            assert_eq!((allocated, size(&claim)), (Some(*grown), size(&earlier)), "{shown}");
+            assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{shown}");
+        }
+        failed => {
+            let infeasible = matches!(failed, Outcome::Infeasible(_));
+            let states = [Some(ResizeStatus::ControllerInProgress), Some(ResizeStatus::ControllerInfeasible)];
+            assert!(states.contains(&ResizeStatus::of(&claim)), "{shown}");
+            assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{shown}");
+            assert_eq!((allocated, size(&claim)), (Some(target), size(&earlier)), "{shown}");
+            assert!(conditions.contains(&"ControllerResizeError"), "{shown}");
+        }
+    }
+}
+
+fn read(claim: &Value) -> PersistentVolumeClaim {
+    serde_json::from_value(claim.clone()).unwrap()
+}
+
+fn recorded_size(text: &str) -> Option<Bytes> {
+    quantity::parse(&k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.to_owned())).ok()
+}
