@@ -62,6 +62,8 @@ fn filled(store: &VolumeStore, name: &str, capacity: u64, files: u64) {
             std::fs::write(path(name).join(directory).join(file.to_string()), [file as u8; 4096]).unwrap();
         }
     }
+    // What waits to be allocated has more room set aside for it than it takes.
+    nix::unistd::sync();
 }
 
 #[track_caller]

@@ -3,12 +3,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::SystemTime;
 
 use loopfs::{
-    Access, Bytes, ContentSource, ErrorKind, OwnedContentSource, Recovered, Snapshot, SnapshotId,
+    Access, Bytes, ContentSource, ErrorKind, OwnedContentSource, ProjectId, Recovered, Snapshot, SnapshotId,
     StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use rstest::rstest;
 
-use crate::environment::{Leaks, clone_image, id, store, xfs};
+use crate::environment::{Leaks, clone_image, id, quota, store, xfs};
 
 const MIB: u64 = 1 << 20;
 
@@ -50,6 +50,11 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&SnapshotId]) {
         assert!(store.delete_snapshot(id).unwrap(), "{id}");
     }
     assert_eq!(store.empty_trash().unwrap(), volumes.len() + snapshots.len());
+}
+
+/// Waits for what earlier tests removed: the file system frees it in the background, and it is in the way of counting.
+fn settle() {
+    quota(&File::open(xfs()).unwrap()).finish_frees(ProjectId::new(1).unwrap()).unwrap();
 }
 
 fn inode(snapshot: &Snapshot) -> u64 {
@@ -159,6 +164,7 @@ fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
     #[case] expected: ErrorKind,
 ) {
     let leaks = Leaks::watch();
+    settle();
     let store = store();
     let (source, _) = block(&store, "source", 4 * MIB);
     store.create_snapshot(&source, &snapshot_id("one")).unwrap();
@@ -175,6 +181,7 @@ fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
 
 #[test]
 fn calls_for_one_snapshot_at_once_take_one() {
+    settle();
     let store = store();
     let (source, image) = block(&store, "source", MIB);
     fill(&image, MIB, 5);
@@ -204,6 +211,7 @@ fn assert_close(found: u64, expected: u64) {
 #[test]
 fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
     const SIZE: u64 = 32 * MIB;
+    settle();
     let store = store();
     let available = || store.space().unwrap().available.0;
     let recount = || crate::environment::store().space().unwrap().available.0;
@@ -230,8 +238,9 @@ fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
     assert!(store.delete_snapshot(&ids[0]).unwrap());
     assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
     store.empty_trash().unwrap();
-    assert_close(available(), before - 2 * SIZE);
-    assert_close(recount(), before - 2 * SIZE);
+    // What was made from the one has its blocks in common with the other.
+    assert_close(available(), before - margin(SIZE) - 2 * SIZE);
+    assert_close(recount(), before - margin(SIZE) - 2 * SIZE);
     drop(image);
     remove(&store, &["source", "restored"], &[&ids[1]]);
     assert_close(available(), before + SIZE);
