@@ -6,6 +6,7 @@ use clap::{Parser, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 use crate::driver::DriverName;
+use crate::http::HttpAddress;
 
 /// CSI driver for node-local volumes: directories with a quota, and images shown as block devices.
 #[derive(Clone, Debug, Parser)]
@@ -38,6 +39,14 @@ pub struct Args {
     /// Path of the endpoint's socket as the kubelet sees it
     #[arg(long, requires = "registration_dir", value_parser = socket_path)]
     pub kubelet_csi_socket: Option<PathBuf>,
+
+    /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
+    #[arg(long)]
+    pub metrics_address: Option<HttpAddress>,
+
+    /// How often all volumes are looked over for what is wrong with them, in seconds; done where metrics are served
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub audit_interval: u64,
 
     /// What to log, and how
     #[command(flatten)]

@@ -2,7 +2,7 @@
 //!
 //! There are two: the condition, which orchestrators in use ask for, and the health, which version 1.13 has put in its place.
 
-use loopfs::Condition;
+use loopfs::{AbnormalReason, Condition};
 
 use crate::proto::csi as wire;
 use crate::proto::csi::VolumeHealthErrorType as VolumeError;
@@ -14,24 +14,34 @@ impl From<Condition> for wire::VolumeCondition {
     fn from(condition: Condition) -> Self {
         match condition {
             Condition::Healthy => Self { abnormal: false, message: "healthy".to_owned() },
-            Condition::Abnormal(message) => Self { abnormal: true, message },
+            Condition::Abnormal { reason: _, message } => Self { abnormal: true, message },
         }
     }
 }
 
 impl From<Described> for wire::VolumeHealth {
     fn from(described: Described) -> Self {
-        let Described { volume, capacity, condition, .. } = described;
-        let (status, reason) = match capacity {
-            Some(_) => (VolumeError::Degraded, "NotAsItWasMade"),
-            None => (VolumeError::Inaccessible, "CannotBeOpened"),
+        let Described { volume, condition, .. } = described;
+        let entry = |reason, message| VolumeHealthEntry {
+            status: error_type(reason).into(),
+            reason: reason.to_string(),
+            message,
         };
-        let entry = |message| VolumeHealthEntry { status: status.into(), reason: reason.to_owned(), message };
         let health_statuses = match condition {
             Condition::Healthy => Vec::new(),
-            Condition::Abnormal(message) => vec![entry(message)],
+            Condition::Abnormal { reason, message } => vec![entry(reason, message)],
         };
         Self { volume_id: volume.to_string(), health_statuses }
+    }
+}
+
+fn error_type(reason: AbnormalReason) -> VolumeError {
+    match reason {
+        AbnormalReason::ImageTruncated | AbnormalReason::ImageMissing | AbnormalReason::DeviceOfOtherFile => {
+            VolumeError::DataLoss
+        }
+        AbnormalReason::Unreadable | AbnormalReason::StorageFailed => VolumeError::Inaccessible,
+        _ => VolumeError::Degraded,
     }
 }
 
@@ -54,24 +64,30 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case::healthy(Some(1), Condition::Healthy, None)]
-    #[case::limping(Some(1), Condition::Abnormal("a".to_owned()), Some(VolumeError::Degraded))]
-    #[case::broken(None, Condition::Abnormal("a".to_owned()), Some(VolumeError::Inaccessible))]
-    fn what_is_wrong_with_a_volume(
-        #[case] capacity: Option<u64>,
-        #[case] condition: Condition,
-        #[case] expected: Option<VolumeError>,
-    ) {
-        let described = Described {
+    #[case(AbnormalReason::ProjectChanged, VolumeError::Degraded)]
+    #[case(AbnormalReason::ProjectNotInherited, VolumeError::Degraded)]
+    #[case(AbnormalReason::DirectIoLost, VolumeError::Degraded)]
+    #[case(AbnormalReason::ImageTruncated, VolumeError::DataLoss)]
+    #[case(AbnormalReason::ImageMissing, VolumeError::DataLoss)]
+    #[case(AbnormalReason::DeviceOfOtherFile, VolumeError::DataLoss)]
+    #[case(AbnormalReason::Unreadable, VolumeError::Inaccessible)]
+    #[case(AbnormalReason::StorageFailed, VolumeError::Inaccessible)]
+    fn what_is_wrong_with_a_volume(#[case] reason: AbnormalReason, #[case] expected: VolumeError) {
+        let described = |condition| Described {
             volume: VolumeId::parse("v").unwrap(),
-            capacity: capacity.map(Bytes),
+            capacity: Some(Bytes(1)),
             filesystem: "0123abcd-0000-4000-8000-00000000beef".parse().unwrap(),
             published: false,
             condition,
             source: None,
         };
-        let health = wire::VolumeHealth::from(described);
-        assert_eq!(health.volume_id, "v");
-        assert_eq!(health.health_statuses.first().map(VolumeHealthEntry::status), expected);
+        let healthy = wire::VolumeHealth::from(described(Condition::Healthy));
+        assert_eq!((healthy.volume_id.as_str(), healthy.health_statuses), ("v", Vec::new()));
+        let health = wire::VolumeHealth::from(described(Condition::abnormal(reason, "why")));
+        let [entry] = health.health_statuses.try_into().unwrap();
+        assert_eq!(
+            (entry.status(), entry.reason.as_str(), entry.message.as_str()),
+            (expected, reason.as_str(), "why")
+        );
     }
 }

@@ -6,21 +6,22 @@ use tonic::{Request, Response, Status, async_trait};
 
 use crate::driver::DriverName;
 use crate::error::Result;
+use crate::probe::Probe;
 use crate::proto::csi as wire;
 use crate::proto::csi::identity_server::Identity;
 use crate::proto::csi::plugin_capability::{self as capability, Type, service, volume_expansion};
 use crate::rpc::{self, Kind};
-use crate::storage::{Health, StorageGate};
+use crate::storage::Health;
 
 #[derive(Debug)]
 pub(crate) struct IdentityService {
     driver_name: DriverName,
-    gate: Arc<StorageGate>,
+    probe: Arc<Probe>,
 }
 
 impl IdentityService {
-    pub(crate) fn new(driver_name: DriverName, gate: Arc<StorageGate>) -> Self {
-        Self { driver_name, gate }
+    pub(crate) fn new(driver_name: DriverName, probe: Arc<Probe>) -> Self {
+        Self { driver_name, probe }
     }
 }
 
@@ -58,14 +59,13 @@ impl Identity for IdentityService {
         Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities }))
     }
 
-    /// Not a constant: the file system is looked at each time.
+    /// Not a constant: the file system is written to and the loop driver asked each time.
     async fn probe(
         &self,
         _request: Request<wire::ProbeRequest>,
     ) -> Result<Response<wire::ProbeResponse>, Status> {
         rpc::traced("Probe", Kind::Query, "", async {
-            let gate = Arc::clone(&self.gate);
-            let health = rpc::blocking(move || gate.probe()).await?;
+            let health = self.probe.health().await?;
             Ok(wire::ProbeResponse { ready: Some(health == Health::Ready) })
         })
         .await

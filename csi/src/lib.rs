@@ -31,16 +31,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 mod args;
+mod audit;
 mod backoff;
 mod connection;
 mod controller;
 mod driver;
 mod error;
 mod health;
+mod http;
 mod identity;
 mod janitor;
+mod metrics;
 mod node;
 mod op_guard;
+mod probe;
 pub mod proto;
 mod publish_block;
 mod publish_mount;
@@ -51,6 +55,7 @@ mod rpc;
 mod socket;
 mod status;
 mod storage;
+mod stray_device;
 mod target;
 mod topology;
 mod volume_work;
@@ -58,11 +63,15 @@ mod volumes;
 
 pub use args::{Args, LogArgs, LogFormat};
 pub use driver::DriverName;
+pub use http::HttpAddress;
 
+use audit::Audit;
 use controller::ControllerService;
 use identity::IdentityService;
 use janitor::Janitor;
+use metrics::{Calls, Metered};
 use node::NodeService;
+use probe::Probe;
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
@@ -109,19 +118,24 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         kubelet_dir,
         registration_dir,
         kubelet_csi_socket,
+        metrics_address,
+        audit_interval,
         log: _,
     } = args;
     let root = PublishRoot::open(&kubelet_dir)
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
     let gate = Arc::new(StorageGate::new(data_dir));
+    let probe = Arc::new(Probe::new(Arc::clone(&gate)));
     let janitor = Arc::new(Janitor::default());
     let this_node = ThisNode::new(&driver_name, node_name);
     let requests = RequestReader::new(&driver_name, this_node.clone(), &kubelet_dir);
     let work = VolumeWork::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)));
+    let calls = Calls::new();
     let services = Services {
-        identity: IdentityService::new(driver_name.clone(), Arc::clone(&gate)),
+        calls: calls.clone(),
+        identity: IdentityService::new(driver_name.clone(), Arc::clone(&probe)),
         controller: ControllerService::new(&driver_name, this_node.clone(), requests.clone(), work.clone()),
-        node: NodeService::new(this_node, requests, work),
+        node: NodeService::new(this_node, requests, work.clone()),
     };
     let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
         driver_name,
@@ -134,6 +148,19 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
 
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
+    if let Some(address) = metrics_address {
+        let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
+        tasks.spawn(Arc::clone(&audit).run(work, Arc::clone(&gate), stop.clone()));
+        let pages = http::Pages {
+            gate: Arc::clone(&gate),
+            probe,
+            audit,
+            calls,
+            endpoint: endpoint.clone(),
+            told: Default::default(),
+        };
+        tasks.spawn(http::serve(address.listen().await?, Arc::new(pages), stop.clone()));
+    }
     tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
     tasks.spawn(janitor.run(Arc::clone(&gate), stop.clone()));
     if let Some(registrar) = registrar {
@@ -175,6 +202,7 @@ fn ended(task: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Re
 }
 
 struct Services {
+    calls: Calls,
     identity: IdentityService,
     controller: ControllerService,
     node: NodeService,
@@ -187,9 +215,9 @@ impl Services {
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
         Server::builder()
-            .add_service(IdentityServer::new(self.identity))
-            .add_service(ControllerServer::new(self.controller))
-            .add_service(NodeServer::new(self.node))
+            .add_service(Metered::new(IdentityServer::new(self.identity), &self.calls))
+            .add_service(Metered::new(ControllerServer::new(self.controller), &self.calls))
+            .add_service(Metered::new(NodeServer::new(self.node), &self.calls))
             .serve_with_incoming_shutdown(connection::incoming(listener), stop.cancelled_owned())
             .await
             .context("serve CSI")

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use loopfs::{
-    Access, AttachOptions, BlockSize, Bytes, Detach, DeviceNumber, Image, ImageDirectIo, LoopControl,
-    LoopDevice, MountFlags, Volume, mountinfo,
+    Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, DeviceNumber, Image, ImageDirectIo,
+    LoopControl, LoopDevice, MountFlags, Volume, mountinfo,
 };
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
@@ -33,6 +33,11 @@ impl<'a> BlockVolume<'a> {
         Ok(Self { volume, loops, image, settings })
     }
 
+    /// Which file the volume's image is.
+    pub(crate) fn image(&self) -> Result<BackingFile> {
+        Ok(BackingFile::of(&self.image)?)
+    }
+
     pub(crate) fn devices(&self) -> Result<Vec<LoopDevice>> {
         Ok(self.loops.find(self.image.as_fd())?)
     }
@@ -40,6 +45,10 @@ impl<'a> BlockVolume<'a> {
     /// The device with this access, attached if it was not: with the logical block size that the volume was made with and
     /// no other, for the content depends on it.
     pub(crate) fn attach(&self, access: Access) -> Result<LoopDevice> {
+        if access == Access::ReadWrite {
+            // What is left of it can still be read.
+            self.volume.require_whole()?;
+        }
         let image = self.volume.open_image(access)?;
         let options = AttachOptions::new(access)
             .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
@@ -175,12 +184,18 @@ fn open_node(device: &LoopDevice) -> Result<OwnedFd> {
     Ok(node)
 }
 
-fn number_of(status: &FileStat) -> DeviceNumber {
+/// Whether a path with this status is the node of a loop device.
+pub(crate) fn is_loop_device(status: &FileStat) -> bool {
+    const LOOP_MAJOR: u32 = 7;
+    kind_of(status) == SFlag::S_IFBLK && number_of(status).major == LOOP_MAJOR
+}
+
+pub(crate) fn number_of(status: &FileStat) -> DeviceNumber {
     DeviceNumber { major: major(status.st_rdev) as u32, minor: minor(status.st_rdev) as u32 }
 }
 
 /// N, if what is mounted is a file named `loopN`: a node shown by a bind mount keeps its name as the mount's root.
-fn loop_index(mount: &mountinfo::Mount) -> Option<u32> {
+pub(crate) fn loop_index(mount: &mountinfo::Mount) -> Option<u32> {
     mount.root.file_name().and_then(OsStr::to_str)?.strip_prefix("loop")?.parse().ok()
 }
 

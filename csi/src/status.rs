@@ -41,6 +41,8 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::NotMounted
         | ErrorKind::WrongFilesystem
         | ErrorKind::ReadOnly
+        | ErrorKind::ShutDown
+        | ErrorKind::Damaged
         | ErrorKind::NotHonoured
         | ErrorKind::Unsupported => Code::FailedPrecondition,
         // The driver lacks a capability: the fault of its deployment, not of the caller.
@@ -78,6 +80,8 @@ mod tests {
     #[case(ErrorKind::NotMounted, Code::FailedPrecondition)]
     #[case(ErrorKind::WrongFilesystem, Code::FailedPrecondition)]
     #[case(ErrorKind::ReadOnly, Code::FailedPrecondition)]
+    #[case(ErrorKind::ShutDown, Code::FailedPrecondition)]
+    #[case(ErrorKind::Damaged, Code::FailedPrecondition)]
     #[case(ErrorKind::NotHonoured, Code::FailedPrecondition)]
     #[case(ErrorKind::Unsupported, Code::FailedPrecondition)]
     #[case(ErrorKind::PermissionDenied, Code::Internal)]

@@ -97,12 +97,16 @@ impl StorageGate {
         Err(Error::StorageClosed(reason.to_string()))
     }
 
-    /// What to tell a probe. Blocks.
+    /// What to tell a probe: more than [`verified`](Self::verified), and slower. Blocks, for ever on a disk that hangs.
     pub(crate) fn probe(&self) -> Result<Health> {
         if matches!(*self.state.borrow(), State::Starting) {
             return Ok(Health::Starting);
         }
-        self.verified().map(|_storage| Health::Ready)
+        let storage = self.verified()?;
+        storage.store.prove_writable().map_err(closed)?;
+        // Directories can be served without, and are.
+        storage.loops.verify().map_err(closed)?;
+        Ok(Health::Ready)
     }
 
     /// Completes when the storage is open.
@@ -174,6 +178,10 @@ impl StorageGate {
             Err(panic) => Err(format!("a defect: {panic}")),
         }
     }
+}
+
+fn closed(error: loopfs::Error) -> Error {
+    Error::StorageClosed(error.to_string())
 }
 
 /// Tells when something is mounted or unmounted in this process's mount namespace: the kernel makes

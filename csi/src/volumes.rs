@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use loopfs::{
-    Bytes, Condition, ErrorKind, LoopControl, Volume, VolumeId, VolumeKind, VolumeStats, mountinfo,
+    AbnormalReason, Bytes, Condition, ErrorKind, LoopControl, Volume, VolumeId, VolumeKind, VolumeStats,
+    mountinfo,
 };
 
 use crate::error::{Error, Result};
@@ -16,7 +17,8 @@ use crate::request::{
     AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unpublish, Unstage,
 };
 use crate::storage::{Storage, StorageGate};
-use crate::target::{PublishRoot, Target};
+use crate::stray_device::StrayDevice;
+use crate::target::PublishRoot;
 
 mod inventory;
 mod provision;
@@ -56,7 +58,11 @@ impl Volumes {
 
     pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<()> {
         let storage = self.gate.opened()?;
-        let Some(volume) = with_devices(&storage, &unstage.volume)? else { return Ok(()) };
+        let volume = match find(&storage, &unstage.volume)? {
+            Found::Block(volume) => volume,
+            Found::WithoutDevices => return Ok(()),
+            Found::Gone => return self.detach_strays(&storage, &unstage.volume),
+        };
         let block = BlockVolume::open(&volume, &storage.loops)?;
         refuse_published(&volume, block.published_at(&self.root.mounts()?, None)?)?;
         block.detach()
@@ -108,7 +114,9 @@ impl Volumes {
     /// Takes the volume away from the target. The target is cleared whatever it shows and whether or not the volume or
     /// the storage still exists: an orchestrator has no other way to let a workload end.
     pub(crate) fn unpublish(&self, unpublish: &Unpublish) -> Result<()> {
+        let mut showed = None;
         if let Some(target) = self.root.locate(&unpublish.target)? {
+            showed = target.status()?;
             target.unmount()?;
             target.remove()?;
         }
@@ -120,25 +128,70 @@ impl Volumes {
                 return Ok(());
             }
         };
-        let Some(volume) = with_devices(&storage, &unpublish.volume)? else { return Ok(()) };
+        let volume = match find(&storage, &unpublish.volume)? {
+            Found::Block(volume) => volume,
+            Found::WithoutDevices => return Ok(()),
+            Found::Gone => return self.detach_strays(&storage, &unpublish.volume),
+        };
         let block = BlockVolume::open(&volume, &storage.loops)?;
-        match block.published_at(&self.root.mounts()?, None)? {
+        let mounts = self.root.mounts()?;
+        if let Some(status) = showed
+            && let Some(stray) =
+                StrayDevice::shown(&storage, &unpublish.volume, Some(block.image()?), &status)?
+        {
+            stray.detach(&storage, &mounts)?;
+        }
+        match block.published_at(&mounts, None)? {
             Some(_in_use) => Ok(()),
             None => block.detach(),
         }
     }
 
+    /// Takes away the devices of a volume that was deleted while it was in use.
+    fn detach_strays(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
+        let strays = StrayDevice::all_of_gone(storage, volume)?;
+        if strays.is_empty() {
+            return Ok(());
+        }
+        let mounts = self.root.mounts()?;
+        strays.iter().try_for_each(|stray| stray.detach(storage, &mounts))
+    }
+
     pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
         let storage = self.gate.opened()?;
-        let volume = storage.store.volume(&stats.volume)?;
         let path = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
-        require_shown(stats, path, |status| match volume.kind() {
-            VolumeKind::Filesystem => Ok(Directory::open(&volume)?.is(status)),
-            VolumeKind::Block => Ok(BlockVolume::open(&volume, &storage.loops)?.device_of(status)?.is_some()),
-        })?;
+        let status = path.map(|path| path.status()).transpose()?.flatten();
+        let stray = |image| match &status {
+            Some(status) => StrayDevice::shown(&storage, &stats.volume, image, status),
+            None => Ok(None),
+        };
+        let volume = match storage.store.volume(&stats.volume) {
+            Ok(volume) => volume,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let stray = stray(None)?.ok_or(error)?;
+                return Ok(stray.stats());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let shown = match (&status, volume.kind()) {
+            (None, _) => false,
+            (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.is(status),
+            (Some(status), VolumeKind::Block) => {
+                let block = BlockVolume::open(&volume, &storage.loops)?;
+                let own = block.device_of(status)?.is_some();
+                if !own && let Some(stray) = stray(Some(block.image()?))? {
+                    return Ok(stray.stats());
+                }
+                own
+            }
+        };
+        if !shown {
+            let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
+            return Err(Error::NotPublished(format!("volume {} is not published at {path}", stats.volume)));
+        }
         let mut answer = health(&volume, &storage.loops)?;
         if let Err(error) = storage.store.verify() {
-            answer.condition = Condition::Abnormal(error.to_string());
+            answer.condition = Condition::abnormal(AbnormalReason::StorageFailed, error.to_string());
         }
         Ok(answer)
     }
@@ -170,20 +223,24 @@ impl Volumes {
     }
 }
 
-/// The volume, if it is one that can have loop devices. That it is gone is no error to whatever takes away.
-fn with_devices(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> {
+/// A volume, to whatever takes away what was made for it.
+enum Found {
+    Block(Volume),
+    /// It can have no loop devices.
+    WithoutDevices,
+    Gone,
+}
+
+fn find(storage: &Storage, volume: &VolumeId) -> Result<Found> {
     match storage.store.volume(volume) {
-        Ok(volume) => Ok(Some(volume).filter(|volume| volume.kind() == VolumeKind::Block)),
-        // The last two are said of directories only: of one without limits, or without the store's mark.
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::NotFound | ErrorKind::NotEnforced | ErrorKind::InvalidInput
-            ) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
+        Ok(volume) if volume.kind() == VolumeKind::Block => Ok(Found::Block(volume)),
+        Ok(_directory) => Ok(Found::WithoutDevices),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound => Ok(Found::Gone),
+            // Said of directories only: of one without limits, or without the store's mark.
+            ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(Found::WithoutDevices),
+            _ => Err(error.into()),
+        },
     }
 }
 
@@ -205,7 +262,7 @@ fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
         && stats.condition == Condition::Healthy
         && let Some(trouble) = BlockVolume::open(volume, loops)?.trouble()?
     {
-        stats.condition = Condition::Abnormal(trouble);
+        stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, trouble);
     }
     Ok(stats)
 }
@@ -242,18 +299,4 @@ fn refuse_second_target(volume: &Volume, other: Option<PathBuf>) -> Result<()> {
             other.display()
         ))),
     }
-}
-
-fn require_shown(
-    stats: &Stats,
-    path: Option<Target>,
-    shows: impl FnOnce(&nix::sys::stat::FileStat) -> Result<bool>,
-) -> Result<()> {
-    let status = path.map(|path| path.status()).transpose()?.flatten();
-    let shown = status.map(|status| shows(&status)).transpose()?.unwrap_or(false);
-    if shown {
-        return Ok(());
-    }
-    let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
-    Err(Error::NotPublished(format!("volume {} is not published at {path}", stats.volume)))
 }

@@ -359,6 +359,37 @@ fn a_list_is_continued_only_where_it_ended() {
 }
 
 #[test]
+fn what_is_served_over_http_without_the_file_system() {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = scratch.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let mut directories = Directories::make(scratch.path(), &data);
+    let address = directories.serve_metrics();
+    let driver = Driver::start(&directories);
+    driver.settled().unwrap_err();
+    assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
+    let (status, why) = http::get(address, "/readyz");
+    assert_eq!(status, 503);
+    assert!(why.contains("nothing is mounted there") && why.contains("prjquota"), "{why}");
+    let (status, metrics) = http::get(address, "/metrics");
+    assert_eq!(status, 200);
+    let refused = r#"loopfs_csi_rpcs_total{method="Probe",code="FailedPrecondition"}"#;
+    assert!(metrics.contains(refused) && metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
+    assert!(!metrics.contains("loopfs_csi_store"), "what is not known is not told: {metrics}");
+    assert_eq!(http::get(address, "/").0, 404);
+    assert_eq!(
+        http::request(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").0,
+        405
+    );
+    // Nobody can call a driver whose socket is gone: it has to be restarted.
+    fs::remove_file(&directories.endpoint).unwrap();
+    let (status, why) = http::get(address, "/healthz");
+    assert_eq!(status, 503);
+    assert!(why.contains(directories.endpoint.to_str().unwrap()), "{why}");
+    driver.stop();
+}
+
+#[test]
 fn sockets_of_an_earlier_process_are_cleared_away_and_the_new_one_is_private() {
     let scratch = tempfile::tempdir().unwrap();
     let directories = Directories::make(scratch.path(), &scratch.path().join("data"));

@@ -39,6 +39,10 @@ pub enum ErrorKind {
     InUserNamespace,
     /// The file system is read-only.
     ReadOnly,
+    /// The file system does not take calls any more, most likely after an I/O error.
+    ShutDown,
+    /// Data that was there is lost.
+    Damaged,
     /// Anything else the kernel said; see [`Error::errno`].
     Other,
 }

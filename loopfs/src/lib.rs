@@ -24,6 +24,9 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+#[cfg(feature = "breakage")]
+#[doc(hidden)]
+pub mod breakage;
 mod error;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
@@ -43,8 +46,8 @@ mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
 pub use loop_device::{
-    Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DirectIo, Discard, Extent, IndexPolicy,
-    Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
+    Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DeviceCensus, DirectIo, Discard, Extent,
+    IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
 pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
 pub use project_quota::{
@@ -58,9 +61,10 @@ pub use project_tree::{
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{
-    Condition, ContentSource, FilesystemUuid, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize,
-    OwnedContentSource, Provisioning, Recovered, Setting, SettingError, Snapshot, SnapshotId, Space,
-    StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStats, VolumeStore,
+    AbnormalReason, Census, Condition, ContentSource, FilesystemUuid, Image, ImageDirectIo, ImageSpec,
+    InodeStats, LogicalBlockSize, OwnedContentSource, Provisioning, Recovered, Setting, SettingError,
+    Snapshot, SnapshotId, Space, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStats,
+    VolumeStore,
 };
 
 /// The README's example compiles.

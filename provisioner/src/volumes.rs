@@ -42,7 +42,11 @@ impl VolumeError {
     pub(crate) fn concerns_the_store(&self) -> bool {
         matches!(
             self.kind,
-            ErrorKind::NotMounted | ErrorKind::NotEnforced | ErrorKind::WrongFilesystem | ErrorKind::ReadOnly
+            ErrorKind::NotMounted
+                | ErrorKind::NotEnforced
+                | ErrorKind::WrongFilesystem
+                | ErrorKind::ReadOnly
+                | ErrorKind::ShutDown
         )
     }
 

@@ -1,12 +1,17 @@
 //! Which volumes there are, how they fare, and what more could be made.
 
-use loopfs::{Bytes, Condition, ErrorKind, FilesystemUuid, OwnedContentSource, Volume, VolumeId, mountinfo};
+use loopfs::{
+    AbnormalReason, Bytes, Condition, ErrorKind, FilesystemUuid, OwnedContentSource, Volume, VolumeId,
+    VolumeKind,
+};
 
 use super::provision::whole_units;
 use super::{Volumes, health, published_at, require_kind};
 use crate::error::{Error, Result};
+use crate::publish_block::BlockVolume;
 use crate::request::{Expected, List, PageToken, Room, Validate};
 use crate::storage::Storage;
+use crate::stray_device::Shown;
 
 /// A volume as it is told of.
 #[derive(Debug)]
@@ -37,18 +42,21 @@ impl Volumes {
     /// Those that shall be told of, in the order of their ids.
     pub(crate) fn list(&self, list: &List<VolumeId>, told: impl Fn(&Described) -> bool) -> Result<Page> {
         let storage = self.gate.verified()?;
+        let shown = Shown::read(self.root.mounts()?);
         let mut ids = storage.store.list()?;
+        // Those whose images are gone, too, for as long as a device shows them.
+        ids.extend(shown.volumes());
         if let Some(PageToken(last)) = &list.from {
             ids.retain(|id| id > last);
         }
         ids.sort_unstable();
-        let mounts = self.root.mounts()?;
+        ids.dedup();
         let mut ids = ids.into_iter().peekable();
         let (mut volumes, mut last) = (Vec::new(), None);
         while list.at_most.is_none_or(|at_most| volumes.len() < at_most)
             && let Some(id) = ids.next()
         {
-            volumes.extend(self.find(&storage, &id, &mounts)?.filter(&told));
+            volumes.extend(self.find(&storage, &id, &shown)?.filter(&told));
             last = Some(id);
         }
         Ok(Page { volumes, next: last.filter(|_| ids.peek().is_some()).map(PageToken) })
@@ -56,7 +64,7 @@ impl Volumes {
 
     pub(crate) fn get(&self, volume: &VolumeId) -> Result<Described> {
         let storage = self.gate.verified()?;
-        let found = self.find(&storage, volume, &self.root.mounts()?)?;
+        let found = self.find(&storage, volume, &Shown::read(self.root.mounts()?))?;
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
@@ -76,43 +84,48 @@ impl Volumes {
     }
 
     /// None if it is gone. A volume that cannot be opened is told of as well, so that it hides no others.
-    fn find(
-        &self,
-        storage: &Storage,
-        id: &VolumeId,
-        mounts: &[mountinfo::Mount],
-    ) -> Result<Option<Described>> {
-        let described = storage
+    fn find(&self, storage: &Storage, id: &VolumeId, shown: &Shown) -> Result<Option<Described>> {
+        let described = |capacity, published, condition| Described {
+            volume: id.clone(),
+            capacity,
+            filesystem: storage.store.filesystem_uuid(),
+            published,
+            condition,
+            source: None,
+        };
+        let found = storage
             .store
             .volume(id)
             .map_err(Error::from)
-            .and_then(|volume| self.describe(storage, &volume, mounts));
-        match described {
-            Ok(described) => Ok(Some(described)),
-            Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Ok(Some(Described {
-                volume: id.clone(),
-                capacity: None,
-                filesystem: storage.store.filesystem_uuid(),
-                published: false,
-                condition: Condition::Abnormal(error.to_string()),
-                source: None,
-            })),
+            .and_then(|volume| self.describe(storage, &volume, shown));
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {
+                Ok(shown.stray(storage, id, None).map(|stray| described(None, true, stray.condition())))
+            }
+            Err(error) => {
+                let condition = Condition::abnormal(AbnormalReason::Unreadable, error.to_string());
+                Ok(Some(described(None, false, condition)))
+            }
         }
     }
 
-    pub(super) fn describe(
-        &self,
-        storage: &Storage,
-        volume: &Volume,
-        mounts: &[mountinfo::Mount],
-    ) -> Result<Described> {
+    pub(super) fn describe(&self, storage: &Storage, volume: &Volume, shown: &Shown) -> Result<Described> {
+        let mut condition = health(volume, &storage.loops)?.condition;
+        let mut published = published_at(volume, &storage.loops, &shown.mounts)?.is_some();
+        if volume.kind() == VolumeKind::Block {
+            let image = BlockVolume::open(volume, &storage.loops)?.image()?;
+            if let Some(stray) = shown.stray(storage, volume.id(), Some(image)) {
+                condition = stray.condition();
+                published = true;
+            }
+        }
         Ok(Described {
             volume: volume.id().clone(),
             capacity: Some(volume.capacity()),
             filesystem: storage.store.filesystem_uuid(),
-            published: published_at(volume, &storage.loops, mounts)?.is_some(),
-            condition: health(volume, &storage.loops)?.condition,
+            published,
+            condition,
             source: volume.source()?,
         })
     }

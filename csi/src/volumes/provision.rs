@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::publish_block::BlockVolume;
 use crate::request::{CapacityRange, Create, Grow};
 use crate::storage::Storage;
+use crate::stray_device::Shown;
 
 /// Sizes of volumes are multiples of this, which is also the least.
 pub(crate) const UNIT: Bytes = Bytes(4096);
@@ -32,7 +33,7 @@ impl Volumes {
         // Also of one that is there: whoever made it may have died before it was durable.
         let volume = make(&storage, create, size)?;
         require_as_asked(&volume, create)?;
-        self.describe(&storage, &volume, &[])
+        self.describe(&storage, &volume, &Shown::default())
     }
 
     /// What shall be copied: it is there, of the kind that is asked, and what was written to its devices is on them. Answers

@@ -7,10 +7,14 @@
 mod block;
 mod calls_in_progress;
 mod controller;
+mod driver_process;
+mod health;
 mod left_behind;
+mod metrics;
 mod mount;
 mod restart;
 mod scene;
+mod secrets;
 mod settings;
 mod snapshots;
 mod storage;

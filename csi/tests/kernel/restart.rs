@@ -3,56 +3,17 @@
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
-use clap::Parser;
 use loopfs::{Bytes, VolumeKind};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
+use crate::driver_process::Process;
 use crate::scene::{MIB, Scene, id, read_from, size_of_mount, write_to};
 use crate::support::*;
 
-/// Set where this program is to be a driver: its command line, one argument to a line.
-const COMMAND_LINE: &str = "LOOPFS_TEST_DRIVER";
-
-/// A driver in a process of its own.
-struct Process(Child);
-
-impl Process {
-    fn start(directories: &Directories) -> Self {
-        // The test below, which is a driver when asked to be.
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "restart::a_driver_that_is_killed_is_taken_over_from", "--nocapture"])
-            .env(COMMAND_LINE, directories.command_line().join("\n"))
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    fn signal(mut self, signal: Signal) -> std::process::ExitStatus {
-        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
-        self.0.wait().unwrap()
-    }
-}
-
-impl Drop for Process {
-    /// For a test that fails half-way.
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
 #[test]
 fn a_driver_that_is_killed_is_taken_over_from() {
-    if let Some(command_line) = std::env::var_os(COMMAND_LINE) {
-        let args = csi::Args::parse_from(command_line.to_str().unwrap().lines());
-        tokio::runtime::Runtime::new().unwrap().block_on(csi::run(args)).unwrap();
-        return;
-    }
     let scene = Scene::without_driver();
     scene.volume("f", VolumeKind::Filesystem);
     scene.volume("b", VolumeKind::Block);
@@ -72,6 +33,7 @@ fn a_driver_that_is_killed_is_taken_over_from() {
     node.node_publish_volume(publish("b", &device, block())).unwrap();
     write_to(&device, b"kept").unwrap();
     process.signal(Signal::SIGKILL);
+    drop(node);
     assert!(directories.endpoint.exists() && directories.registration_socket().exists(), "nobody cleared up");
     assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device)), (1, 1));
 
@@ -83,6 +45,7 @@ fn a_driver_that_is_killed_is_taken_over_from() {
         scene.store.grow(&id(volume), Bytes(4 * MIB)).unwrap();
     }
     process.signal(Signal::SIGKILL);
+    drop(node);
 
     let (process, node) = take_over();
     let four = i64::try_from(4 * MIB).unwrap();
@@ -92,6 +55,7 @@ fn a_driver_that_is_killed_is_taken_over_from() {
     assert_eq!(read_from(&device, 4), b"kept");
     node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();
     process.signal(Signal::SIGKILL);
+    drop(node);
 
     let (process, node) = take_over();
     node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();

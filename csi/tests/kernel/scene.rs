@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use loopfs::{
     Bytes, LoopControl, ProjectId, ProjectQuota, Status, StoreOptions, VolumeId, VolumeKind, VolumeSpec,
@@ -14,7 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
-use crate::support::{Client, Directories, Driver};
+use crate::support::{Client, Directories, Driver, PATIENCE};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -47,6 +48,8 @@ impl Scene {
         let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
         assert_eq!(store.list().unwrap(), [], "volumes of an earlier test are left");
         assert_eq!(store.snapshots().unwrap(), [], "snapshots of an earlier test are left");
+        // The first runtime of a process leaves a pair of sockets, by which signals come in.
+        drop(tokio::runtime::Runtime::new().unwrap());
         let before = holdings(&data);
         let scratch = tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).unwrap();
         let directories = Directories::make(scratch.path(), &data);
@@ -108,6 +111,11 @@ impl Scene {
             assert!(self.store.delete_snapshot(&snapshot).unwrap());
         }
         self.store.empty_trash().unwrap();
+        // Idle loop devices are removed in the background.
+        let start = Instant::now();
+        while holdings(&self.directories.data) != self.before && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         assert_eq!(holdings(&self.directories.data), self.before, "the test has left something behind");
     }
 }
@@ -137,7 +145,7 @@ impl Drop for Scene {
     }
 }
 
-/// Loop devices, mounts and project ids with limits.
+/// Loop devices, mounts, project ids with limits, and what this process has open.
 fn holdings(data: &Path) -> Vec<String> {
     let devices = LoopControl::open().unwrap().snapshot().unwrap();
     let mut all: Vec<String> = devices.iter().map(|status| format!("{:?}", status.binding)).collect();
@@ -149,7 +157,23 @@ fn holdings(data: &Path) -> Vec<String> {
     quota.finish_frees(ProjectId::new(1).unwrap()).unwrap();
     let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
     all.extend(quota.ids(range).map(|usage| format!("project {}", usage.unwrap().id)));
+    drop(root);
+    all.extend(open_files());
     all
+}
+
+/// Of sockets, pipes and the like only what they are: each has a number of its own.
+fn open_files() -> Vec<String> {
+    let entries = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
+    // The listing's own descriptor is closed by the time it is looked at.
+    let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let mut open: Vec<String> = targets
+        .map(|target| target.to_string_lossy().split(":[").next().unwrap_or_default().to_owned())
+        .filter(|target| !target.ends_with("/fd"))
+        .map(|target| format!("open file {target}"))
+        .collect();
+    open.sort_unstable();
+    open
 }
 
 pub(crate) fn id(name: &str) -> VolumeId {

@@ -17,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
+pub(crate) mod http;
+
 pub(crate) const DRIVER: &str = "csi.loopfs.dev";
 pub(crate) const NODE: &str = "node-1";
 
@@ -29,6 +31,8 @@ pub(crate) struct Directories {
     pub(crate) data: PathBuf,
     pub(crate) endpoint: PathBuf,
     pub(crate) registration: PathBuf,
+    /// Further arguments.
+    pub(crate) more: Vec<String>,
 }
 
 impl Directories {
@@ -38,7 +42,13 @@ impl Directories {
         for directory in [&kubelet, &registration] {
             std::fs::create_dir_all(directory).unwrap();
         }
-        Self { kubelet, data: data.to_owned(), endpoint: scratch.join("csi.sock"), registration }
+        Self {
+            kubelet,
+            data: data.to_owned(),
+            endpoint: scratch.join("csi.sock"),
+            registration,
+            more: Vec::new(),
+        }
     }
 
     pub(crate) fn args(&self) -> csi::Args {
@@ -46,7 +56,7 @@ impl Directories {
     }
 
     pub(crate) fn command_line(&self) -> Vec<String> {
-        vec![
+        let mut line = vec![
             "loopfs-csi".to_owned(),
             format!("--driver-name={DRIVER}"),
             format!("--node-name={NODE}"),
@@ -55,7 +65,16 @@ impl Directories {
             format!("--endpoint=unix://{}", self.endpoint.display()),
             format!("--registration-dir={}", self.registration.display()),
             format!("--kubelet-csi-socket={}", self.endpoint.display()),
-        ]
+        ];
+        line.extend(self.more.iter().cloned());
+        line
+    }
+
+    /// Has the driver serve metrics; answers where.
+    pub(crate) fn serve_metrics(&mut self) -> std::net::SocketAddr {
+        let address = http::free_address();
+        self.more = vec![format!("--metrics-address={address}"), "--audit-interval=1".to_owned()];
+        address
     }
 
     pub(crate) fn registration_socket(&self) -> PathBuf {
@@ -152,6 +171,8 @@ impl Client {
         controller.list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse;
         controller.get_snapshot(GetSnapshotRequest) -> GetSnapshotResponse;
         controller.controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
+        controller.controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse;
+        controller.controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse;
         node.node_get_info(NodeGetInfoRequest) -> NodeGetInfoResponse;
         node.node_get_capabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
         node.node_stage_volume(NodeStageVolumeRequest) -> NodeStageVolumeResponse;

@@ -19,12 +19,24 @@ use crate::sys::loop_dev;
 
 const CONTROL: &str = "/dev/loop-control";
 
+/// Minor numbers have 20 bits.
+const BEYOND_ALL_INDICES: u32 = 1 << 20;
+
 /// Attaches files to loop devices and finds the devices of files. One for each process.
 ///
 /// Calls for the same file exclude each other, between processes too, by flock(2) on the file.
 #[derive(Debug)]
 pub struct LoopControl {
     shared: Arc<Shared>,
+}
+
+/// Devices, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCensus {
+    /// Bound to a file.
+    pub attached: usize,
+    /// Of those, how many go through the page cache of their file.
+    pub without_direct_io: usize,
 }
 
 #[derive(Debug)]
@@ -49,17 +61,19 @@ impl LoopControl {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn with_pool(options: PoolOptions) -> Result<Self> {
-        let control = loop_dev::open_control().map_err(|errno| {
-            let error = Error::sys("open", CONTROL, errno);
-            match errno {
-                Errno::ENOENT => {
-                    error.explain("load the loop module, and let this process see the host's /dev")
-                }
-                _ => error,
-            }
-        })?;
+        let control = open_control()?;
         let pool = Pool::recover(options)?;
         Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
+    }
+
+    /// That devices can still be had: `/dev/loop-control` opens and the loop driver answers there. Nothing is changed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); ENOTTY: the node is not the loop driver's.
+    #[doc(alias = "LOOP_CTL_REMOVE")]
+    pub fn verify(&self) -> Result<()> {
+        require_answer(open_control()?.as_fd())?;
+        require_answer(self.shared.control.as_fd())
     }
 
     /// Attaches `image`.
@@ -182,6 +196,22 @@ impl LoopControl {
         Ok(bound)
     }
 
+    /// How many devices of the range that [`LoopControl`] keeps for itself are bound, and how. No device is opened, so
+    /// none is kept from being detached.
+    ///
+    /// # Errors
+    /// ENOENT where `/sys` is not mounted.
+    pub fn census(&self) -> Result<DeviceCensus> {
+        let mut census = DeviceCensus::default();
+        for index in pool::indices()?.into_iter().filter(|index| self.shared.pool.contains(*index)) {
+            if let Some(direct_io) = loop_dev::direct_io(index) {
+                census.attached += 1;
+                census.without_direct_io += usize::from(!direct_io);
+            }
+        }
+        Ok(census)
+    }
+
     /// How many idle devices are kept for the next attachments.
     #[must_use]
     pub fn idle(&self) -> usize {
@@ -260,6 +290,24 @@ enum Search {
     None {
         recorded: bool,
     },
+}
+
+const REMEDY: &str = "load the loop module, and let this process see the host's /dev";
+
+fn open_control() -> Result<OwnedFd> {
+    loop_dev::open_control().map_err(|errno| match errno {
+        Errno::ENOENT => Error::sys("open", CONTROL, errno).explain(REMEDY),
+        _ => Error::sys("open", CONTROL, errno),
+    })
+}
+
+/// Asks for the removal of a device that cannot exist. Of the calls that the driver takes there, only that one changes
+/// nothing: it says so.
+fn require_answer(control: BorrowedFd<'_>) -> Result<()> {
+    match loop_dev::remove(control, BEYOND_ALL_INDICES) {
+        Ok(()) | Err(Errno::ENODEV) => Ok(()),
+        Err(errno) => Err(Error::sys("ask", CONTROL, errno).explain(REMEDY)),
+    }
 }
 
 /// None where the device is bound to nothing, or is not there.

@@ -27,7 +27,7 @@ mod options;
 mod pool;
 
 pub use binding::{Access, BackingFile, Binding, Extent};
-pub use control::LoopControl;
+pub use control::{DeviceCensus, LoopControl};
 pub use detach::{Detach, PendingDetach};
 pub use discard::Discard;
 pub use options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
@@ -51,6 +51,14 @@ pub struct Status {
     pub auto_clear: bool,
     /// What [`AttachOptions::label`] set, or the path that another program gave.
     pub label: String,
+}
+
+impl Status {
+    /// Whether the device was attached with this label, of which the kernel keeps the first 63 bytes.
+    #[must_use]
+    pub fn is_labelled(&self, label: &str) -> bool {
+        self.label == label[..label.floor_char_boundary(abi::LABEL_SIZE)]
+    }
 }
 
 /// A bound loop device, held open. Dropping it closes the descriptor and leaves the device

@@ -249,6 +249,13 @@ pub fn project_of(file: impl AsFd) -> Result<u32> {
     explain(id, Interface::Attributes, "read the project id of", "a file")
 }
 
+/// As [`project_of`], and whether a directory hands its id down to what is made in it (`FS_XFLAG_PROJINHERIT`).
+pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, bool)> {
+    let read = fsxattr::get(directory)
+        .map(|found| (found.fsx_projid, found.fsx_xflags & fsxattr::FS_XFLAG_PROJINHERIT != 0));
+    explain(read, Interface::Attributes, "read the project id of", "a directory")
+}
+
 /// Puts an empty directory into a project: what is made in it later inherits the id
 /// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
 ///

@@ -98,6 +98,11 @@ fn errno_of(error: std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
+/// Whether a device does direct I/O, as sysfs has it; None of one that is bound to nothing.
+pub(crate) fn direct_io(index: u32) -> Option<bool> {
+    std::fs::read(format!("/sys/block/loop{index}/loop/dio")).ok().map(|text| text.starts_with(b"1"))
+}
+
 /// `LOOP_CTL_ADD`: makes device `index`; answers the index. EEXIST if it is there already.
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     let fd = control.as_fd().as_raw_fd();

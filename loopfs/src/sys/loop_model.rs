@@ -323,6 +323,10 @@ pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
     })
 }
 
+pub(crate) fn direct_io(index: u32) -> Option<bool> {
+    with(|model| model.devices.get(&index)?.bound.as_ref().map(|bound| bound.info.lo_flags & DIRECT_IO != 0))
+}
+
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     by_control(control, |model| {
         model.enter("add", Some(index))?;

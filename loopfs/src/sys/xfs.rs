@@ -79,6 +79,20 @@ pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
+#[cfg(feature = "breakage")]
+ioctl!(read xfs_ioc_goingdown with b'X', 125; u32);
+
+/// `XFS_IOC_GOINGDOWN` with `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`. EPERM without `CAP_SYS_ADMIN`.
+#[cfg(feature = "breakage")]
+pub(crate) fn go_down(file: impl AsFd) -> Result<()> {
+    const NO_LOG_FLUSH: u32 = 2;
+    let fd = file.as_fd().as_raw_fd();
+    let mut flags = NO_LOG_FLUSH;
+    // SAFETY: XFS_IOC_GOINGDOWN reads one u32.
+    let result = unsafe { xfs_ioc_goingdown(fd, &mut flags) };
+    Errno::result(result).map(drop)
+}
+
 /// `struct xfs_fsop_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,6 +127,8 @@ mod tests {
         assert_eq!(ioctl_sys::ior!(b'X', 100, size_of::<Geometry>()), 0x8070_5864);
         assert_eq!(size_of::<EofBlocks>(), 128);
         assert_eq!(std::mem::offset_of!(EofBlocks, min_file_size), 24);
+        // _IOR('X', 125, __uint32_t): XFS_IOC_GOINGDOWN.
+        assert_eq!(ioctl_sys::ior!(b'X', 125, size_of::<u32>()), 0x8004_587d);
         assert_eq!(size_of::<Counts>(), 32);
         assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<Counts>()), 0x8020_5871);
     }

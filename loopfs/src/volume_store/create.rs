@@ -3,12 +3,13 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, fchmod};
+use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{fsync, linkat};
 
 use super::attributes::Attributes;
 use super::grow::allocate;
 use super::id::VolumeId;
+use super::recorded_capacity;
 use super::space::Promise;
 use super::{
     ContentSource, Image, OwnedContentSource, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore,
@@ -133,6 +134,7 @@ impl VolumeStore {
     pub(super) fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
         let parent = self.layout.parent(entry)?;
         loop_device::record_attachments(image).context("set up", entry)?;
+        recorded_capacity::write(image, Bytes(fstat(image).context("fstat", entry)?.st_size as u64))?;
         fsync(image).context("fsync", entry)?;
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
         linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)

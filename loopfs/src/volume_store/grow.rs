@@ -9,7 +9,8 @@ use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
 use super::{
-    ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, rounded, sharing,
+    ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, recorded_capacity,
+    rounded, sharing,
 };
 use crate::error::{Context, Error, Result};
 use crate::loop_device::{Access, reopen};
@@ -24,16 +25,21 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
     /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): more than the file system can promise, the
-    /// volume is left as it was; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no such size.
+    /// volume is left as it was; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no such size;
+    /// [`ErrorKind::Damaged`](crate::ErrorKind::Damaged): an image that was cut off would only look whole.
     pub fn grow(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
         let capacity = rounded(capacity, id)?;
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
         if volume.capacity() >= capacity {
-            // Whoever made it so may have died before it was durable.
+            // Whoever made it so may have died before it was recorded or durable.
+            if volume.kind() == VolumeKind::Block {
+                grow_image(&volume, Bytes(0))?;
+            }
             self.layout.make_durable()?;
             return Ok(volume);
         }
+        volume.require_whole()?;
         let mut more = capacity.saturating_sub(volume.capacity());
         if volume.image()?.is_some_and(|image| image.provisioning == Provisioning::Thin) {
             let margin = sharing::margin(capacity).saturating_sub(sharing::margin(volume.capacity()));
@@ -66,12 +72,15 @@ fn grow_image(volume: &Volume, capacity: Bytes) -> Result<()> {
     let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", volume.id())?;
     let _lock = Flock::lock(own, FlockArg::LockExclusive)
         .map_err(|(_, errno)| Error::sys("lock volume", volume.id(), errno))?;
+    let recorded = recorded_capacity::read(&image)?.unwrap_or_default();
     let current = Bytes(fstat(&image).context("fstat volume", volume.id())?.st_size as u64);
-    if current >= capacity {
+    if current < capacity {
+        let provisioning = Image::read(&image)?.provisioning;
+        allocate(&image, current, capacity, provisioning).context("grow volume", volume.id())?;
+    } else if current <= recorded {
         return Ok(());
     }
-    let provisioning = Image::read(&image)?.provisioning;
-    allocate(&image, current, capacity, provisioning).context("grow volume", volume.id())?;
+    recorded_capacity::write(&image, current.max(capacity))?;
     fsync(&image).context("fsync volume", volume.id())
 }
 

@@ -73,7 +73,7 @@ impl DataFilesystem {
                 ErrorKind::NotFound => error
                     .with_kind(ErrorKind::NotMounted)
                     .explain("make it the mount point of an XFS file system"),
-                _ => error,
+                _ => explain_failure(error, path),
             }
         })?;
         let (device, kind, root_path) = mount_of(&root, path)?;
@@ -121,6 +121,17 @@ impl DataFilesystem {
         }
     }
 
+    /// That the file system takes calls: after an I/O error XFS shuts down, and answers every fstat(2) with EIO.
+    pub(super) fn require_running(&self) -> Result<()> {
+        let status = nix::sys::stat::fstat(&self.root).context("fstat", self.path.display());
+        status.map(drop).map_err(|error| self.explain_failure(error))
+    }
+
+    /// Says what EIO means.
+    pub(super) fn explain_failure(&self, error: Error) -> Error {
+        explain_failure(error, &self.path)
+    }
+
     /// Whether the path still leads to the file system that is held open.
     pub(super) fn require_mounted(&self) -> Result<()> {
         let now = Self::open(&self.path)?;
@@ -156,6 +167,17 @@ impl DataFilesystem {
             _ => Ok(()),
         }
     }
+}
+
+fn explain_failure(error: Error, path: &Path) -> Error {
+    if error.errno() != Some(libc::EIO) {
+        return error;
+    }
+    error.with_kind(ErrorKind::ShutDown).explain(format_args!(
+        "the disk does not take what is written, or the file system was shut down over that; look for I/O errors in the \
+         kernel log, mend the disk, unmount {0} and mount it again (xfs_repair if that is refused)",
+        path.display()
+    ))
 }
 
 fn record_path(data_dir: &Path) -> PathBuf {

@@ -245,3 +245,18 @@ pub(super) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
     }
     Ok(names)
 }
+
+/// What the entries of a directory are, as its listing has it (XFS made since 2013, or with `-n ftype=1`)
+pub(super) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Type>> {
+    let own =
+        open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
+    let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;
+    let mut kinds = Vec::new();
+    for entry in entries.iter() {
+        let entry = entry.context("list", what)?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            kinds.extend(entry.file_type());
+        }
+    }
+    Ok(kinds)
+}

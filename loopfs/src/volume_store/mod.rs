@@ -12,11 +12,13 @@ use std::sync::Mutex;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::loop_device::BackingFile;
 use crate::project_quota::{ProjectId, ProjectIds};
 use crate::units::{Bytes, Inodes};
 
 mod attributes;
 mod clone;
+mod condition;
 mod create;
 mod grow;
 mod id;
@@ -25,6 +27,7 @@ mod layout;
 mod ledger;
 mod overhead;
 mod pending;
+mod recorded_capacity;
 mod recover;
 mod settings;
 mod sharing;
@@ -35,6 +38,7 @@ mod staging;
 mod trash;
 mod volume;
 
+pub use condition::{AbnormalReason, Condition};
 pub use id::{SnapshotId, VolumeId};
 pub use identity::FilesystemUuid;
 pub use recover::Recovered;
@@ -42,7 +46,7 @@ pub use settings::{Image, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioni
 pub use snapshot::Snapshot;
 pub use source::{ContentSource, OwnedContentSource};
 pub use space::Space;
-pub use volume::{Condition, InodeStats, Volume, VolumeStats};
+pub use volume::{InodeStats, Volume, VolumeStats};
 
 use identity::DataFilesystem;
 use layout::Layout;
@@ -106,6 +110,17 @@ fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
 /// The directory itself is one of the inodes, so there are at least two.
 fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes {
     Inodes((capacity.0 / bytes_per_inode).max(2))
+}
+
+/// Entries of a store, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Filesystem volumes.
+    pub directories: usize,
+    /// Block volumes.
+    pub images: usize,
+    /// Deleted volumes, and directories lifted out of them, that are not freed yet.
+    pub trash: usize,
 }
 
 /// Settings of a store.
@@ -200,9 +215,10 @@ impl VolumeStore {
     /// quotas enforced, writable.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and [`ErrorKind::ReadOnly`].
+    /// As [`open`](Self::open), [`ErrorKind::ReadOnly`], and [`ErrorKind::ShutDown`].
     pub fn verify(&self) -> Result<()> {
         self.filesystem.require_mounted()?;
+        self.filesystem.require_running()?;
         let status = nix::sys::statvfs::fstatvfs(&self.filesystem.root)
             .context("statfs", self.filesystem.path.display())?;
         if status.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
@@ -215,6 +231,21 @@ impl VolumeStore {
             ));
         }
         Ok(())
+    }
+
+    /// Proves that a change can be made durable: makes one, of a few bytes, and waits until it is on disk. It takes no space,
+    /// so a full file system passes; it waits for as long as the disk does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShutDown`], [`ErrorKind::ReadOnly`], and those of fsync(2).
+    pub fn prove_writable(&self) -> Result<()> {
+        self.layout.make_durable().map_err(|error| self.filesystem.explain_failure(error))
+    }
+
+    /// Whether a file is on the file system of this store.
+    #[must_use]
+    pub fn holds(&self, file: &BackingFile) -> bool {
+        BackingFile::of(&self.filesystem.root).is_ok_and(|root| root.device == file.device)
     }
 
     /// UUID of the file system the volumes are on.
@@ -253,6 +284,23 @@ impl VolumeStore {
     pub fn list(&self) -> Result<Vec<VolumeId>> {
         let names = layout::names(&self.layout.volumes, "volumes")?;
         Ok(names.iter().filter_map(|name| VolumeId::parse(name).ok()).collect())
+    }
+
+    /// How many volumes there are, and how much is in the trash: two listings, and no volume is looked into.
+    ///
+    /// # Errors
+    /// Those of getdents(2).
+    pub fn census(&self) -> Result<Census> {
+        let (mut directories, mut images) = (0, 0);
+        for kind in layout::kinds(&self.layout.volumes, "volumes")? {
+            match kind {
+                nix::dir::Type::Directory => directories += 1,
+                nix::dir::Type::File => images += 1,
+                _ => {}
+            }
+        }
+        let trash = layout::kinds(&self.layout.trash, "trash")?.len();
+        Ok(Census { directories, images, trash })
     }
 
     /// Use and capacity of a volume, in constant time: nothing is walked.

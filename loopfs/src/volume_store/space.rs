@@ -27,6 +27,8 @@ pub struct Space {
     /// used or not, nor taken by the file system's own structures. For an image it is some ten
     /// blocks less, which the file system wants to have free meanwhile.
     pub available: Bytes,
+    /// What is promised to volumes, whether used or not; deleted ones are among them until their space is free.
+    pub promised: Bytes,
 }
 
 /// Bytes set aside for what is being made. Once this is dropped they are the volume's, which can be counted.
@@ -149,7 +151,7 @@ impl VolumeStore {
     fn space_beside(&self, promised: Promised) -> Result<Space> {
         let (total, free) = self.blocks()?;
         let unpromised = total.saturating_sub(promised.volumes).saturating_sub(promised.overhead);
-        Ok(Space { total, available: unpromised.min(free) })
+        Ok(Space { total, available: unpromised.min(free), promised: promised.volumes })
     }
 
     pub(super) fn blocks(&self) -> Result<(Bytes, Bytes)> {

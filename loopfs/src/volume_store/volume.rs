@@ -8,11 +8,14 @@ use nix::sys::stat::fstat;
 use nix::sys::statvfs::fstatvfs;
 
 use super::attributes::Attributes;
+use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
-use super::{Image, OwnedContentSource, VolumeKind, VolumeSpec, layout, settings, sharing, source};
+use super::{
+    Image, OwnedContentSource, VolumeKind, VolumeSpec, layout, recorded_capacity, settings, sharing, source,
+};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::Access;
-use crate::project_quota::{ProjectQuota, Usage, project_of};
+use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
 use crate::units::{Bytes, Inodes};
 
 /// A volume that was there when it was opened. It stays usable while it is renamed or deleted.
@@ -33,15 +36,6 @@ pub struct InodeStats {
     pub used: Inodes,
     /// Left.
     pub free: Inodes,
-}
-
-/// Whether a volume is as it was made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// It is.
-    Healthy,
-    /// It is not; the text says what is wrong.
-    Abnormal(String),
 }
 
 /// Use and capacity of a volume.
@@ -68,7 +62,8 @@ impl Volume {
                 usage.limits.bytes.hard.ok_or_else(|| volume.unlimited())?
             }
             VolumeKind::Block => {
-                Bytes(fstat(&volume.entry).context("fstat volume", &volume.id)?.st_size as u64)
+                let (recorded, size) = volume.recorded_and_size()?;
+                recorded.max(size)
             }
         };
         Ok(volume)
@@ -86,7 +81,8 @@ impl Volume {
         self.kind
     }
 
-    /// Its size when it was opened: the quota's limit, or the image's length.
+    /// Its size when it was opened: the quota's limit, or what the image was made or grown to. Of an image that was cut
+    /// off, that is more than its length; [`stats`](Self::stats) tells.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         self.capacity
@@ -190,15 +186,6 @@ impl Volume {
         let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
         let filesystem = fstatvfs(&self.entry).context("statfs volume", &self.id)?;
         let free = Bytes(filesystem.blocks_available() * filesystem.fragment_size());
-        let carried = project_of(&self.entry)?;
-        let condition = if carried == attributes.project.get() {
-            Condition::Healthy
-        } else {
-            Condition::Abnormal(format!(
-                "the directory's project id was changed from {} to {carried}: its size is not limited any more",
-                attributes.project
-            ))
-        };
         Ok(VolumeStats {
             capacity,
             used: usage.bytes,
@@ -208,13 +195,39 @@ impl Volume {
                 used: usage.inodes,
                 free: Inodes(total.0.saturating_sub(usage.inodes.0)),
             }),
-            condition,
+            condition: self.directory_condition(attributes)?,
+        })
+    }
+
+    /// The owner of a directory can do both.
+    fn directory_condition(&self, attributes: Attributes) -> Result<Condition> {
+        let made_with = attributes.project;
+        let (carried, inherited) = project_and_inheritance_of(&self.entry)?;
+        Ok(if carried != made_with.get() {
+            Condition::abnormal(
+                AbnormalReason::ProjectChanged,
+                format!(
+                    "the directory's project id was changed from {made_with} to {carried}: its size is not limited any \
+                     more; `loopfs quota tag` puts the tree back into project {made_with}"
+                ),
+            )
+        } else if !inherited {
+            Condition::abnormal(
+                AbnormalReason::ProjectNotInherited,
+                format!(
+                    "the directory does not hand its project id down (FS_XFLAG_PROJINHERIT was cleared): the size of what \
+                     is made in it is not limited; `loopfs quota tag` puts the tree back into project {made_with}"
+                ),
+            )
+        } else {
+            Condition::Healthy
         })
     }
 
     fn image_stats(&self) -> Result<VolumeStats> {
+        let (recorded, size) = self.recorded_and_size()?;
+        let capacity = recorded.max(size);
         let status = fstat(&self.entry).context("fstat volume", &self.id)?;
-        let capacity = Bytes(status.st_size as u64);
         // Blocks past the end and of the extent tree are allocated too.
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
         Ok(VolumeStats {
@@ -222,8 +235,34 @@ impl Volume {
             used,
             available: capacity.saturating_sub(used),
             inodes: None,
-            condition: Condition::Healthy,
+            condition: match cut_off(recorded, size) {
+                None => Condition::Healthy,
+                Some(message) => Condition::abnormal(AbnormalReason::ImageTruncated, message),
+            },
         })
+    }
+
+    /// In this order: see [`recorded_capacity`].
+    fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
+        let recorded = recorded_capacity::read(&self.entry)?.unwrap_or_default();
+        let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
+        Ok((recorded, Bytes(size)))
+    }
+
+    /// That an image has all of its bytes: one that was cut off and then made longer, or written to as a device, would
+    /// only look whole.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`]: it has not. Those of fgetxattr(2) and fstat(2).
+    pub fn require_whole(&self) -> Result<()> {
+        if self.kind == VolumeKind::Filesystem {
+            return Ok(());
+        }
+        let (recorded, size) = self.recorded_and_size()?;
+        match cut_off(recorded, size) {
+            None => Ok(()),
+            Some(message) => Err(Error::new(ErrorKind::Damaged, "use volume", &self.id, message)),
+        }
     }
 
     pub(super) fn attributes(&self) -> Result<Attributes> {
@@ -253,4 +292,14 @@ impl Volume {
         let detail = format!("it is a {} volume, not a {kind} one", self.kind);
         Err(Error::new(ErrorKind::InvalidInput, "open volume", &self.id, detail))
     }
+}
+
+/// What is wrong with an image that is shorter than it was made.
+fn cut_off(recorded: Bytes, size: Bytes) -> Option<String> {
+    (size < recorded).then(|| {
+        format!(
+            "the image was cut off: {size} of {recorded} are left, and what was past them is lost; restore the volume \
+             from a backup, or delete it"
+        )
+    })
 }

@@ -8,6 +8,7 @@
 mod attachments;
 mod clones;
 mod command_line;
+mod conditions;
 mod directory_copies;
 mod environment;
 mod loop_devices;

@@ -5,16 +5,17 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use loopfs::{
-    Access, Bytes, Condition, Enforcement, ErrorKind, Inodes, Limits, MountFlags, ProjectId, StoreOptions,
-    VolumeId, VolumeKind, VolumeSpec, VolumeStore, assign_project, bind_mount, project_of, unmount,
+    AbnormalReason, Access, Bytes, Condition, Enforcement, ErrorKind, Inodes, Limits, MountFlags, ProjectId,
+    StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore, assign_project, bind_mount, project_of,
+    unmount,
 };
 use rstest::rstest;
 
 use crate::environment::{Leaks, id, quota, scratch, store, xfs, xfs_without_quota};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
-fn entry(id: &VolumeId) -> PathBuf {
+pub(crate) fn entry(id: &VolumeId) -> PathBuf {
     xfs().join("volumes").join(id.as_str())
 }
 
@@ -22,7 +23,7 @@ fn count(directory: &str) -> usize {
     std::fs::read_dir(xfs().join(directory)).unwrap().count()
 }
 
-fn remove(store: &VolumeStore, id: &VolumeId) {
+pub(crate) fn remove(store: &VolumeStore, id: &VolumeId) {
     assert!(store.delete(id).unwrap());
     store.empty_trash().unwrap();
     assert_eq!((count("staging"), count("trash")), (0, 0));
@@ -358,7 +359,9 @@ fn an_owner_that_leaves_the_project_is_reported_and_does_no_harm() {
     let stolen = ProjectId::new(victims_project).unwrap();
     assign_project(File::open(entry(&tenant)).unwrap(), stolen).unwrap();
 
-    let Condition::Abnormal(why) = store.stats(&tenant).unwrap().condition else {
+    let Condition::Abnormal { reason: AbnormalReason::ProjectChanged, message: why } =
+        store.stats(&tenant).unwrap().condition
+    else {
         panic!("reported as healthy")
     };
     assert!(why.contains(&victims_project.to_string()), "{why}");

@@ -136,7 +136,7 @@ impl Volume {
     fn of(id: &VolumeId, kind: String, stats: VolumeStats) -> Self {
         let problem = match stats.condition {
             Condition::Healthy => None,
-            Condition::Abnormal(problem) => Some(problem),
+            Condition::Abnormal { message, .. } => Some(message),
         };
         Self {
             id: id.to_string(),
@@ -294,7 +294,7 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{Bytes, InodeStats, Inodes};
+    use loopfs::{AbnormalReason, Bytes, InodeStats, Inodes};
 
     use super::*;
 
@@ -314,8 +314,8 @@ mod tests {
 
     #[test]
     fn volumes_for_people() {
-        let image =
-            VolumeStats { inodes: None, condition: Condition::Abnormal("short".to_owned()), ..directory() };
+        let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
+        let image = VolumeStats { inodes: None, condition, ..directory() };
         let listing = Listing {
             filesystem_uuid: "u".to_owned(),
             snapshots: Vec::new(),

@@ -80,6 +80,7 @@ impl VolumeStore {
             return Ok(());
         }
         let original = self.original(source)?;
+        original.content.require_whole()?;
         target.require_kind(source, original.content.kind())?;
         let copied = match original.content.kind() {
             VolumeKind::Block => self.copy_image(&original, target),

@@ -1,0 +1,102 @@
+//! Whether volumes can be served now: found out anew each time, by a change to the data file system and a question to the
+//! loop driver.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::error::{Error, Result};
+use crate::rpc;
+use crate::storage::{Health, StorageGate};
+
+/// How long a disk may take before that is what a probe answers. Whoever probes waits ten seconds, says the manifest.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// Answers probes.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    gate: Arc<StorageGate>,
+    patience: Duration,
+    /// One examination at a time: on a disk that hangs, each would hold a thread for good.
+    examination: Mutex<Option<Examination>>,
+}
+
+#[derive(Debug)]
+struct Examination {
+    since: Instant,
+    outcome: JoinHandle<Result<Health>>,
+}
+
+impl Probe {
+    pub(crate) fn new(gate: Arc<StorageGate>) -> Self {
+        Self { gate, patience: PATIENCE, examination: Mutex::default() }
+    }
+
+    /// Why volumes cannot be served, if so.
+    pub(crate) async fn health(&self) -> Result<Health> {
+        let gate = Arc::clone(&self.gate);
+        self.examine(move || gate.probe()).await
+    }
+
+    async fn examine(&self, examine: impl FnOnce() -> Result<Health> + Send + 'static) -> Result<Health> {
+        // Whoever waits here waits for an examination that is under way.
+        let Ok(mut examination) = tokio::time::timeout(self.patience, self.examination.lock()).await else {
+            return Err(hangs(self.patience));
+        };
+        let current = examination.get_or_insert_with(|| Examination {
+            since: Instant::now(),
+            outcome: tokio::spawn(rpc::blocking(examine)),
+        });
+        let Ok(outcome) = tokio::time::timeout(self.patience, &mut current.outcome).await else {
+            return Err(hangs(current.since.elapsed()));
+        };
+        *examination = None;
+        outcome.unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))
+    }
+}
+
+fn hangs(since: Duration) -> Error {
+    Error::StorageClosed(format!(
+        "a write to the data directory has not ended for {since:.0?}; look for a disk that hangs in the kernel log, and \
+         whether the file system is frozen (fsfreeze)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_is_told_of_and_holds_one_thread() {
+        let gate = Arc::new(StorageGate::new("/nowhere".into()));
+        let probe = Probe { patience: Duration::from_millis(50), ..Probe::new(gate) };
+        let (answer, answered) = mpsc::channel::<()>();
+        let answered = Arc::new(std::sync::Mutex::new(answered));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let hanging = || {
+            let (answered, begun) = (Arc::clone(&answered), Arc::clone(&begun));
+            move || {
+                begun.fetch_add(1, Ordering::Relaxed);
+                answered.lock().unwrap().recv().ok();
+                Ok(Health::Ready)
+            }
+        };
+        for _ in 0..3 {
+            let error = probe.examine(hanging()).await.unwrap_err();
+            assert!(error.to_string().contains("has not ended"), "{error}");
+        }
+        assert_eq!(begun.load(Ordering::Relaxed), 1);
+        answer.send(()).unwrap();
+        let patient = Probe { patience: Duration::from_secs(60), ..probe };
+        assert_eq!(patient.examine(hanging()).await.unwrap(), Health::Ready, "what was begun is waited for");
+        assert_eq!(begun.load(Ordering::Relaxed), 1);
+        answer.send(()).unwrap();
+        assert_eq!(patient.examine(hanging()).await.unwrap(), Health::Ready);
+        assert_eq!(begun.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,282 @@
+//! What the driver says of its node and of volumes that were tampered with.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use csi::proto::csi as wire;
+use loopfs::{MountFlags, VolumeKind, bind_mount, mountinfo};
+use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
+use rstest::rstest;
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+use tonic::Code;
+
+use crate::scene::{MIB, Scene, id, path_from, read_from, write_to};
+use crate::support::*;
+
+const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
+
+/// The second disk, as a data file system that may be broken: it is where it was afterwards.
+struct ScratchDisk {
+    device: PathBuf,
+    usually_at: PathBuf,
+    data: PathBuf,
+}
+
+impl ScratchDisk {
+    fn mount_at(data: PathBuf) -> Self {
+        let usually_at = path_from("LOOPFS_TEST_XFS_NOQUOTA");
+        let mounts = mountinfo::read().unwrap();
+        let device = mounts.iter().find(|mount| mount.mount_point == usually_at).unwrap().source.clone();
+        umount(&usually_at).unwrap();
+        fs::create_dir(&data).unwrap();
+        let disk = Self { device, usually_at, data };
+        disk.mount();
+        disk
+    }
+
+    fn mount(&self) {
+        mount_device(Some(&self.device), &self.data, Some("xfs"), STRICT, Some("prjquota")).unwrap();
+    }
+
+    fn remount(&self, flags: MsFlags) {
+        let flags = flags | STRICT | MsFlags::MS_REMOUNT;
+        mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")).unwrap();
+    }
+}
+
+impl Drop for ScratchDisk {
+    fn drop(&mut self) {
+        umount2(&self.data, MntFlags::empty()).unwrap();
+        self.mount();
+        for name in [".loopfs", "volumes", "staging", "trash", "snapshots"] {
+            fs::remove_dir_all(self.data.join(name)).ok();
+        }
+        umount2(&self.data, MntFlags::empty()).unwrap();
+        mount_device(Some(&self.device), &self.usually_at, Some("xfs"), STRICT, None::<&str>).unwrap();
+    }
+}
+
+/// A way to break the storage of a node, and to mend it.
+#[derive(Clone, Copy, Debug)]
+enum Breakage {
+    ReadOnly,
+    ShutDown,
+}
+
+#[rstest]
+#[case::read_only(Breakage::ReadOnly, &["read-only", "remount"])]
+#[case::shut_down(Breakage::ShutDown, &["shut down", "kernel log", "mount it again"])]
+fn a_file_system_that_cannot_be_written_is_told_of_until_it_can(
+    #[case] breakage: Breakage,
+    #[case] says: &[&str],
+) {
+    let mut scene = Scene::without_driver();
+    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
+
+    match breakage {
+        Breakage::ReadOnly => disk.remount(MsFlags::MS_RDONLY),
+        Breakage::ShutDown => loopfs::breakage::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap(),
+    }
+    let path = disk.data.to_str().unwrap();
+    for _ in 0..2 {
+        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[path]);
+        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, says);
+    }
+    let refused = driver.create_volume(create("w", 1 << 20, mount(&[])));
+    assert_refused(refused, Code::FailedPrecondition, says);
+    let storage = driver.node_get_storage_health(Default::default()).unwrap().backend_health;
+    assert!(storage[0].message.contains(says[0]), "{}", storage[0].message);
+
+    match breakage {
+        Breakage::ReadOnly => disk.remount(MsFlags::empty()),
+        Breakage::ShutDown => {
+            // Whoever holds it open keeps the dead file system: the driver must have let go of it.
+            umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
+            disk.mount();
+        }
+    }
+    driver.wait_until_ready();
+    assert_eq!(driver.list_volumes(list(0, "")).unwrap().entries.len(), 1);
+    driver.delete_volume(delete("v")).unwrap();
+    driver.stop();
+    drop(disk);
+    scene.directories.data = here;
+    scene.finish();
+}
+
+#[test]
+fn a_loop_control_that_does_not_answer_is_told_of_and_hinders_no_directory() {
+    const CONTROL: &str = "/dev/loop-control";
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let nothing = scene.scratch().join("nothing");
+    fs::write(&nothing, "").unwrap();
+    bind_mount(File::open(&nothing).unwrap().as_fd(), Path::new(CONTROL), MountFlags::default()).unwrap();
+    let probed = scene.node().probe(Default::default());
+    let target = scene.target("target");
+    let published = scene.node().node_publish_volume(publish("v", &target, mount(&[])));
+    assert!(loopfs::unmount(Path::new(CONTROL)).unwrap());
+    assert_refused(probed, Code::FailedPrecondition, &[CONTROL, "load the loop module", "host's /dev"]);
+    published.unwrap();
+    scene.node().wait_until_ready();
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+/// What every call that tells of a volume's condition says of it: the same. None where the call does not know the volume.
+fn conditions(scene: &Scene, volume: &str, target: &Path) -> [Option<wire::VolumeCondition>; 3] {
+    let node = scene.node();
+    let stats =
+        node.node_get_volume_stats(stats(volume, target)).ok().and_then(|answer| answer.volume_condition);
+    let got = node.controller_get_volume(get(volume)).ok();
+    let got = got.and_then(|answer| answer.status.unwrap().volume_condition);
+    let listed = node.list_volumes(list(0, "")).unwrap().entries.into_iter();
+    let mut listed = listed.filter(|entry| entry.volume.as_ref().unwrap().volume_id == volume);
+    [stats, got, listed.next().and_then(|entry| entry.status.unwrap().volume_condition)]
+}
+
+#[track_caller]
+fn assert_abnormal(scene: &Scene, volume: &str, target: &Path, reason: &str, says: &[&str]) {
+    for condition in conditions(scene, volume, target) {
+        let condition = condition.expect("the volume is known");
+        assert!(condition.abnormal, "{condition:?}");
+        for text in says {
+            assert!(condition.message.contains(text), "{:?} does not say {text:?}", condition.message);
+        }
+    }
+    let request = wire::ControllerListVolumeHealthRequest::default();
+    let ill = scene.node().controller_list_volume_health(request).unwrap().entries;
+    let of = |entry: &wire::VolumeHealth| (entry.volume_id.clone(), entry.health_statuses[0].reason.clone());
+    assert_eq!(ill.iter().map(of).collect::<Vec<_>>(), [(volume.to_owned(), reason.to_owned())]);
+    let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
+    let health = scene.node().node_get_volume_health(request).unwrap().volume_health.unwrap();
+    assert_eq!(of(&health), (volume.to_owned(), reason.to_owned()));
+}
+
+#[track_caller]
+fn assert_healthy(scene: &Scene, volume: &str, target: &Path) {
+    for condition in conditions(scene, volume, target) {
+        let condition = condition.expect("the volume is known");
+        assert!(!condition.abnormal, "{}", condition.message);
+    }
+}
+
+fn entry(scene: &Scene, volume: &str) -> PathBuf {
+    scene.directories.data.join("volumes").join(volume)
+}
+
+#[test]
+fn a_directory_whose_owner_has_left_its_project() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Filesystem);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    assert_healthy(&scene, "v", &target);
+    let directory = File::open(&target).unwrap();
+    let own = loopfs::ProjectId::new(loopfs::project_of(&directory).unwrap()).unwrap();
+
+    loopfs::assign_project(&directory, loopfs::ProjectId::new(77).unwrap()).unwrap();
+    assert_abnormal(&scene, "v", &target, "ProjectChanged", &["77", "loopfs quota tag"]);
+    loopfs::assign_project(&directory, own).unwrap();
+    assert_healthy(&scene, "v", &target);
+
+    let flags = ioctl_getflags(&directory).unwrap();
+    ioctl_setflags(&directory, flags - IFlags::PROJECT_INHERIT).unwrap();
+    assert_abnormal(&scene, "v", &target, "ProjectNotInherited", &["hand its project id down"]);
+    ioctl_setflags(&directory, flags).unwrap();
+    assert_healthy(&scene, "v", &target);
+    drop(directory);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn an_image_that_was_cut_off() {
+    let scene = Scene::new();
+    let four = i64::try_from(4 * MIB).unwrap();
+    scene.volume("v", VolumeKind::Block);
+    scene.node().controller_expand_volume(grow("v", four, 0)).unwrap();
+    let (target, second) = (scene.target("target"), scene.target("second"));
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_healthy(&scene, "v", &target);
+    let image = File::options().write(true).open(entry(&scene, "v")).unwrap();
+    image.set_len(MIB).unwrap();
+
+    assert_abnormal(&scene, "v", &target, "ImageTruncated", &["(1 MiB) of ", "(4 MiB) are left", "backup"]);
+    let volume = scene.node().controller_get_volume(get("v")).unwrap().volume.unwrap();
+    assert_eq!(volume.capacity_bytes, four, "not a smaller volume");
+    let refused = scene.node().controller_expand_volume(grow("v", 2 * four, 0));
+    assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
+    let refused = scene.node().node_publish_volume(publish("v", &second, block()));
+    assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
+    // What is left can be rescued.
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &second, block()) };
+    scene.node().node_publish_volume(read_only).unwrap();
+
+    for target in [&target, &second] {
+        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+    drop(image);
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn an_image_that_is_gone_while_its_device_is_in_use() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (target, second) = (scene.target("target"), scene.target("second"));
+    for target in [&target, &second] {
+        scene.node().node_publish_volume(publish("v", target, block())).unwrap();
+    }
+    write_to(&target, b"kept").unwrap();
+    assert!(scene.store.delete(&id("v")).unwrap());
+    scene.store.empty_trash().unwrap();
+
+    assert_abnormal(&scene, "v", &target, "ImageMissing", &["the image is gone", "copy what is needed"]);
+    assert_eq!(read_from(&target, 4), b"kept");
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(read_from(&second, 4), b"kept");
+    for _ in 0..2 {
+        scene.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+    }
+    assert_eq!(conditions(&scene, "v", &second), [None, None, None]);
+    scene.finish();
+}
+
+#[test]
+fn an_image_that_was_replaced_while_its_device_is_in_use() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    write_to(&target, b"old").unwrap();
+    // As a restore from a backup does that writes beside and renames.
+    scene.volume("restored", VolumeKind::Block);
+    fs::rename(entry(&scene, "restored"), entry(&scene, "v")).unwrap();
+
+    assert_abnormal(&scene, "v", &target, "DeviceOfOtherFile", &["replaced", "unpublish and publish"]);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_healthy(&scene, "v", &target);
+    assert_eq!(read_from(&target, 3), [0; 3]);
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.finish();
+}
+
+#[test]
+fn a_device_left_by_a_volume_that_is_gone_is_taken_away_by_unstaging_it() {
+    let mut scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let staging = scene.target("staging");
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    assert!(scene.store.delete(&id("v")).unwrap());
+    scene.restart_driver();
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    scene.finish();
+}

@@ -1,0 +1,166 @@
+//! What a Prometheus server is told, compared with what README.md says of it and with what is so.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use loopfs::{Bytes, VolumeKind, VolumeSpec};
+use tonic::Code;
+
+use crate::scene::{MIB, Scene, id};
+use crate::support::*;
+
+/// Name and type of each metric, as a query has to name it.
+fn served(text: &str) -> BTreeMap<String, String> {
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    types
+        .map(|line| {
+            let (name, kind) = line.split_once(' ').unwrap();
+            let suffix = match kind {
+                "counter" => "_total",
+                "info" => "_info",
+                _ => "",
+            };
+            (format!("{name}{suffix}"), kind.to_owned())
+        })
+        .collect()
+}
+
+/// As the table in README.md has it.
+fn documented() -> BTreeMap<String, String> {
+    let rows = include_str!("../../README.md").lines().filter(|line| line.starts_with("| `loopfs_csi_"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        (cells[1].trim_matches('`').to_owned(), cells[2].to_owned())
+    })
+    .collect()
+}
+
+fn scrape(address: SocketAddr) -> String {
+    let (status, text) = http::get(address, "/metrics");
+    assert_eq!(status, 200, "{text}");
+    text
+}
+
+/// Scrapes until all lines are there: the same is told for a second, and audits are a second apart.
+#[track_caller]
+fn wait_for(address: SocketAddr, lines: &[&str]) -> String {
+    let start = Instant::now();
+    loop {
+        let text = scrape(address);
+        let missing: Vec<_> = lines.iter().filter(|line| !text.contains(&format!("\n{line}\n"))).collect();
+        if missing.is_empty() {
+            return text;
+        }
+        assert!(start.elapsed() < PATIENCE, "{missing:?} are not in\n{text}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn metrics_say_what_is_so_and_are_those_that_are_documented() {
+    let mut scene = Scene::without_driver();
+    let address = scene.directories.serve_metrics();
+    scene.start_driver();
+    for volume in ["a", "b"] {
+        scene.volume(volume, VolumeKind::Block);
+    }
+    scene.volume("c", VolumeKind::Filesystem);
+    let (device, directory) = (scene.target("device"), scene.target("directory"));
+    scene.node().node_publish_volume(publish("a", &device, block())).unwrap();
+    scene.node().node_publish_volume(publish("c", &directory, mount(&[]))).unwrap();
+    let absent = scene.node().node_publish_volume(publish("absent", &scene.target("absent"), block()));
+    assert_refused(absent, Code::NotFound, &[]);
+
+    let promised = format!("loopfs_csi_store_promised_bytes {}", 3 * MIB);
+    let text = wait_for(
+        address,
+        &[
+            "loopfs_csi_storage_open 1",
+            r#"loopfs_csi_volumes{kind="Block"} 2"#,
+            r#"loopfs_csi_volumes{kind="Filesystem"} 1"#,
+            &promised,
+            "loopfs_csi_trash_entries 0",
+            "loopfs_csi_attached_devices 1",
+            "loopfs_csi_devices_without_direct_io 0",
+            r#"loopfs_csi_rpcs_total{method="NodePublishVolume",code="OK"} 2"#,
+            r#"loopfs_csi_rpcs_total{method="NodePublishVolume",code="NotFound"} 1"#,
+            r#"loopfs_csi_rpc_duration_seconds_count{method="NodePublishVolume"} 3"#,
+            r#"loopfs_csi_abnormal_volumes{reason="ProjectChanged"} 0"#,
+        ],
+    );
+    assert_eq!(served(&text), documented());
+    let mut names = text.lines().filter(|line| line.starts_with("loopfs_csi_")).collect::<Vec<_>>();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup_by_key(|line| line.rsplit_once(' ').unwrap().0.to_owned());
+    assert_eq!(names.len(), count, "a series is told twice:\n{text}");
+
+    loopfs::assign_project(File::open(&directory).unwrap(), loopfs::ProjectId::new(77).unwrap()).unwrap();
+    assert!(scene.store.delete(&id("b")).unwrap());
+    wait_for(
+        address,
+        &[
+            r#"loopfs_csi_abnormal_volumes{reason="ProjectChanged"} 1"#,
+            r#"loopfs_csi_volumes{kind="Block"} 1"#,
+            "loopfs_csi_trash_entries 1",
+        ],
+    );
+    assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
+    for (volume, target) in [("a", &device), ("c", &directory)] {
+        scene.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
+    }
+    wait_for(address, &["loopfs_csi_attached_devices 0"]);
+    scene.finish();
+}
+
+/// The figures are for README.md; what is asserted is that a scrape looks into no volume.
+#[test]
+fn a_scrape_costs_little_with_two_thousand_volumes() {
+    const VOLUMES: usize = 2000;
+    const ATTACHED: usize = 200;
+    let mut scene = Scene::without_driver();
+    let address = scene.directories.serve_metrics();
+    // One audit, at the start; while there is nothing to look over.
+    scene.directories.more.retain(|argument| !argument.starts_with("--audit-interval"));
+    scene.start_driver();
+    let timed = || {
+        // The same is told for a second.
+        std::thread::sleep(Duration::from_millis(1100));
+        let start = Instant::now();
+        let text = scrape(address);
+        (start.elapsed(), text)
+    };
+    let median = || {
+        let mut times: Vec<_> = (0..5).map(|_| timed().0).collect();
+        times.sort_unstable();
+        times[2]
+    };
+    timed();
+    let with_none = median();
+    for number in 0..VOLUMES {
+        let kind = if number % 2 == 0 { VolumeKind::Filesystem } else { VolumeKind::Block };
+        scene.store.create(&id(&format!("v-{number}")), &VolumeSpec::new(kind, Bytes(4096))).unwrap();
+    }
+    let staged = |number: usize| (format!("v-{}", 2 * number + 1), scene.target("staging"));
+    for (volume, staging) in (0..ATTACHED).map(staged) {
+        scene.node().node_stage_volume(stage(&volume, &staging, block())).unwrap();
+    }
+    let (_, text) = timed();
+    assert!(text.contains("loopfs_csi_volumes{kind=\"Block\"} 1000\n"), "{text}");
+    assert!(text.contains(&format!("loopfs_csi_attached_devices {ATTACHED}\n")), "{text}");
+    let with_many = median();
+    let start = Instant::now();
+    assert_eq!(scene.node().list_volumes(list(0, "")).unwrap().entries.len(), VOLUMES);
+    let walk = start.elapsed();
+    println!(
+        "scrape: {with_none:?} with no volume, {with_many:?} with {VOLUMES}, {ATTACHED} of them attached; walk: {walk:?}"
+    );
+    assert!(with_many < walk / 4, "a scrape takes {with_many:?}, and a walk through all volumes {walk:?}");
+    for (volume, staging) in (0..ATTACHED).map(staged) {
+        scene.node().node_unstage_volume(unstage(&volume, &staging)).unwrap();
+    }
+    scene.finish();
+}

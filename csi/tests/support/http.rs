@@ -1,0 +1,33 @@
+//! As much of HTTP as a probe speaks.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use super::PATIENCE;
+
+/// The status and the body of an answer.
+pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    request(address, &format!("GET {path} HTTP/1.1\r\nHost: driver\r\n\r\n"))
+}
+
+pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// An address that nobody listens on. The guest of the kernel lane has no network, and its loopback is down at first.
+pub(crate) fn free_address() -> SocketAddr {
+    const FLAGS: &str = "/sys/class/net/lo/flags";
+    const UP: u32 = 1;
+    let text = std::fs::read_to_string(FLAGS).unwrap();
+    let flags = u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).unwrap();
+    if flags & UP == 0 {
+        std::fs::write(FLAGS, format!("{:#x}", flags | UP)).unwrap();
+    }
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}

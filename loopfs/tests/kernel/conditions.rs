@@ -1,0 +1,101 @@
+//! Volumes that are not as they were made.
+
+use std::fs::File;
+
+use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, LoopControl, VolumeKind, VolumeSpec};
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+
+use crate::environment::{Leaks, clone_image, id, store};
+use crate::store::{MIB, entry, remove};
+
+#[test]
+fn a_directory_that_does_not_hand_its_project_down_is_reported() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("tenant"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    let directory = File::open(entry(&id)).unwrap();
+    let flags = ioctl_getflags(&directory).unwrap();
+    assert!(flags.contains(IFlags::PROJECT_INHERIT));
+    ioctl_setflags(&directory, flags - IFlags::PROJECT_INHERIT).unwrap();
+    let condition = store.stats(&id).unwrap().condition;
+    assert!(matches!(condition, Condition::Abnormal { reason: AbnormalReason::ProjectNotInherited, .. }));
+    ioctl_setflags(&directory, flags).unwrap();
+    assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
+    drop(directory);
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[test]
+fn an_image_that_was_cut_off_is_no_smaller_volume() {
+    let leaks = Leaks::watch();
+    let (store, id, copy) = (store(), id("cut"), id("copy"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    store.volume(&id).unwrap().require_whole().unwrap();
+    let image = File::options().write(true).open(entry(&id)).unwrap();
+    image.set_len(4 * MIB - 4096).unwrap();
+
+    let stats = store.stats(&id).unwrap();
+    assert_eq!(stats.capacity, Bytes(4 * MIB));
+    let Condition::Abnormal { reason: AbnormalReason::ImageTruncated, message } = stats.condition else {
+        panic!("{:?}", stats.condition)
+    };
+    assert!(message.contains("4 MiB") && message.contains("restore"), "{message}");
+    // It must not be made to look whole.
+    for refused in [
+        store.grow(&id, Bytes(8 * MIB)).map(drop),
+        clone_image(&store, &id, &copy, Bytes(4 * MIB)).map(drop),
+        store.volume(&id).unwrap().require_whole(),
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Damaged);
+    }
+    assert_eq!(
+        store.grow(&id, Bytes(MIB)).unwrap().capacity(),
+        Bytes(4 * MIB),
+        "a repetition changes nothing"
+    );
+    assert_eq!(std::fs::metadata(entry(&id)).unwrap().len(), 4 * MIB - 4096);
+
+    // Restored.
+    image.set_len(4 * MIB).unwrap();
+    assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
+    let clone = clone_image(&store, &id, &copy, Bytes(5 * MIB)).unwrap();
+    assert_eq!(
+        (clone.capacity(), store.stats(&copy).unwrap().condition),
+        (Bytes(5 * MIB), Condition::Healthy)
+    );
+    File::options().write(true).open(entry(&copy)).unwrap().set_len(MIB).unwrap();
+    assert_ne!(store.stats(&copy).unwrap().condition, Condition::Healthy, "a clone records its own");
+    for id in [&id, &copy] {
+        assert!(store.delete(id).unwrap());
+    }
+    store.empty_trash().unwrap();
+    drop(image);
+    leaks.check();
+}
+
+#[test]
+fn a_size_that_was_not_recorded_is_recorded_by_a_repetition() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("grown"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    // As a process that dies between the two leaves it.
+    let image = File::options().write(true).open(entry(&id)).unwrap();
+    image.set_len(4 * MIB).unwrap();
+    assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
+    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    image.set_len(2 * MIB).unwrap();
+    assert_eq!(store.volume(&id).unwrap().capacity(), Bytes(4 * MIB));
+    drop(image);
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[test]
+fn what_can_be_written_to_says_so() {
+    let store = store();
+    store.verify().unwrap();
+    store.prove_writable().unwrap();
+    LoopControl::open().unwrap().verify().unwrap();
+}
