@@ -45,6 +45,7 @@ with_secrets! {
     ControllerGetVolumeHealthRequest,
     CreateSnapshotRequest,
     DeleteSnapshotRequest,
+    GetSnapshotRequest,
     ListSnapshotsRequest,
     ControllerExpandVolumeRequest,
     ControllerModifyVolumeRequest,
@@ -103,6 +104,7 @@ fn secrets_are_never_logged() {
     // Whatever becomes of these.
     drop(node.create_snapshot(wire::CreateSnapshotRequest::default().with_secrets()));
     drop(node.delete_snapshot(wire::DeleteSnapshotRequest::default().with_secrets()));
+    drop(node.get_snapshot(wire::GetSnapshotRequest::default().with_secrets()));
     drop(node.list_snapshots(wire::ListSnapshotsRequest::default().with_secrets()));
 
     node.node_unpublish_volume(unpublish("v", &target)).unwrap();
