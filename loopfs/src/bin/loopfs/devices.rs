@@ -348,11 +348,12 @@ impl Listing {
                 device.binding.clone(),
             ]);
         }
-        let bound = match self.devices.len() {
-            1 => "1 device".to_owned(),
-            count => format!("{count} devices"),
+        let counted = |count, what: &str| match count {
+            1 => format!("1 {what}"),
+            count => format!("{count} {what}s"),
         };
-        format!("{}{bound}, {} idle ones of loopfs to bind next\n", table.print(), self.idle)
+        let (bound, idle) = (counted(self.devices.len(), "device"), counted(self.idle, "idle one"));
+        format!("{}{bound}, {idle} of loopfs to bind next\n", table.print())
     }
 }
 
@@ -424,6 +425,12 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
 2 devices, 3 idle ones of loopfs to bind next
 "
         );
+    }
+
+    #[test]
+    fn one_is_one() {
+        let text = Listing { devices: vec![Device::of(&status(7))], idle: 1 }.text();
+        assert!(text.ends_with("\n1 device, 1 idle one of loopfs to bind next\n"), "{text}");
     }
 
     #[test]
