@@ -31,6 +31,7 @@ Examples:
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
   cargo harness e2e --keep            the same, and leaves the cluster up to look around in
   cargo harness bench loop            loop devices and project ids beside what other programs do
+  cargo harness bench csi             statistics of volumes with few files and with many, beside du
   cargo harness up                    a cluster to play with; `cargo harness down` removes it";
 
 #[derive(Debug, Subcommand)]

@@ -27,11 +27,12 @@ const TIME: Duration = Duration::from_secs(1800);
 /// How often the last line of the program is shown.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// Runs `program` once for each of `runs`, which are its arguments, in one boot.
+/// Runs `program` once for each of `runs`, which are its arguments, in one boot of a guest that has the files `beside`.
 pub(super) async fn run(
     session: &Session,
     kernel: Option<&str>,
     program: &Path,
+    beside: Vec<GuestFile>,
     runs: &[Vec<String>],
 ) -> Result<Vec<Part>> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
@@ -46,22 +47,23 @@ pub(super) async fn run(
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, 4096).await?;
     let file = GuestFile { path: format!("/tests/{NAME}"), mode: 0o755, host: program.to_owned() };
-    let spec = TestsSpec {
+    let tests = TestsSpec {
         mounts: vec![xfs("data", XFS, &format!("prjquota,{HARDENED}"))],
         binaries: runs.iter().enumerate().map(|(number, args)| binary(number, &file, args)).collect(),
         ..TestsSpec::default()
     };
 
+    let files = std::iter::once(file).chain(beside).collect();
     let step = session.progress.step(format!("measure on Linux {} in a {place}", kernel.release()));
     let machine = TestMachine {
         name: NAME.to_owned(),
         kernel: &kernel,
         hypervisor: &hypervisor,
         init: &init,
-        files: vec![file],
+        files,
         memory_mib: 4096,
         disks: vec![scratch("data", &data)],
-        tests: spec,
+        tests,
         logs: logs.clone(),
     };
     let mut vm = machine.boot().await?;

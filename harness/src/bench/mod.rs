@@ -8,6 +8,7 @@ mod loop_devices;
 mod measurement;
 mod plot;
 mod table;
+mod volume_stats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,7 +24,7 @@ use plot::Plot;
 pub struct Args {
     #[arg(value_name = "NAME")]
     bench: Bench,
-    /// A short run: fewer devices, ids and repetitions. What it claims is not what is claimed of a full run.
+    /// A short run: fewer devices, ids, files and repetitions. What it claims is not what is claimed of a full run.
     #[arg(long)]
     quick: bool,
     /// Fail if a claim does not hold.
@@ -42,6 +43,8 @@ pub struct Args {
 enum Bench {
     /// Attaching, finding, detaching and removing loop devices; allocating project ids.
     Loop,
+    /// Statistics of volumes with few files and with many.
+    Csi,
 }
 
 /// What a benchmark found.
@@ -59,6 +62,7 @@ struct Outcome {
 pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     let outcome = match args.bench {
         Bench::Loop => loop_devices::run(session, args).await?,
+        Bench::Csi => volume_stats::run(session, args).await?,
     };
     let directory = directory(session)?;
     let json = directory.join(format!("{}.json", outcome.name));

@@ -1,0 +1,37 @@
+//! `bench csi`: what the driver says of volumes with few files and with many, beside `du -s`.
+
+use anyhow::Result;
+
+use super::claim::{self, Claim};
+use super::measurement::Measurements;
+use super::plot::Plot;
+use super::{Args, Outcome, guest};
+use crate::images::shell;
+use crate::rust_build;
+use crate::session::Session;
+use crate::vm::GuestFile;
+
+const BUSYBOX: &str = "/tests/busybox";
+
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+    let program = session.until_cancelled(rust_build::bench(session, "csi", "volume_stats")).await?;
+    let busybox = session.until_cancelled(shell::busybox(session)).await?;
+    let mut words: Vec<String> = [guest::XFS, BUSYBOX, "du"].map(str::to_owned).into();
+    words.extend(args.quick.then(|| "--quick".to_owned()));
+    let beside = vec![GuestFile { path: BUSYBOX.to_owned(), mode: 0o755, host: busybox }];
+    let parts = guest::run(session, args.kernel.as_deref(), &program, beside, &[words]).await?;
+    let measurements = Measurements { parts };
+    Ok(Outcome { name: "csi", claims: claims(&measurements), plots: plots(), measurements })
+}
+
+fn claims(all: &Measurements) -> Vec<Claim> {
+    let most = all.counts("volume_stats").last().copied().unwrap_or_default();
+    let text = format!("NodeGetVolumeStats: as long with few files as with {most}, within 1.5 times");
+    let flat = claim::flat(all, &text, "volume_stats", 1.5);
+    let text = format!("NodeGetVolumeStats of {most} files: 20 times as fast as du -s");
+    vec![flat, claim::faster(all, &text, ("volume_stats", most), 20.0, ("du", most))]
+}
+
+fn plots() -> Vec<Plot> {
+    vec![Plot { title: "Usage of a volume", x: "files", names: vec!["volume_stats", "du"] }]
+}
