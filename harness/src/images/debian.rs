@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -56,13 +56,13 @@ impl Bootstrap {
     }
 }
 
-/// Unpacks a package and all it depends on, and keeps the files that are wanted by their path from the root. Nothing is
-/// installed and nothing of it runs.
+/// Unpacks a package and all it depends on, and keeps in `directory` the files that `place` has a place for there, by
+/// their path from the root. Nothing is installed and nothing of it runs.
 pub(super) async fn extract(
     suite: &str,
     package: &str,
     directory: &Path,
-    wanted: impl Fn(&Path) -> bool,
+    place: impl Fn(&Path) -> Option<PathBuf>,
     notes: Notes,
 ) -> Result<()> {
     let tar = directory.join("packages.tar");
@@ -73,9 +73,11 @@ pub(super) async fn extract(
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path()?;
-        if wanted(path.strip_prefix(".").unwrap_or(&path)) {
-            entry.unpack_in(directory).with_context(|| format!("unpack into {}", directory.display()))?;
-        }
+        let Some(place) = place(path.strip_prefix(".").unwrap_or(&path)) else { continue };
+        let target = directory.join(place);
+        let parent = target.parent().context("a file has a parent")?;
+        std::fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        entry.unpack(&target).with_context(|| format!("unpack {}", target.display()))?;
     }
     std::fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
 }

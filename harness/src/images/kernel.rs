@@ -1,13 +1,13 @@
 //! Kernels to boot, as `vm-images/kernels/kernels.toml` lists them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::Bootstrap;
+use super::debian;
 use crate::cache::Recipe;
 use crate::process::Program;
 use crate::session::Session;
@@ -75,7 +75,7 @@ impl Kernel {
             .cache
             .artifact(&recipe, async |directory: &Path| {
                 let step = session.progress.step(format!("fetch the kernel {}", row.name));
-                fetch(&row, directory, step.notes()).await?;
+                debian::extract(&row.suite, &row.package, directory, place, step.notes()).await?;
                 step.done(release(directory)?);
                 Ok(())
             })
@@ -137,46 +137,15 @@ fn catalogue(session: &Session) -> Result<(PathBuf, Catalogue)> {
     Ok((path, catalogue))
 }
 
-async fn fetch(row: &Row, directory: &Path, notes: crate::progress::Notes) -> Result<()> {
-    let tar = directory.join("packages.tar");
-    // Unpacked, not installed: nothing of it runs.
-    Bootstrap::new(&row.suite, "extract", std::slice::from_ref(&row.package))
-        .await?
-        .run(&tar, move |line| notes.note(line.to_owned()))
-        .await?;
-    unpack(&tar, directory)?;
-    fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
-}
-
-/// Takes the kernel and its modules out of a tar file of unpacked packages.
-fn unpack(tar: &Path, directory: &Path) -> Result<()> {
-    let file = File::open(tar).with_context(|| format!("open {}", tar.display()))?;
-    let mut archive = tar::Archive::new(std::io::BufReader::new(file));
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let path = entry.path()?.into_owned();
-        let Some(target) = place(&path.to_string_lossy()) else { continue };
-        if !entry.header().entry_type().is_file() {
-            continue;
-        }
-        let target = directory.join(target);
-        let parent = target.parent().context("a file has a parent")?;
-        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
-        std::io::copy(&mut entry, &mut File::create(&target)?)
-            .with_context(|| format!("write {}", target.display()))?;
-    }
-    release(directory).map(drop)
-}
-
 /// Where a file of a kernel package is kept; `None` for what is not needed.
-fn place(path: &str) -> Option<String> {
-    let path = path.trim_start_matches("./").trim_start_matches("usr/");
-    if let Some(kernel) = path.strip_prefix("boot/") {
-        return if kernel.starts_with("vmlinuz-") { Some("vmlinuz".to_owned()) } else { None };
+fn place(path: &Path) -> Option<PathBuf> {
+    let path = path.strip_prefix("usr").unwrap_or(path);
+    if let Ok(kernel) = path.strip_prefix("boot") {
+        return kernel.to_string_lossy().starts_with("vmlinuz-").then(|| "vmlinuz".into());
     }
-    let module = path.strip_prefix("lib/modules/")?;
+    let module = path.strip_prefix("lib/modules").ok()?;
     // Newer packages keep the kernel there, and leave it to the installation to copy it to /boot.
-    if module.ends_with("/vmlinuz") { Some("vmlinuz".to_owned()) } else { Some(format!("modules/{module}")) }
+    Some(if module.ends_with("vmlinuz") { "vmlinuz".into() } else { Path::new("modules").join(module) })
 }
 
 fn release(directory: &Path) -> Result<String> {
@@ -275,17 +244,14 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case("./boot/vmlinuz-6.12.1-cloud-amd64", Some("vmlinuz"))]
-    #[case("./usr/lib/modules/7.2.1-cloud-amd64/vmlinuz", Some("vmlinuz"))]
-    #[case("./boot/System.map-6.12.1-cloud-amd64", None)]
-    #[case(
-        "./usr/lib/modules/6.12.1/kernel/fs/xfs/xfs.ko.xz",
-        Some("modules/6.12.1/kernel/fs/xfs/xfs.ko.xz")
-    )]
-    #[case("./lib/modules/6.1.0/modules.builtin", Some("modules/6.1.0/modules.builtin"))]
-    #[case("./usr/share/doc/x", None)]
+    #[case("boot/vmlinuz-6.12.1-cloud-amd64", Some("vmlinuz"))]
+    #[case("usr/lib/modules/7.2.1-cloud-amd64/vmlinuz", Some("vmlinuz"))]
+    #[case("boot/System.map-6.12.1-cloud-amd64", None)]
+    #[case("usr/lib/modules/6.12.1/kernel/fs/xfs/xfs.ko.xz", Some("modules/6.12.1/kernel/fs/xfs/xfs.ko.xz"))]
+    #[case("lib/modules/6.1.0/modules.builtin", Some("modules/6.1.0/modules.builtin"))]
+    #[case("usr/share/doc/x", None)]
     fn kernels_and_modules_are_kept(#[case] path: &str, #[case] kept: Option<&str>) {
-        assert_eq!(place(path).as_deref(), kept);
+        assert_eq!(place(Path::new(path)).as_deref(), kept.map(Path::new));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Qemu {
             .cache
             .artifact(&recipe, async |directory: &Path| {
                 let step = session.progress.step("fetch QEMU");
-                debian::extract(SUITE, PACKAGE, directory, wanted, step.notes()).await?;
+                debian::extract(SUITE, PACKAGE, directory, place, step.notes()).await?;
                 let version = Qemu { directory: directory.to_owned() }.version().await?;
                 step.done(version.lines().next().unwrap_or_default());
                 Ok(())
@@ -78,10 +78,11 @@ impl Qemu {
 }
 
 /// Programs, libraries and firmware; not the device nodes and configuration of a system.
-fn wanted(path: &Path) -> bool {
-    path == Path::new(PROGRAM)
+fn place(path: &Path) -> Option<PathBuf> {
+    let wanted = path == Path::new(PROGRAM)
         || path.starts_with(LIBRARIES)
-        || FIRMWARE.iter().any(|firmware| path.starts_with(firmware))
+        || FIRMWARE.iter().any(|firmware| path.starts_with(firmware));
+    wanted.then(|| path.to_owned())
 }
 
 #[cfg(test)]
@@ -93,10 +94,10 @@ mod tests {
         for path in
             ["usr/bin/qemu-system-x86_64", "usr/lib/x86_64-linux-gnu/libc.so.6", "usr/share/seabios/bios.bin"]
         {
-            assert!(wanted(Path::new(path)), "{path}");
+            assert_eq!(place(Path::new(path)).as_deref(), Some(Path::new(path)));
         }
         for path in ["dev/null", "etc/passwd", "usr/bin/bash", "usr/share/doc/qemu/copyright"] {
-            assert!(!wanted(Path::new(path)), "{path}");
+            assert_eq!(place(Path::new(path)), None);
         }
     }
 }

@@ -22,8 +22,8 @@ pub async fn busybox(session: &Session) -> Result<PathBuf> {
         .cache
         .artifact(&recipe, async |directory: &Path| {
             let step = session.progress.step("fetch busybox");
-            let wanted = |path: &Path| path == Path::new(PROGRAM);
-            debian::extract(SUITE, PACKAGE, directory, wanted, step.notes()).await?;
+            let place = |path: &Path| (path == Path::new(PROGRAM)).then(|| path.to_owned());
+            debian::extract(SUITE, PACKAGE, directory, place, step.notes()).await?;
             step.done("");
             Ok(())
         })
