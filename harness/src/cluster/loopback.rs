@@ -31,6 +31,10 @@ pub(crate) struct LoopbackLease {
 impl LoopbackLease {
     /// Takes the lowest number that no other cluster holds and whose ports are free.
     pub(crate) fn take(lock_dir: &Path) -> Result<LoopbackLease> {
+        Self::take_one_of(lock_dir, Self::is_free)
+    }
+
+    fn take_one_of(lock_dir: &Path, is_free: impl Fn(&LoopbackLease) -> bool) -> Result<LoopbackLease> {
         fs::create_dir_all(lock_dir).with_context(|| format!("create {}", lock_dir.display()))?;
         for number in 0..NUMBERS {
             let path = lock_dir.join(format!("cluster-{number}.lock"));
@@ -41,7 +45,7 @@ impl LoopbackLease {
                 Err((_, errno)) => return Err(errno).with_context(|| format!("lock {}", path.display())),
             };
             let lease = LoopbackLease { number, _lock: lock };
-            if lease.is_free() {
+            if is_free(&lease) {
                 return Ok(lease);
             }
         }
@@ -91,11 +95,16 @@ impl LoopbackLease {
 mod tests {
     use super::*;
 
+    /// Without a look at the ports, of which there is one set for all tests of the machine.
+    fn take(dir: &Path) -> LoopbackLease {
+        LoopbackLease::take_one_of(dir, |_| true).unwrap()
+    }
+
     #[test]
     fn two_clusters_share_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let one = LoopbackLease::take(dir.path()).unwrap();
-        let two = LoopbackLease::take(dir.path()).unwrap();
+        let one = take(dir.path());
+        let two = take(dir.path());
         assert_ne!(one.api_server(), two.api_server());
         assert_ne!(one.kubelet(0).unwrap(), two.kubelet(0).unwrap());
         assert_ne!(one.kubelet(0).unwrap(), one.kubelet(1).unwrap());
@@ -104,10 +113,10 @@ mod tests {
     #[test]
     fn a_number_is_free_again_when_its_cluster_is_gone() {
         let dir = tempfile::tempdir().unwrap();
-        let one = LoopbackLease::take(dir.path()).unwrap();
+        let one = take(dir.path());
         let address = one.api_server();
         drop(one);
-        assert_eq!(LoopbackLease::take(dir.path()).unwrap().api_server(), address);
+        assert_eq!(take(dir.path()).api_server(), address);
     }
 
     #[test]
