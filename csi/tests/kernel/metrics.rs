@@ -5,7 +5,7 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use loopfs::{Bytes, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, VolumeKind};
 use tonic::Code;
 
 use crate::scene::{MIB, Scene, id};
@@ -116,54 +116,5 @@ fn metrics_say_what_is_so_and_are_those_that_are_documented() {
         scene.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
     wait_for(address, &["loopfs_csi_attached_devices 0"]);
-    scene.finish();
-}
-
-/// The figures are for README.md; what is asserted is that a scrape looks into no volume.
-#[test]
-fn a_scrape_costs_little_with_two_thousand_volumes() {
-    const VOLUMES: usize = 2000;
-    const ATTACHED: usize = 200;
-    let mut scene = Scene::without_driver();
-    let address = scene.directories.serve_metrics();
-    // One audit, at the start; while there is nothing to look over.
-    scene.directories.more.retain(|argument| !argument.starts_with("--audit-interval"));
-    scene.start_driver();
-    let timed = || {
-        // The same is told for a second.
-        std::thread::sleep(Duration::from_millis(1100));
-        let start = Instant::now();
-        let text = scrape(address);
-        (start.elapsed(), text)
-    };
-    let median = || {
-        let mut times: Vec<_> = (0..5).map(|_| timed().0).collect();
-        times.sort_unstable();
-        times[2]
-    };
-    timed();
-    let with_none = median();
-    for number in 0..VOLUMES {
-        let kind = if number % 2 == 0 { VolumeKind::Filesystem } else { VolumeKind::Block };
-        scene.store.create(&id(&format!("v-{number}")), &VolumeSpec::new(kind, Bytes(4096))).unwrap();
-    }
-    let staged = |number: usize| (format!("v-{}", 2 * number + 1), scene.target("staging"));
-    for (volume, staging) in (0..ATTACHED).map(staged) {
-        scene.node().node_stage_volume(stage(&volume, &staging, block())).unwrap();
-    }
-    let (_, text) = timed();
-    assert!(text.contains("loopfs_csi_volumes{kind=\"Block\"} 1000\n"), "{text}");
-    assert!(text.contains(&format!("loopfs_csi_attached_devices {ATTACHED}\n")), "{text}");
-    let with_many = median();
-    let start = Instant::now();
-    assert_eq!(scene.node().list_volumes(list(0, "")).unwrap().entries.len(), VOLUMES);
-    let walk = start.elapsed();
-    println!(
-        "scrape: {with_none:?} with no volume, {with_many:?} with {VOLUMES}, {ATTACHED} of them attached; walk: {walk:?}"
-    );
-    assert!(with_many < walk / 4, "a scrape takes {with_many:?}, and a walk through all volumes {walk:?}");
-    for (volume, staging) in (0..ATTACHED).map(staged) {
-        scene.node().node_unstage_volume(unstage(&volume, &staging)).unwrap();
-    }
     scene.finish();
 }
