@@ -29,7 +29,7 @@ const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
 
-const BINARY_TIME: Duration = Duration::from_secs(600);
+const BINARY_TIME: Duration = Duration::from_secs(1200);
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel)).await
