@@ -191,6 +191,7 @@ fn a_device_that_was_taken_away_is_not_shown_for_the_volume() {
     // As `losetup -d` would; the number is then the other volume's.
     let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
     LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
+    drop(image);
     scene.node().node_publish_volume(publish("other", &others, block())).unwrap();
     write_to(&others, b"other").unwrap();
 
@@ -213,6 +214,7 @@ fn unpublishing_a_stale_target_leaves_the_device_of_another_volume_alone() {
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
     LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
+    drop(image);
     scene.node().node_publish_volume(publish("other", &others, block())).unwrap();
 
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();

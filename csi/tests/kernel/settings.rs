@@ -79,6 +79,7 @@ fn a_device_that_lets_discards_through_is_mended_when_it_is_staged_or_published(
         scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
         assert_eq!(scene.devices("v"), []);
     }
+    drop(control);
     scene.finish();
 }
 
