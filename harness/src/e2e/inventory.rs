@@ -1,8 +1,7 @@
 //! What the driver has on a node, as the node's kernel and file systems show it to anybody: files,
 //! project quotas, loop devices, mounts. What is more after a run than before has leaked.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,13 +11,10 @@ use crate::cluster::{DATA_DIR, Node};
 /// Longer than any of the tools takes on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// One look at a node. Each entry is a sentence that names the thing, without what a reboot may change: which
-/// loop device it is that a file is attached to, and how many blocks a volume's content takes.
+/// One look at a node. Each entry is a sentence that names the thing.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Inventory {
-    entries: BTreeMap<String, usize>,
-    /// Files of the data directory that have a loop device, once for each they have.
-    attached: Vec<String>,
+    entries: BTreeSet<String>,
 }
 
 impl Inventory {
@@ -34,38 +30,18 @@ impl Inventory {
             output(node, &["losetup", "--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"])
                 .await?;
         let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
-        let loops: Vec<String> = parse_loops(&loops).collect();
-        let devices = loops.iter().map(|file| format!("loop device attached to {file}"));
-        let all =
-            parse_files(&files).chain(parse_quotas(&quotas)).chain(devices).chain(parse_mounts(&mounts));
-        let entries = count(all);
-        let ours = |file: &String| Path::new(file).starts_with(DATA_DIR);
-        Ok(Inventory { entries, attached: loops.into_iter().filter(ours).collect() })
+        let mut entries = BTreeSet::new();
+        entries.extend(parse_files(&files));
+        entries.extend(parse_quotas(&quotas));
+        entries.extend(parse_loops(&loops));
+        entries.extend(parse_mounts(&mounts));
+        Ok(Inventory { entries })
     }
 
-    /// What is here and was not there before, or not as often.
+    /// What is here and was not there before.
     pub(super) fn beyond(&self, before: &Inventory) -> Vec<String> {
-        let more = self.entries.iter().filter_map(|(entry, count)| {
-            let before = before.entries.get(entry).copied().unwrap_or_default();
-            (*count > before).then(|| match before {
-                0 => entry.clone(),
-                _ => format!("{entry}, {count} times rather than {before}"),
-            })
-        });
-        more.collect()
+        self.entries.difference(&before.entries).cloned().collect()
     }
-
-    /// The images of the driver's volumes that have a loop device, each as often as it has one.
-    pub(super) fn attached(&self) -> &[String] {
-        &self.attached
-    }
-}
-
-fn count(entries: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
-    entries.fold(BTreeMap::new(), |mut counts, entry| {
-        *counts.entry(entry).or_default() += 1;
-        counts
-    })
 }
 
 async fn output(node: &Node, argv: &[&str]) -> Result<String> {
@@ -93,30 +69,25 @@ fn parse_quotas(text: &str) -> impl Iterator<Item = String> {
         let numbers: Vec<&str> =
             words.filter(|word| word.bytes().all(|byte| byte.is_ascii_digit())).collect();
         let (used, hard) = (numbers.first()?, numbers.get(2)?);
-        match (*used, *hard) {
-            ("0", "0") => None,
-            (used, "0") => Some(format!("project id {id} without a limit and with {used} blocks used")),
-            (_, hard) => Some(format!("project id {id} with a limit of {hard} blocks")),
-        }
+        (*used != "0" || *hard != "0")
+            .then(|| format!("project id {id} with {used} blocks used and a limit of {hard}"))
     })
 }
 
-/// What the devices are attached to.
 fn parse_loops(text: &str) -> impl Iterator<Item = String> {
-    text.lines().filter_map(|line| Some(line.trim().split_once(' ')?.1.trim().to_owned()))
+    text.lines().filter_map(|line| {
+        let (device, file) = line.trim().split_once(' ')?;
+        Some(format!("loop device {device} attached to {}", file.trim()))
+    })
 }
 
 /// Mounts that CSI volumes are shown through, wherever they lead.
 fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(3);
-        // Of a block volume, the first is the name of its loop device.
         let (root, target) = (words.next()?, words.next()?);
         let of_csi = ["kubernetes.io~csi", "kubernetes.io/csi"].iter().any(|part| target.contains(part));
-        of_csi.then(|| match root.strip_prefix("/loop") {
-            Some(_) => format!("mount of a loop device at {target}"),
-            None => format!("mount of {root} at {target}"),
-        })
+        of_csi.then(|| format!("mount of {root} at {target}"))
     })
 }
 
@@ -164,8 +135,8 @@ mod tests {
         assert_eq!(
             all(parse_quotas(report)),
             [
-                "project id 2000000 with a limit of 1024 blocks",
-                "project id 2000001 without a limit and with 4 blocks used",
+                "project id 2000000 with 0 blocks used and a limit of 1024",
+                "project id 2000001 with 4 blocks used and a limit of 0",
             ]
         );
     }
@@ -174,32 +145,24 @@ mod tests {
     fn loop_devices_keep_what_they_lost() {
         assert_eq!(
             all(parse_loops("/dev/loop0 /var/lib/loopfs/data/x (deleted)\n")),
-            ["/var/lib/loopfs/data/x (deleted)"]
+            ["loop device /dev/loop0 attached to /var/lib/loopfs/data/x (deleted)"]
         );
     }
 
     #[test]
     fn only_mounts_of_csi_volumes_count() {
         let text = "22 1 0:5 / /proc rw - proc proc rw\n\
-                    90 1 8:1 /volumes/v /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount rw - xfs /dev/vdb rw\n\
-                    91 1 0:5 /loop65536 /var/lib/kubelet/plugins/kubernetes.io/csi/b rw - devtmpfs dev rw\n";
+                    90 1 8:1 /volumes/v /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount rw - xfs /dev/vdb rw\n";
         assert_eq!(
             all(parse_mounts(text)),
-            [
-                "mount of /volumes/v at /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount",
-                "mount of a loop device at /var/lib/kubelet/plugins/kubernetes.io/csi/b",
-            ]
+            ["mount of /volumes/v at /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount"]
         );
     }
 
     #[test]
     fn only_what_is_new_has_leaked() {
-        let take = |entries: &[&str]| Inventory {
-            entries: count(entries.iter().map(|entry| (*entry).to_owned())),
-            attached: Vec::new(),
-        };
+        let take =
+            |entries: &[&str]| Inventory { entries: entries.iter().map(|e| (*e).to_owned()).collect() };
         assert_eq!(take(&["a", "b"]).beyond(&take(&["a", "gone"])), ["b"]);
-        assert_eq!(take(&["a", "a"]).beyond(&take(&["a", "b"])), ["a, 2 times rather than 1"]);
-        assert!(take(&["a"]).beyond(&take(&["a", "a"])).is_empty());
     }
 }

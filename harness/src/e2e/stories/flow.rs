@@ -63,16 +63,14 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
     story.step("logs of the driver can be read", driver_logs(world)).await
 }
 
-/// Makes the namespace of the stories.
-pub(in crate::e2e) async fn create_namespace(world: &World<'_>) -> Result<()> {
+async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(world.client.clone());
     let namespace = workload::namespace(&world.namespace)?;
-    let made = namespaces.create(&PostParams::default(), &namespace).await;
-    made.map_err(told).context("create the namespace").map(drop)
-}
-
-async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
-    create_namespace(world).await?;
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .map_err(told)
+        .context("create the namespace")?;
     let flow = workload::flow(&FlowSpec {
         class: &world.driver.class,
         size: SIZE,

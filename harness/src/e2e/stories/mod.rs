@@ -4,6 +4,5 @@ pub(super) mod bad_claims;
 pub(super) mod driver_restart;
 pub(super) mod flow;
 pub(super) mod install;
-pub(super) mod power_cut;
 pub(super) mod read_only_claims;
 pub(super) mod removal;
