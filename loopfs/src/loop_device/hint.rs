@@ -19,6 +19,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 use super::Access;
+use crate::sys::file_lock::lock_of;
 
 const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";
@@ -97,16 +98,6 @@ fn first_place(access: Access) -> i64 {
     match access {
         Access::ReadWrite => FIRST_PLACE,
         Access::ReadOnly => FIRST_PLACE + PLACES,
-    }
-}
-
-fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: start,
-        l_len: length,
-        l_pid: 0,
     }
 }
 

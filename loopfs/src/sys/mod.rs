@@ -10,6 +10,7 @@ pub(crate) mod discard;
 pub(crate) mod fiemap;
 pub(crate) mod file_attr;
 pub(crate) mod file_handle;
+pub(crate) mod file_lock;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;
 pub(crate) mod getdents;

@@ -12,6 +12,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::reopen;
+use crate::sys::file_lock::lock_of;
 use crate::sys::random;
 use crate::units::Bytes;
 
@@ -72,16 +73,6 @@ pub(super) fn alive(account: impl AsFd) -> Result<Bytes> {
         ranges.extend([(start, found.l_start), (past, end)]);
     }
     Ok(Bytes(units.saturating_mul(UNIT)))
-}
-
-fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: start,
-        l_len: length,
-        l_pid: 0,
-    }
 }
 
 #[cfg(test)]
