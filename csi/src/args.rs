@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use monitoring::HttpAddress;
 use tracing_subscriber::EnvFilter;
 
 use crate::driver::DriverName;
-use crate::http::HttpAddress;
 
 /// CSI driver for node-local volumes: directories with a quota, and images shown as block devices.
 #[derive(Clone, Debug, Parser)]

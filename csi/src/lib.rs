@@ -63,7 +63,7 @@ mod volumes;
 
 pub use args::{Args, LogArgs, LogFormat};
 pub use driver::DriverName;
-pub use http::HttpAddress;
+pub use monitoring::HttpAddress;
 
 use audit::Audit;
 use controller::ControllerService;
@@ -151,15 +151,8 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     if let Some(address) = metrics_address {
         let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
         tasks.spawn(Arc::clone(&audit).run(work, Arc::clone(&gate), stop.clone()));
-        let pages = http::Pages {
-            gate: Arc::clone(&gate),
-            probe,
-            audit,
-            calls,
-            endpoint: endpoint.clone(),
-            told: Default::default(),
-        };
-        tasks.spawn(http::serve(address.listen().await?, Arc::new(pages), stop.clone()));
+        let pages = http::Pages { gate: Arc::clone(&gate), probe, audit, calls, endpoint: endpoint.clone() };
+        tasks.spawn(monitoring::serve(address.listen().await?, pages, stop.clone()));
     }
     tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
     tasks.spawn(janitor.run(Arc::clone(&gate), stop.clone()));

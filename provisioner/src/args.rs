@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use monitoring::HttpAddress;
 
 /// Makes, grows and deletes volumes for the claims of one Kubernetes node.
 #[derive(Debug, Clone, Parser)]
@@ -22,6 +23,9 @@ pub struct Args {
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub pod: PodArgs,
+    /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
+    #[arg(long)]
+    pub metrics_address: Option<HttpAddress>,
     /// What to log: error, warn, info, debug, trace, or a tracing filter
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,

@@ -112,8 +112,8 @@ async fn publish(
     api: &Api<CSIStorageCapacity>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
-    let available = match ctx.storage.run(|volumes| volumes.available()).await {
-        Ok(available) => available,
+    let available = match ctx.storage.run(|volumes| volumes.space()).await {
+        Ok(space) => space.available,
         // Nothing can be made here until it is mended.
         Err(StorageError::Unavailable(_)) => Bytes(0),
         Err(error) => return Err(error.into()),

@@ -23,6 +23,7 @@ use crate::{
     controller, data_source,
     error::Error,
     events::Reason,
+    metrics::Operation,
     ownership, placement, provision, reschedule, resize,
 };
 
@@ -81,7 +82,9 @@ fn observe(event: Event<PersistentVolumeClaim>, ctx: &Context) -> Option<ObjectR
 enum Progress {
     /// There is nothing to do.
     Settled,
-    /// A step was made, or somebody else's is awaited.
+    /// What this process has to do is done; somebody else's step is awaited.
+    Done,
+    /// Somebody else's step is awaited.
     Underway,
     /// Another node's, or nobody's yet. It may come back, and what happened here is remembered for then.
     Elsewhere,
@@ -107,10 +110,12 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
     match attempt(&claim, &ctx).await {
         Ok(Progress::Settled) => ctx.claim_backoff.clear(&key),
         // The kubelet would refuse once more, and have to be asked once more, at once and for ever.
-        Ok(Progress::Underway) if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) => {
+        Ok(Progress::Done | Progress::Underway)
+            if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) =>
+        {
             ctx.claim_backoff.failed(key, circumstances, Instant::now());
         }
-        Ok(Progress::Underway | Progress::Elsewhere) => {}
+        Ok(Progress::Done | Progress::Underway | Progress::Elsewhere) => {}
         Ok(Progress::Waiting) => {
             return Action::requeue(ctx.claim_backoff.failed(key, circumstances, Instant::now()));
         }
@@ -150,16 +155,18 @@ fn circumstances(claim: &PersistentVolumeClaim, ctx: &Context) -> Circumstances 
 }
 
 async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Failure> {
-    match ownership::bound_volume(claim) {
-        None => {
-            let failure = |error| Failure { reason: Reason::ProvisioningFailed, error };
-            provision_volume(claim, ctx).await.map_err(failure)
-        }
-        Some(name) => {
-            let failure = |error| Failure { reason: Reason::VolumeResizeFailed, error };
-            resize_volume(claim, name, ctx).await.map_err(failure)
-        }
+    let begun = Instant::now();
+    let (operation, reason, outcome) = match ownership::bound_volume(claim) {
+        None => (Operation::Provision, Reason::ProvisioningFailed, provision_volume(claim, ctx).await),
+        Some(name) => (Operation::Resize, Reason::VolumeResizeFailed, resize_volume(claim, name, ctx).await),
+    };
+    match &outcome {
+        Ok(Progress::Done) => ctx.operations.ended(operation, begun, Ok(())),
+        // There was nothing to do.
+        Ok(_) => {}
+        Err(error) => ctx.operations.ended(operation, begun, Err(error)),
     }
+    outcome.map_err(|error| Failure { reason, error })
 }
 
 async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Error> {
@@ -181,7 +188,7 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
         provision::Plan::Settled => Ok(Progress::Settled),
         provision::Plan::Create(creation) => {
             provision::apply(claim, creation, ctx).await?;
-            Ok(Progress::Underway)
+            Ok(Progress::Done)
         }
     }
 }
@@ -194,7 +201,7 @@ async fn resize_volume(claim: &PersistentVolumeClaim, name: &str, ctx: &Context)
         resize::Plan::AwaitNode => Ok(Progress::Underway),
         resize::Plan::Grow { target } => {
             resize::apply(claim, &volume, target, ctx).await?;
-            Ok(Progress::Underway)
+            Ok(Progress::Done)
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     backoff::Backoff, events::Events, identity::Identity, in_flight::InFlight, intents::Intents,
-    own_writes::OwnWrites, storage::Storage,
+    metrics::Operations, own_writes::OwnWrites, storage::Storage,
 };
 
 /// The process's view of the world and its hands.
@@ -55,6 +55,7 @@ pub(crate) struct Context {
     pub(crate) chances: Chances,
     /// There may be less room than was published, or what was published was changed.
     pub(crate) capacity: Notify,
+    pub(crate) operations: Operations,
     /// The time that goes into conditions.
     pub(crate) now: fn() -> Timestamp,
 }
@@ -96,6 +97,7 @@ impl Context {
             claims_vanished: Default::default(),
             chances: Default::default(),
             capacity: Default::default(),
+            operations: Default::default(),
             now,
         }
     }
@@ -130,6 +132,10 @@ impl Default for Gate {
 impl Gate {
     pub(crate) fn open(&self) {
         self.open.send_replace(true);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        *self.open.borrow()
     }
 
     pub(crate) async fn passed(&self) {

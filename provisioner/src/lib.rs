@@ -30,8 +30,10 @@ mod janitor;
 #[cfg(all(test, feature = "apiserver-tests"))]
 mod live_tests;
 mod logging;
+mod metrics;
 mod own_writes;
 mod ownership;
+mod pages;
 mod parameters;
 mod persistent_volumes;
 mod placement;
@@ -54,6 +56,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client,
+    client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
     runtime::{
         reflector::{self, store::Writer},
@@ -62,11 +65,14 @@ use kube::{
 };
 use loopfs::{StoreOptions, VolumeStore};
 use tokio::{
+    net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::mpsc,
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
+
+pub use monitoring::HttpAddress;
 
 pub use crate::args::{Args, LogFormat, PodArgs};
 use crate::{
@@ -75,6 +81,8 @@ use crate::{
     events::Events,
     identity::Identity,
     intents::Intents,
+    metrics::ApiWrites,
+    pages::Pages,
     storage::{Opener, Storage},
 };
 
@@ -87,12 +95,13 @@ const GRACE: Duration = Duration::from_secs(15);
 /// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on
 /// its own.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let Args { driver_name, node_name, data_dir, kubeconfig, pod, log_level, log_format } = args;
+    let Args { driver_name, node_name, data_dir, kubeconfig, pod, metrics_address, log_level, log_format } =
+        args;
     logging::init(&log_level, log_format)?;
     let identity = Identity::new(&driver_name, &node_name)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, publishing(pod)));
+    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, publishing(pod), metrics_address));
     // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
     runtime.shutdown_background();
     served
@@ -116,12 +125,18 @@ async fn serve(
     data_dir: PathBuf,
     kubeconfig: Option<PathBuf>,
     publishing: Option<Publishing>,
+    metrics_address: Option<HttpAddress>,
 ) -> anyhow::Result<()> {
-    let client = client(kubeconfig).await?;
+    let writes = ApiWrites::default();
+    let client = client(kubeconfig, &writes).await?;
+    let monitoring = match metrics_address {
+        Some(address) => Some((address.listen().await?, writes)),
+        None => None,
+    };
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let (mut tasks, stop) = spawn(client, identity, intents, open, publishing);
+    let (mut tasks, stop) = spawn(Parts { client, identity, intents, open, publishing, monitoring });
     let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
     tokio::select! {
@@ -137,14 +152,20 @@ async fn serve(
     Ok(())
 }
 
-/// Starts every part of the process. The first to end, for whatever reason, ends it.
-fn spawn(
+/// What the process is made of.
+struct Parts {
     client: Client,
     identity: Identity,
     intents: Intents,
     open: Opener,
     publishing: Option<Publishing>,
-) -> (JoinSet<&'static str>, CancellationToken) {
+    /// Where to tell of health, and the writes of the client to tell of.
+    monitoring: Option<(TcpListener, ApiWrites)>,
+}
+
+/// Starts every part of the process. The first to end, for whatever reason, ends it.
+fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
+    let Parts { client, identity, intents, open, publishing, monitoring } = parts;
     let (events, notices) = Events::new();
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
@@ -182,13 +203,23 @@ fn spawn(
         }
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
+    if let Some((listener, writes)) = monitoring {
+        let pages = Pages { ctx: Arc::clone(&ctx), writes };
+        let served = monitoring::serve(listener, pages, stop.clone());
+        let told = async {
+            if let Err(error) = served.await {
+                tracing::error!(%error, "metrics are not served any more");
+            }
+        };
+        tasks.spawn(named("monitoring", told));
+    }
     tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
     // Ends after the others, when no sender is left, so that the last words are written too.
     tasks.spawn(named("events", events::publish(client, identity, notices)));
     (tasks, stop)
 }
 
-async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<Client> {
+async fn client(kubeconfig: Option<PathBuf>, writes: &ApiWrites) -> anyhow::Result<Client> {
     let config = match kubeconfig {
         Some(path) => {
             let read = || async {
@@ -199,7 +230,8 @@ async fn client(kubeconfig: Option<PathBuf>) -> anyhow::Result<Client> {
         }
         None => kube::Config::incluster().context("use the pod's service account (or give --kubeconfig)")?,
     };
-    Client::try_from(config).context("set up the connection to the API server")
+    let connection = ClientBuilder::try_from(config).context("set up the connection to the API server")?;
+    Ok(connection.with_layer(writes).build())
 }
 
 async fn watch_classes(ctx: Arc<Context>, cache: Writer<StorageClass>) {

@@ -5,7 +5,7 @@
 //! rights of the manifests of `csi/deploy`. Those have to be applied, and the nodes "node-a" and "node-b" to
 //! exist; nobody need answer for them.
 
-use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::{
@@ -23,18 +23,22 @@ use kube::{
 use loopfs::Bytes;
 use serde_json::{Value, json};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
     sync::{Mutex, MutexGuard},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    Parts,
     capacity::Publishing,
     claim_status::{ResizeStatus, recorded},
     controller::Object,
     fixtures,
     identity::Identity,
     intents::{Intent, Intents},
+    metrics::ApiWrites,
     ownership,
     storage::Opener,
     volume_model::VolumeModel,
@@ -68,9 +72,21 @@ struct Cluster {
 struct Provisioner {
     tasks: JoinSet<&'static str>,
     stop: CancellationToken,
+    /// Where it tells of its health.
+    pages: SocketAddr,
 }
 
 impl Provisioner {
+    /// A page: its head and its body.
+    async fn page(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.pages).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: here\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
     async fn stop(mut self) {
         self.stop.cancel();
         while let Some(ended) = self.tasks.join_next().await {
@@ -91,8 +107,8 @@ impl Cluster {
             // Only the first story of a run starts it.
             drop(crate::logging::init(&level, crate::LogFormat::Text));
         }
-        let admin =
-            crate::client(Some(std::env::var("KUBECONFIG").expect("KUBECONFIG").into())).await.unwrap();
+        let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
+        let admin = crate::client(Some(kubeconfig), &ApiWrites::default()).await.unwrap();
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
         let namespace = json!({"metadata": {"name": name}});
         create::<Namespace>(&Api::all(admin.clone()), namespace).await;
@@ -114,20 +130,30 @@ impl Cluster {
     }
 
     async fn provisioner_on(&self, node: &str, volumes: &Arc<VolumeModel>) -> Provisioner {
-        let client = self.client_of(node).await;
+        let writes = ApiWrites::default();
+        let client = self.client_of(node, &writes).await;
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
         let volumes: Arc<dyn Volumes> = volumes.clone();
         let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
         let publishing = Publishing { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
-        let (tasks, stop) = crate::spawn(client, identity, self.intents_of(node), open, Some(publishing));
-        Provisioner { tasks, stop }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let pages = listener.local_addr().unwrap();
+        let (tasks, stop) = crate::spawn(Parts {
+            client,
+            identity,
+            intents: self.intents_of(node),
+            open,
+            publishing: Some(publishing),
+            monitoring: Some((listener, writes)),
+        });
+        Provisioner { tasks, stop, pages }
     }
 
     /// With the rights that the provisioner of a node has.
-    async fn client_of(&self, node: &str) -> Client {
+    async fn client_of(&self, node: &str, writes: &ApiWrites) -> Client {
         let kubeconfigs: PathBuf =
             std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
-        crate::client(Some(kubeconfigs.join(format!("{node}.kubeconfig")))).await.unwrap()
+        crate::client(Some(kubeconfigs.join(format!("{node}.kubeconfig"))), writes).await.unwrap()
     }
 
     /// The driver's pod on a node.
@@ -296,6 +322,38 @@ async fn a_claims_life() {
     cluster.gone(&cluster.objects(), &volume.name_any()).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     eventually("trash emptied", || async { cluster.volumes.state().trash.is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn what_a_claim_costs_the_api_server_is_told() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    eventually("ready", || async {
+        provisioner.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
+    })
+    .await;
+    cluster.claim("data", json!({})).await;
+    let volume = cluster.bound("data").await;
+    cluster.ask("data", "4Mi").await;
+    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    cluster.delete_claim("data").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+
+    let lines = [
+        r#"operations_total{operation="provision",result="success",reason=""} 1"#,
+        r#"operations_total{operation="resize",result="success",reason=""} 1"#,
+        r#"operations_total{operation="delete",result="success",reason=""} 1"#,
+        r#"api_writes_total{verb="create",resource="persistentvolumes",code="201"} 1"#,
+        r#"api_writes_total{verb="delete",resource="persistentvolumes",code="200"} 1"#,
+        "claims_waiting 0",
+    ];
+    eventually("all told", || async {
+        let told = provisioner.page("/metrics").await;
+        lines.iter().all(|line| told.contains(&format!("\nloopfs_provisioner_{line}\n"))).then_some(())
+    })
+    .await;
     provisioner.stop().await;
     cluster.finish().await;
 }

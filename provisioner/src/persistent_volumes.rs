@@ -22,6 +22,7 @@ use crate::{
     controller, delete,
     error::Error,
     events::Reason,
+    metrics::Operation,
     ownership,
 };
 
@@ -117,8 +118,17 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
 }
 
 async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
-    let plan = delete::plan(volume, &ctx.identity)?;
-    delete::apply(volume, plan, ctx).await
+    let begun = Instant::now();
+    let plan = delete::plan(volume, &ctx.identity);
+    let deletes = matches!(plan, Ok(delete::Plan::Delete(_)));
+    let outcome = match plan {
+        Ok(plan) => delete::apply(volume, plan, ctx).await,
+        Err(error) => Err(error),
+    };
+    if deletes || outcome.is_err() {
+        ctx.operations.ended(Operation::Delete, begun, outcome.as_ref().copied());
+    }
+    outcome
 }
 
 #[cfg(test)]

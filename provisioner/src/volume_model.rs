@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, Census, ErrorKind, Space, VolumeId, VolumeKind, VolumeSpec};
 
 use crate::{
     fixtures,
@@ -122,8 +122,17 @@ impl Volumes for VolumeModel {
         Ok(deleted.is_some())
     }
 
-    fn available(&self) -> Result<Bytes, VolumeError> {
-        Ok(self.state().available())
+    fn space(&self) -> Result<Space, VolumeError> {
+        let state = self.state();
+        let available = state.available();
+        Ok(Space { total: state.size, available, promised: state.size.saturating_sub(available) })
+    }
+
+    fn census(&self) -> Result<Census, VolumeError> {
+        let state = self.state();
+        let of = |wanted| state.volumes.values().filter(|(kind, _)| *kind == wanted).count();
+        let (directories, images) = (of(VolumeKind::Filesystem), of(VolumeKind::Block));
+        Ok(Census { directories, images, trash: state.trash.len() })
     }
 
     fn empty_trash(&self) -> Result<usize, VolumeError> {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use loopfs::{Bytes, ContentSource, ErrorKind, VolumeId, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, Census, ContentSource, ErrorKind, Space, VolumeId, VolumeSpec, VolumeStore};
 
 /// A store of volumes. Calls block.
 pub(crate) trait Volumes: Send + Sync + 'static {
@@ -23,8 +23,10 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::delete`].
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
-    /// The largest volume that could be made; see [`VolumeStore::space`].
-    fn available(&self) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::space`].
+    fn space(&self) -> Result<Space, VolumeError>;
+    /// See [`VolumeStore::census`].
+    fn census(&self) -> Result<Census, VolumeError>;
     /// See [`VolumeStore::empty_trash`].
     fn empty_trash(&self) -> Result<usize, VolumeError>;
 }
@@ -91,8 +93,12 @@ impl Volumes for VolumeStore {
         Ok(VolumeStore::delete(self, id)?)
     }
 
-    fn available(&self) -> Result<Bytes, VolumeError> {
-        Ok(VolumeStore::space(self)?.available)
+    fn space(&self) -> Result<Space, VolumeError> {
+        Ok(VolumeStore::space(self)?)
+    }
+
+    fn census(&self) -> Result<Census, VolumeError> {
+        Ok(VolumeStore::census(self)?)
     }
 
     fn empty_trash(&self) -> Result<usize, VolumeError> {

@@ -283,7 +283,7 @@ async fn a_provisioner_writes_nothing_of_other_nodes() {
     cluster.claim("theirs", json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}})).await;
     cluster.claim("ours", json!({"metadata": {"labels": {"a": "b"}}})).await;
 
-    let taken_over = cluster.client_of("node-a").await;
+    let taken_over = cluster.client_of("node-a", &ApiWrites::default()).await;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over.clone(), &cluster.namespace);
     let refused = async |claim: &str, patch: Value| {
         let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;

@@ -1,0 +1,79 @@
+//! Where to serve.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+
+/// Where to serve HTTP: `ADDRESS:PORT`, or `:PORT` for all addresses of the pod or node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpAddress {
+    /// One address.
+    At(SocketAddr),
+    /// IPv6 and IPv4 where there are both.
+    All(u16),
+}
+
+impl FromStr for HttpAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let all = text.strip_prefix(':').map(str::parse);
+        match (all, text.parse()) {
+            (Some(Ok(port)), _) => Ok(Self::All(port)),
+            (_, Ok(address)) => Ok(Self::At(address)),
+            _ => Err("must be ADDRESS:PORT or :PORT, such as 127.0.0.1:9809, [::1]:9809 or :9809".to_owned()),
+        }
+    }
+}
+
+impl HttpAddress {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// EADDRINUSE, EADDRNOTAVAIL, EACCES: see bind(2).
+    pub async fn listen(self) -> anyhow::Result<TcpListener> {
+        let (first, second) = match self {
+            Self::At(address) => (address, None),
+            Self::All(port) => {
+                let at = |ip: IpAddr| SocketAddr::new(ip, port);
+                (at(Ipv6Addr::UNSPECIFIED.into()), Some(at(Ipv4Addr::UNSPECIFIED.into())))
+            }
+        };
+        let listener = match (TcpListener::bind(first).await, second) {
+            (Ok(listener), _) => Ok(listener),
+            // A node without IPv6.
+            (Err(_), Some(second)) => TcpListener::bind(second).await,
+            (Err(error), None) => Err(error),
+        };
+        listener.with_context(|| format!("listen on port {} (--metrics-address)", first.port()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    #[rstest]
+    #[case::all(":9809", Some(HttpAddress::All(9809)))]
+    #[case::one("127.0.0.1:9809", Some(HttpAddress::At(([127, 0, 0, 1], 9809).into())))]
+    #[case::one_of_ipv6("[::1]:9809", Some(HttpAddress::At((Ipv6Addr::LOCALHOST, 9809).into())))]
+    #[case::no_port("127.0.0.1", None)]
+    #[case::no_address("9809", None)]
+    #[case::a_name("localhost:9809", None)]
+    #[case::not_a_port(":98090", None)]
+    fn addresses(#[case] text: &str, #[case] address: Option<HttpAddress>) {
+        assert_eq!(text.parse().ok(), address);
+    }
+
+    #[tokio::test]
+    async fn all_addresses_are_listened_on() {
+        let listener = HttpAddress::All(0).listen().await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    }
+}

@@ -1,0 +1,68 @@
+//! Gauges that are read once, for the scrape they are told in.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+type Labelled = Family<[(&'static str, &'static str); 1], Gauge>;
+
+/// Registers figures as they are at this moment.
+pub trait Gauges {
+    /// A count.
+    fn count(&mut self, name: &str, help: &str, value: u64);
+    /// Counts told apart by one label.
+    fn counts(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'static str, u64)>,
+    );
+    /// A number of bytes; the name gets `_bytes` at its end.
+    fn bytes(&mut self, name: &str, help: &str, value: u64);
+    /// A time; the name gets `_seconds` at its end.
+    fn seconds(&mut self, name: &str, help: &str, value: Duration);
+}
+
+impl Gauges for Registry {
+    fn count(&mut self, name: &str, help: &str, value: u64) {
+        self.register(name, help, whole(value));
+    }
+
+    fn counts(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'static str, u64)>,
+    ) {
+        let family = Labelled::default();
+        for (which, value) in values {
+            family.get_or_create(&[(label, which)]).set(signed(value));
+        }
+        self.register(name, help, family);
+    }
+
+    fn bytes(&mut self, name: &str, help: &str, value: u64) {
+        self.register_with_unit(name, help, Unit::Bytes, whole(value));
+    }
+
+    fn seconds(&mut self, name: &str, help: &str, value: Duration) {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        gauge.set(value.as_secs_f64());
+        self.register_with_unit(name, help, Unit::Seconds, gauge);
+    }
+}
+
+fn whole(value: u64) -> Gauge {
+    let gauge = Gauge::default();
+    gauge.set(signed(value));
+    gauge
+}
+
+fn signed(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,103 @@
+//! Attempts to make, grow and delete volumes, counted and timed.
+
+use std::time::Instant;
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use crate::error::Error;
+
+/// A directory volume takes milliseconds, an image as long as its blocks take to find, a copy as long as its files.
+const BUCKETS: [f64; 12] = [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Provision,
+    Resize,
+    Delete,
+}
+
+impl Operation {
+    fn as_str(self) -> &'static str {
+        match self {
+            Operation::Provision => "provision",
+            Operation::Resize => "resize",
+            Operation::Delete => "delete",
+        }
+    }
+}
+
+type Labels<const COUNT: usize> = [(&'static str, &'static str); COUNT];
+
+/// What is known of all attempts since the process began.
+#[derive(Clone, Debug)]
+pub(crate) struct Operations {
+    ended: Family<Labels<3>, Counter>,
+    took: Family<Labels<2>, Histogram, fn() -> Histogram>,
+}
+
+impl Default for Operations {
+    fn default() -> Self {
+        Operations {
+            ended: Family::default(),
+            took: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+        }
+    }
+}
+
+impl Operations {
+    /// An attempt that began at `begun` has ended. One that found the object moved on is no failure: it is made again at
+    /// once.
+    pub(crate) fn ended(&self, operation: Operation, begun: Instant, outcome: Result<(), &Error>) {
+        let (result, reason) = match outcome {
+            Ok(()) => ("success", ""),
+            Err(error) if error.is_conflict() => ("conflict", error.reason()),
+            Err(error) => ("failure", error.reason()),
+        };
+        let operation = ("operation", operation.as_str());
+        self.ended.get_or_create(&[operation, ("result", result), ("reason", reason)]).inc();
+        let took = self.took.get_or_create(&[operation, ("result", result)]);
+        took.observe(begun.elapsed().as_secs_f64());
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let help = "Attempts to make, grow and delete volumes, by result and reason";
+        registry.register("operations", help, self.ended.clone());
+        let help = "How long attempts took, by result";
+        registry.register_with_unit("operation_duration", help, Unit::Seconds, self.took.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::{ErrorKind, VolumeId};
+
+    use super::*;
+    use crate::{storage::StorageError, volume_model};
+
+    #[test]
+    fn attempts_are_counted_by_result_and_reason() {
+        let operations = Operations::default();
+        let full = Error::Storage(StorageError::Volume(volume_model::error(ErrorKind::NoSpace, "full")));
+        let taken = Error::InFlight(VolumeId::parse("v").unwrap());
+        operations.ended(Operation::Provision, Instant::now(), Ok(()));
+        operations.ended(Operation::Provision, Instant::now(), Err(&full));
+        operations.ended(Operation::Provision, Instant::now(), Err(&full));
+        operations.ended(Operation::Delete, Instant::now(), Err(&taken));
+        let mut registry = Registry::default();
+        operations.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            r#"operations_total{operation="provision",result="success",reason=""} 1"#,
+            r#"operations_total{operation="provision",result="failure",reason="NoSpace"} 2"#,
+            r#"operations_total{operation="delete",result="conflict",reason="InFlight"} 1"#,
+            r#"operation_duration_seconds_count{operation="provision",result="failure"} 2"#,
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line} is not in {text}");
+        }
+    }
+}
