@@ -26,6 +26,10 @@ pub struct Args {
     /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
     #[arg(long)]
     pub metrics_address: Option<HttpAddress>,
+    /// Keep the driver's objects (CSIDriver, storage and priority classes, roles) as this ConfigMap of --pod-namespace declares
+    /// them; they are left alone if not given
+    #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP", requires = "pod_namespace")]
+    pub builtin_objects: Option<String>,
     /// What to log: error, warn, info, debug, trace, or a tracing filter
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,

@@ -29,6 +29,7 @@ use crate::{
     identity::Identity,
     placement::{self, Candidate},
     quantity,
+    stagger::fnv1a,
     storage::StorageError,
 };
 
@@ -195,11 +196,8 @@ fn object(class: &str, available: Bytes, publishing: &Publishing, identity: &Ide
 /// The same for every process of this driver on this node, so that there is one object and not one more after each
 /// restart. Neither part may hold a NUL, and node names are short enough for what is behind them.
 fn name(class: &str, identity: &Identity) -> String {
-    let named = [identity.driver(), identity.node(), class].join("\0");
-    // FNV-1a. A name has 253 characters, and a class may have all of them itself.
-    let hash = named.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    // A name has 253 characters, and a class may have all of them itself.
+    let hash = fnv1a(&[identity.driver(), identity.node(), class]);
     format!("{}-{hash:016x}", identity.node())
 }
 

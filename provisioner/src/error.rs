@@ -42,7 +42,7 @@ pub(crate) enum Error {
 }
 
 /// kube's own text for an error of the API server ends in a debug dump of it.
-fn api_message(error: &kube::Error) -> String {
+pub(crate) fn api_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),

@@ -39,6 +39,12 @@ pub(crate) enum Reason {
     VolumeRetained,
     StorageUnavailable,
     StorageReady,
+    /// A built-in object was made, mended or removed.
+    ObjectRepaired,
+    /// A built-in object is somebody else's.
+    ObjectRefused,
+    ObjectFailed,
+    DeclarationInvalid,
 }
 
 impl Reason {
@@ -55,6 +61,10 @@ impl Reason {
             Reason::VolumeRetained => "VolumeRetained",
             Reason::StorageUnavailable => "StorageUnavailable",
             Reason::StorageReady => "StorageReady",
+            Reason::ObjectRepaired => "ObjectRepaired",
+            Reason::ObjectRefused => "ObjectRefused",
+            Reason::ObjectFailed => "ObjectFailed",
+            Reason::DeclarationInvalid => "DeclarationInvalid",
         }
     }
 
@@ -63,14 +73,18 @@ impl Reason {
             Reason::ProvisioningFailed
             | Reason::VolumeResizeFailed
             | Reason::VolumeFailedDelete
-            | Reason::StorageUnavailable => "Warning",
+            | Reason::StorageUnavailable
+            | Reason::ObjectRefused
+            | Reason::ObjectFailed
+            | Reason::DeclarationInvalid => "Warning",
             Reason::Provisioning
             | Reason::ProvisioningSucceeded
             | Reason::Resizing
             | Reason::VolumeResizeSuccessful
             | Reason::FileSystemResizeRequired
             | Reason::VolumeRetained
-            | Reason::StorageReady => "Normal",
+            | Reason::StorageReady
+            | Reason::ObjectRepaired => "Normal",
         }
     }
 
@@ -84,6 +98,10 @@ impl Reason {
             | Reason::FileSystemResizeRequired => "Resize",
             Reason::VolumeFailedDelete | Reason::VolumeRetained => "Delete",
             Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
+            Reason::ObjectRepaired
+            | Reason::ObjectRefused
+            | Reason::ObjectFailed
+            | Reason::DeclarationInvalid => "KeepObjects",
         }
     }
 }

@@ -10,6 +10,7 @@
 mod api_server;
 mod args;
 mod backoff;
+mod builtin;
 mod capacity;
 mod claim_status;
 mod claims;
@@ -42,6 +43,7 @@ mod pv;
 mod quantity;
 mod reschedule;
 mod resize;
+mod stagger;
 mod storage;
 #[cfg(test)]
 mod volume_model;
@@ -95,20 +97,38 @@ const GRACE: Duration = Duration::from_secs(15);
 /// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on
 /// its own.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let Args { driver_name, node_name, data_dir, kubeconfig, pod, metrics_address, log_level, log_format } =
-        args;
+    let Args {
+        driver_name,
+        node_name,
+        data_dir,
+        kubeconfig,
+        pod,
+        builtin_objects,
+        metrics_address,
+        log_level,
+        log_format,
+    } = args;
     logging::init(&log_level, log_format)?;
     let identity = Identity::new(&driver_name, &node_name)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, publishing(pod), metrics_address));
+    let options = options(pod, builtin_objects);
+    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, metrics_address));
     // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
     runtime.shutdown_background();
     served
 }
 
-/// Where the capacity of this node is published.
-fn publishing(pod: PodArgs) -> Option<Publishing> {
+/// What a provisioner does besides provisioning.
+#[derive(Debug, Clone, Default)]
+struct Options {
+    /// Where the capacity of this node is published.
+    publishing: Option<Publishing>,
+    /// Where the objects to keep are declared.
+    builtin: Option<builtin::Source>,
+}
+
+fn options(pod: PodArgs, builtin_objects: Option<String>) -> Options {
     let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
     let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
         api_version: "v1".to_owned(),
@@ -117,14 +137,18 @@ fn publishing(pod: PodArgs) -> Option<Publishing> {
         uid,
         ..Default::default()
     });
-    pod_namespace.map(|namespace| Publishing { namespace, owner })
+    let builtin = builtin_objects.zip(pod_namespace.clone());
+    Options {
+        publishing: pod_namespace.map(|namespace| Publishing { namespace, owner }),
+        builtin: builtin.map(|(config_map, namespace)| builtin::Source { namespace, config_map }),
+    }
 }
 
 async fn serve(
     identity: Identity,
     data_dir: PathBuf,
     kubeconfig: Option<PathBuf>,
-    publishing: Option<Publishing>,
+    options: Options,
     metrics_address: Option<HttpAddress>,
 ) -> anyhow::Result<()> {
     let writes = ApiWrites::default();
@@ -136,7 +160,7 @@ async fn serve(
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
-    let (mut tasks, stop) = spawn(Parts { client, identity, intents, open, publishing, monitoring });
+    let (mut tasks, stop) = spawn(Parts { client, identity, intents, open, options, monitoring });
     let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
     tokio::select! {
@@ -158,14 +182,14 @@ struct Parts {
     identity: Identity,
     intents: Intents,
     open: Opener,
-    publishing: Option<Publishing>,
+    options: Options,
     /// Where to tell of health, and the writes of the client to tell of.
     monitoring: Option<(TcpListener, ApiWrites)>,
 }
 
 /// Starts every part of the process. The first to end, for whatever reason, ends it.
 fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
-    let Parts { client, identity, intents, open, publishing, monitoring } = parts;
+    let Parts { client, identity, intents, open, options, monitoring } = parts;
     let (events, notices) = Events::new();
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
@@ -195,6 +219,11 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     ));
     tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
+    let Options { publishing, builtin } = options;
+    if let Some(source) = builtin {
+        let keeping = builtin::run(Arc::clone(&ctx), source);
+        tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));
+    }
     match publishing {
         Some(publishing) => {
             let (_, cache) = reflector::store();

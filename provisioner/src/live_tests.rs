@@ -31,7 +31,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Parts,
+    Options, Parts,
     capacity::Publishing,
     claim_status::{ResizeStatus, recorded},
     controller::Object,
@@ -45,6 +45,7 @@ use crate::{
     volumes::Volumes,
 };
 
+mod builtin;
 mod nodes;
 
 const MIB: u64 = 1 << 20;
@@ -130,6 +131,15 @@ impl Cluster {
     }
 
     async fn provisioner_on(&self, node: &str, volumes: &Arc<VolumeModel>) -> Provisioner {
+        self.provisioner_with(node, volumes, Options::default()).await
+    }
+
+    async fn provisioner_with(
+        &self,
+        node: &str,
+        volumes: &Arc<VolumeModel>,
+        options: Options,
+    ) -> Provisioner {
         let writes = ApiWrites::default();
         let client = self.client_of(node, &writes).await;
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
@@ -143,7 +153,7 @@ impl Cluster {
             identity,
             intents: self.intents_of(node),
             open,
-            publishing: Some(publishing),
+            options: Options { publishing: Some(publishing), ..options },
             monitoring: Some((listener, writes)),
         });
         Provisioner { tasks, stop, pages }
@@ -231,7 +241,12 @@ impl Cluster {
 
     /// The same for an event whose text holds a word: others for that reason may come before.
     async fn told_that(&self, name: &str, reason: &str, word: &str) -> String {
-        let events: Api<Event> = Api::namespaced(self.admin.clone(), &self.namespace);
+        self.told_in(&self.namespace, name, reason, word).await
+    }
+
+    /// The same in another namespace than the story's own; those without any are in "default".
+    async fn told_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
+        let events: Api<Event> = Api::namespaced(self.admin.clone(), namespace);
         eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
             let events = events.list(&ListParams::default()).await.unwrap();
             let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());

@@ -1,0 +1,278 @@
+//! Stories of objects that are kept as declared, with the rights of `csi/deploy/builtin-objects`.
+
+use futures::StreamExt;
+use k8s_openapi::api::{
+    core::v1::ConfigMap,
+    rbac::v1::{ClusterRole, ClusterRoleBinding},
+    scheduling::v1::PriorityClass,
+    storage::v1::CSIDriver,
+};
+use kube::{
+    api::{ApiResource, DynamicObject, WatchEvent, WatchParams},
+    core::GroupVersionKind,
+};
+use serde::Deserialize;
+
+use super::*;
+use crate::builtin;
+
+/// What the role of the manifests lets the provisioner read.
+const CONFIG_MAP: &str = "loopfs-objects";
+const THERE: &str = "node-b";
+const ROLE: &str = "loopfs-provisioner";
+
+const OPT_IN: [&str; 2] = [
+    include_str!("../../../csi/deploy/builtin-objects/rbac.yaml"),
+    include_str!("../../../csi/deploy/builtin-objects/admission.yaml"),
+];
+
+fn ours() -> Value {
+    json!({"metadata": {"labels": {
+        "app.kubernetes.io/managed-by": "loopfs-provisioner", "app.kubernetes.io/instance": "csi.loopfs.dev",
+    }}})
+}
+
+fn class(name: &str, option: &str) -> String {
+    format!(
+        "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {name}}}, provisioner: csi.loopfs.dev, \
+         mountOptions: [{option}], parameters: {{bytesPerInode: '4096'}}}}"
+    )
+}
+
+impl Cluster {
+    /// As `kubectl apply` of the component's files does.
+    async fn opt_in(&self) {
+        for text in OPT_IN {
+            for document in serde_norway::Deserializer::from_str(text) {
+                let object: DynamicObject =
+                    serde_json::from_value(Value::deserialize(document).unwrap()).unwrap();
+                let kind = GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap();
+                let resource = ApiResource::from_gvk(&kind);
+                let api: Api<DynamicObject> = match object.namespace() {
+                    Some(namespace) => Api::namespaced_with(self.admin.clone(), &namespace, &resource),
+                    None => Api::all_with(self.admin.clone(), &resource),
+                };
+                let parameters = PatchParams::apply("story").force();
+                api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
+            }
+        }
+    }
+
+    fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.admin.clone(), SYSTEM)
+    }
+
+    async fn declare(&self, files: Value) {
+        let object = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP}, "data": files,
+        });
+        let parameters = PatchParams::apply("story").force();
+        self.config_maps().patch(CONFIG_MAP, &parameters, &Patch::Apply(object)).await.unwrap();
+    }
+
+    async fn keeper_on(&self, node: &str) -> Provisioner {
+        let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
+        let options = Options { builtin: Some(source), ..Options::default() };
+        self.provisioner_with(node, &self.volumes, options).await
+    }
+
+    fn all<K: Object<Scope = k8s_openapi::ClusterResourceScope>>(&self) -> Api<K> {
+        Api::all(self.admin.clone())
+    }
+
+    async fn change<K: Object>(&self, api: &Api<K>, name: &str, change: Value) {
+        api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    }
+
+    /// What the provisioner says about what it keeps.
+    async fn said(&self, reason: &str, word: &str) -> String {
+        self.told_in(SYSTEM, CONFIG_MAP, reason, word).await
+    }
+
+    async fn undeclare_all(&self) {
+        self.config_maps().delete(CONFIG_MAP, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+fn options_of(class: &StorageClass) -> Vec<String> {
+    class.mount_options.clone().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn built_in_objects_are_kept_as_declared() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in().await;
+    let (name, priority) = (format!("{}-kept", cluster.class), format!("loopfs-{}", cluster.class));
+    let priorities = format!(
+        "{{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {{name: {priority}}}, value: 1000}}"
+    );
+    let all = json!({
+        "csidriver.yaml": include_str!("../../../csi/deploy/csidriver.yaml"),
+        "class.yaml": class(&name, "nodev"), "priority.yaml": priorities,
+    });
+    cluster.declare(all).await;
+    let keeper = cluster.keeper_on(HERE).await;
+    let classes: Api<StorageClass> = cluster.all();
+    let made = until(&classes, &name, |_| true).await;
+    assert_eq!(made.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
+    until(&cluster.all::<PriorityClass>(), &priority, |class| class.value == Some(1000)).await;
+
+    // The manifests were applied by another, without the labels.
+    let drivers: Api<CSIDriver> = cluster.all();
+    let driver = fixtures::identity().driver().to_owned();
+    cluster.change(&drivers, &driver, json!({"spec": {"storageCapacity": false}})).await;
+    cluster.said("ObjectRefused", "label it so").await;
+    assert_eq!(drivers.get(&driver).await.unwrap().spec.storage_capacity, Some(false));
+    // Handed over, and mended at once.
+    cluster.change(&drivers, &driver, ours()).await;
+    until(&drivers, &driver, |driver| driver.spec.storage_capacity == Some(true)).await;
+
+    // Changed, removed, and made anew with what cannot be changed.
+    cluster
+        .change(&classes, &name, json!({"mountOptions": ["noexec"], "metadata": {"labels": {"team": "x"}}}))
+        .await;
+    let mended = until(&classes, &name, |class| options_of(class) == ["nodev"]).await;
+    assert_eq!(mended.labels()["team"], "x", "what others have added stays");
+    classes.delete(&name, &DeleteParams::default()).await.unwrap();
+    let made = until(&classes, &name, |_| true).await;
+    assert!(made.uid() != mended.uid());
+    let mut another = serde_json::to_value(&made).unwrap();
+    another["metadata"] = json!({"name": name, "labels": ours()["metadata"]["labels"]});
+    another["parameters"] = json!({"bytesPerInode": "512"});
+    classes.delete(&name, &DeleteParams::default()).await.unwrap();
+    // The provisioner may be quicker than this story.
+    if classes.create(&PostParams::default(), &serde_json::from_value(another).unwrap()).await.is_ok() {
+        let ratio = |class: &StorageClass| class.parameters.as_ref()?.get("bytesPerInode").cloned();
+        until(&classes, &name, |class| ratio(class).as_deref() == Some("4096")).await;
+        cluster.said("ObjectRepaired", "parameters differed, which cannot be changed").await;
+    }
+
+    // Not declared any more.
+    cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
+    cluster.gone(&cluster.all::<PriorityClass>(), &priority).await;
+    cluster.gone(&drivers, &driver).await;
+    // Nonsense, or nothing that could be read, is not "nothing is declared".
+    cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
+    cluster.said("DeclarationInvalid", "Nonsense").await;
+    cluster.undeclare_all().await;
+    cluster.told_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
+    keeper.stop().await;
+    until(&classes, &name, |_| true).await;
+
+    let again = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
+    create::<CSIDriver>(&drivers, again).await;
+    cluster.finish().await;
+}
+
+/// Of roles, a provisioner restores what it holds itself.
+#[tokio::test]
+async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in().await;
+    let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
+    let before = roles.get(ROLE).await.unwrap();
+    let binding = bindings.get(ROLE).await.unwrap();
+    cluster.change(&roles, ROLE, ours()).await;
+    cluster.change(&bindings, ROLE, ours()).await;
+    let strip = |mut object: Value| {
+        object["metadata"] = json!({"name": ROLE});
+        object
+    };
+    let role = strip(serde_json::to_value(&before).unwrap());
+    let bound = strip(serde_json::to_value(&binding).unwrap());
+    cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{bound}\n")})).await;
+    let keeper = cluster.keeper_on(HERE).await;
+
+    let rules = before.rules.clone().unwrap();
+    let mut more = serde_json::to_value(&rules).unwrap();
+    more.as_array_mut().unwrap().push(json!({"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}));
+    cluster.change(&roles, ROLE, json!({"rules": more})).await;
+    until(&roles, ROLE, |role| role.rules.as_ref() == Some(&rules)).await;
+
+    bindings.delete(ROLE, &DeleteParams::default()).await.unwrap();
+    until(&bindings, ROLE, |_| true).await;
+
+    let fewer = serde_json::to_value(&rules[1..]).unwrap();
+    cluster.change(&roles, ROLE, json!({"rules": fewer})).await;
+    let told = cluster.said("ObjectFailed", "attempting to grant RBAC permissions not currently held").await;
+    assert!(told.contains("ClusterRole loopfs-provisioner"), "{told}");
+    // What an administrator does about it.
+    cluster.change(&roles, ROLE, json!({"rules": rules})).await;
+    keeper.stop().await;
+
+    let taken_over = cluster.client_of(HERE, &ApiWrites::default()).await;
+    let administrator = json!({
+        "metadata": {"name": "mine", "labels": ours()["metadata"]["labels"]},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": ROLE, "namespace": SYSTEM}],
+    });
+    let mine: Api<ClusterRoleBinding> = Api::all(taken_over.clone());
+    let refused = mine.create(&PostParams::default(), &serde_json::from_value(administrator).unwrap()).await;
+    assert!(refused.unwrap_err().to_string().contains("attempting to grant"));
+    let classes: Api<StorageClass> = Api::all(taken_over);
+    let labels = json!({"name": "mine", "labels": ours()["metadata"]["labels"]});
+    for (object, word) in [
+        (json!({"metadata": {"name": "mine"}, "provisioner": "csi.loopfs.dev"}), "labels what it writes"),
+        (json!({"metadata": labels, "provisioner": "csi.other.dev"}), "classes of its own driver"),
+    ] {
+        let object: StorageClass = serde_json::from_value(object).unwrap();
+        // A policy takes a moment to be heeded.
+        eventually(word, || async {
+            match classes.create(&PostParams::default(), &object).await {
+                Ok(_) => {
+                    let admins: Api<StorageClass> = cluster.all();
+                    admins.delete("mine", &DeleteParams::default()).await.unwrap();
+                    None
+                }
+                Err(error) => error.to_string().contains(word).then_some(()),
+            }
+        })
+        .await;
+    }
+    let foreign = classes.delete(&cluster.class, &DeleteParams::default()).await.unwrap_err().to_string();
+    assert!(foreign.contains("changes only objects that are labelled"), "{foreign}");
+    cluster.undeclare_all().await;
+    let none = json!({"metadata": {"labels": null}});
+    cluster.change(&roles, ROLE, none.clone()).await;
+    cluster.change(&bindings, ROLE, none).await;
+    cluster.finish().await;
+}
+
+/// Every difference is mended by one write, and no declaration is undone by one who has not heard of it.
+#[tokio::test]
+async fn two_provisioners_mend_once() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in().await;
+    let name = format!("{}-kept", cluster.class);
+    let classes: Api<StorageClass> = cluster.all();
+    let start = classes.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    cluster.declare(json!({"class.yaml": class(&name, "o0")})).await;
+    let keepers = [cluster.keeper_on(HERE).await, cluster.keeper_on(THERE).await];
+    until(&classes, &name, |_| true).await;
+    let mut expected = vec!["o0".to_owned()];
+    for turn in 0..3 {
+        cluster.change(&classes, &name, json!({"mountOptions": [format!("drift{turn}")]})).await;
+        until(&classes, &name, |class| options_of(class) == [format!("o{turn}")]).await;
+        let next = format!("o{}", turn + 1);
+        cluster.declare(json!({"class.yaml": class(&name, &next)})).await;
+        until(&classes, &name, |class| options_of(class) == [next.clone()]).await;
+        expected.extend([format!("drift{turn}"), format!("o{turn}"), next]);
+    }
+    for keeper in keepers {
+        keeper.stop().await;
+    }
+    classes.delete(&name, &DeleteParams::default()).await.unwrap();
+    let only = WatchParams::default().fields(&format!("metadata.name={name}"));
+    let mut watched = classes.watch(&only, &start).await.unwrap().boxed();
+    let mut written = Vec::new();
+    loop {
+        match watched.next().await.unwrap().unwrap() {
+            WatchEvent::Added(class) | WatchEvent::Modified(class) => written.extend(options_of(&class)),
+            WatchEvent::Deleted(_) => break,
+            _ => {}
+        }
+    }
+    assert_eq!(written, expected);
+    cluster.undeclare_all().await;
+    cluster.finish().await;
+}
