@@ -124,7 +124,8 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     } = args;
     let root = PublishRoot::open(&kubelet_dir)
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
-    let gate = Arc::new(StorageGate::new(data_dir));
+    let root = Arc::new(root);
+    let gate = Arc::new(StorageGate::new(data_dir, Arc::clone(&root)));
     let probe = Arc::new(Probe::new(Arc::clone(&gate)));
     let janitor = Arc::new(Janitor::default());
     let this_node = ThisNode::new(&driver_name, node_name);

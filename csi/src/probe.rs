@@ -70,10 +70,12 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::target::PublishRoot;
 
     #[tokio::test]
     async fn a_disk_that_hangs_is_told_of_and_holds_one_thread() {
-        let gate = Arc::new(StorageGate::new("/nowhere".into()));
+        let root = Arc::new(PublishRoot::open(std::path::Path::new("/")).unwrap());
+        let gate = Arc::new(StorageGate::new("/nowhere".into(), root));
         let probe = Probe { patience: Duration::from_millis(50), ..Probe::new(gate) };
         let (answer, answered) = mpsc::channel::<()>();
         let answered = Arc::new(std::sync::Mutex::new(answered));

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::readiness;
+use crate::target::PublishRoot;
 
 /// Volumes, and the loop devices that Block volumes are shown by.
 #[derive(Debug)]
@@ -61,12 +62,14 @@ pub(crate) enum Health {
 #[derive(Debug)]
 pub(crate) struct StorageGate {
     data_dir: PathBuf,
+    /// Where volumes are shown.
+    root: Arc<PublishRoot>,
     state: watch::Sender<State>,
 }
 
 impl StorageGate {
-    pub(crate) fn new(data_dir: PathBuf) -> Self {
-        Self { data_dir, state: watch::Sender::new(State::Starting) }
+    pub(crate) fn new(data_dir: PathBuf, root: Arc<PublishRoot>) -> Self {
+        Self { data_dir, root, state: watch::Sender::new(State::Starting) }
     }
 
     /// The storage as it was opened, even if it has failed since. Blocks not.
@@ -160,9 +163,14 @@ impl StorageGate {
     async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, String> {
         let data_dir = self.data_dir.clone();
         let known = loops.clone();
+        let root = Arc::clone(&self.root);
         let opened = tokio::task::spawn_blocking(move || {
             let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
             store.verify()?;
+            if known.is_none() {
+                // No call is under way yet, which would be between the two.
+                settle_uses(&store, &root);
+            }
             let loops = known.map_or_else(|| LoopControl::open().map(Arc::new), Ok)?;
             Ok(Storage { store, loops })
         });
@@ -177,6 +185,14 @@ impl StorageGate {
             }
             Err(panic) => Err(format!("a defect: {panic}")),
         }
+    }
+}
+
+/// Of a driver that was killed, and of one that did not write down what it showed.
+fn settle_uses(store: &VolumeStore, root: &PublishRoot) {
+    let settled = root.mounts().and_then(|mounts| Ok(store.settle_uses(&mounts)?));
+    if let Err(error) = settled {
+        tracing::warn!(%error, "which volumes are shown could not be written down; one in use may be deleted");
     }
 }
 
@@ -211,7 +227,8 @@ mod tests {
     #[tokio::test]
     async fn a_directory_that_is_no_mount_keeps_the_gate_closed_and_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        let gate = Arc::new(StorageGate::new(directory.path().to_owned()));
+        let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
+        let gate = Arc::new(StorageGate::new(directory.path().to_owned(), root));
         assert_eq!(gate.probe().unwrap(), Health::Starting);
         let stop = CancellationToken::new();
         let task = tokio::spawn(Arc::clone(&gate).keep_open(stop.clone()));

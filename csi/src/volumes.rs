@@ -32,12 +32,12 @@ pub(crate) use snapshots::SnapshotPage;
 #[derive(Debug)]
 pub(crate) struct Volumes {
     gate: Arc<StorageGate>,
-    root: PublishRoot,
+    root: Arc<PublishRoot>,
     janitor: Arc<Janitor>,
 }
 
 impl Volumes {
-    pub(crate) fn new(gate: Arc<StorageGate>, root: PublishRoot, janitor: Arc<Janitor>) -> Self {
+    pub(crate) fn new(gate: Arc<StorageGate>, root: Arc<PublishRoot>, janitor: Arc<Janitor>) -> Self {
         Self { gate, root, janitor }
     }
 
@@ -52,7 +52,11 @@ impl Volumes {
         require_kind(&volume, stage.capability.access_type.kind())?;
         match stage.capability.access_type {
             AccessType::Mount(_) => Ok(()),
-            AccessType::Block => BlockVolume::open(&volume, &storage.loops)?.attach(access).map(drop),
+            AccessType::Block => {
+                let block = BlockVolume::open(&volume, &storage.loops)?;
+                block.attach(access)?;
+                require_there(&storage, &volume, &block)
+            }
         }
     }
 
@@ -60,8 +64,12 @@ impl Volumes {
         let storage = self.gate.opened()?;
         let volume = match find(&storage, &unstage.volume)? {
             Found::Block(volume) => volume,
-            Found::WithoutDevices => return Ok(()),
-            Found::Gone => return self.detach_strays(&storage, &unstage.volume),
+            // Where the storage could not be reached when it was unpublished, that was left to this.
+            Found::WithoutDevices => return self.settle_use(&storage, &unstage.volume),
+            Found::Gone => {
+                self.settle_use(&storage, &unstage.volume)?;
+                return self.detach_strays(&storage, &unstage.volume);
+            }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
         refuse_published(&volume, block.published_at(&self.root.mounts()?, None)?)?;
@@ -89,6 +97,8 @@ impl Volumes {
                     let other = directory.published_at(&self.root.mounts()?, Some(&target));
                     refuse_second_target(&volume, other)?;
                 }
+                // First, for whoever deletes volumes does not see this process's mounts.
+                storage.store.record_use(volume.id(), target.path())?;
                 directory.publish(&target, flags)
             }
             Exposure::Block(access) => {
@@ -101,6 +111,8 @@ impl Volumes {
                     let other = block.published_at(&self.root.mounts()?, Some(&target))?;
                     refuse_second_target(&volume, other)?;
                 }
+                block.attach(access)?;
+                require_there(&storage, &volume, &block)?;
                 block.publish(&target, access)
             }
         }
@@ -124,14 +136,20 @@ impl Volumes {
         let storage = match self.gate.opened() {
             Ok(storage) => storage,
             Err(error) => {
-                tracing::warn!(%error, "a loop device of the volume, if it has one, is left to NodeUnstageVolume");
+                tracing::warn!(%error, "what else is to be done about the volume is left to NodeUnstageVolume");
                 return Ok(());
             }
         };
         let volume = match find(&storage, &unpublish.volume)? {
             Found::Block(volume) => volume,
-            Found::WithoutDevices => return Ok(()),
-            Found::Gone => return self.detach_strays(&storage, &unpublish.volume),
+            Found::WithoutDevices => {
+                self.settle_use_or_leave_it(&storage, &unpublish.volume);
+                return Ok(());
+            }
+            Found::Gone => {
+                self.settle_use_or_leave_it(&storage, &unpublish.volume);
+                return self.detach_strays(&storage, &unpublish.volume);
+            }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
         let mounts = self.root.mounts()?;
@@ -144,6 +162,18 @@ impl Volumes {
         match block.published_at(&mounts, None)? {
             Some(_in_use) => Ok(()),
             None => block.detach(),
+        }
+    }
+
+    /// Writes down where a volume is shown, or that it is not, as the mount table has it.
+    fn settle_use(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
+        Ok(storage.store.settle_use(volume, &self.root.mounts()?)?)
+    }
+
+    /// The same for a call that does not fail where the storage does.
+    fn settle_use_or_leave_it(&self, storage: &Storage, volume: &VolumeId) {
+        if let Err(error) = self.settle_use(storage, volume) {
+            tracing::warn!(%error, "that the volume is not in use any more is left to NodeUnstageVolume to write down");
         }
     }
 
@@ -277,6 +307,22 @@ fn published_at(
         VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
         VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounts, None),
     }
+}
+
+/// That a volume which was attached a moment ago was not deleted a moment before: once it is attached, it is not.
+fn require_there(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>) -> Result<()> {
+    let there = match storage.store.volume(volume.id()) {
+        Ok(there) => BlockVolume::open(&there, &storage.loops)?.image()? == block.image()?,
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) => return Err(error.into()),
+    };
+    if there {
+        return Ok(());
+    }
+    block.detach()?;
+    // As whoever comes later is told.
+    storage.store.volume(volume.id()).map(drop)?;
+    Err(Error::Precondition(format!("volume {} was replaced while it was attached; try again", volume.id())))
 }
 
 fn refuse_published(volume: &Volume, mount_point: Option<PathBuf>) -> Result<()> {

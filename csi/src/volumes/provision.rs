@@ -69,7 +69,9 @@ impl Volumes {
     pub(crate) fn delete(&self, id: &VolumeId) -> Result<()> {
         let storage = self.gate.verified()?;
         if let Some(volume) = existing(&storage, id)? {
-            refuse_published(&volume, published_at(&volume, &storage.loops, &self.root.mounts()?)?)?;
+            let mounts = self.root.mounts()?;
+            refuse_published(&volume, published_at(&volume, &storage.loops, &mounts)?)?;
+            storage.store.settle_use(id, &mounts)?;
             if volume.kind() == VolumeKind::Block {
                 // Staged and never unstaged.
                 BlockVolume::open(&volume, &storage.loops)?.detach()?;

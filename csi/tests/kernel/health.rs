@@ -11,7 +11,7 @@ use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
-use crate::scene::{MIB, Scene, id, path_from, read_from, write_to};
+use crate::scene::{MIB, Scene, path_from, read_from, write_to};
 use crate::support::*;
 
 const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
@@ -235,7 +235,7 @@ fn an_image_that_is_gone_while_its_device_is_in_use() {
         scene.node().node_publish_volume(publish("v", target, block())).unwrap();
     }
     write_to(&target, b"kept").unwrap();
-    assert!(scene.store.delete(&id("v")).unwrap());
+    scene.lose("v");
     scene.store.empty_trash().unwrap();
 
     assert_abnormal(&scene, "v", &target, "ImageMissing", &["the image is gone", "copy what is needed"]);
@@ -275,7 +275,7 @@ fn a_device_left_by_a_volume_that_is_gone_is_taken_away_by_unstaging_it() {
     scene.volume("v", VolumeKind::Block);
     let staging = scene.target("staging");
     scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-    assert!(scene.store.delete(&id("v")).unwrap());
+    scene.lose("v");
     scene.restart_driver();
     scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
     scene.finish();

@@ -9,6 +9,7 @@ mod calls_in_progress;
 mod controller;
 mod driver_process;
 mod health;
+mod in_use;
 mod left_behind;
 mod metrics;
 mod mount;

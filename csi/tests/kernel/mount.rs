@@ -217,7 +217,7 @@ fn a_volume_that_is_gone_is_not_published_but_taken_away() {
 
     scene.volume("v", VolumeKind::Filesystem);
     node.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    assert!(scene.store.delete(&id("v")).unwrap());
+    scene.lose("v");
     for _ in 0..2 {
         node.node_unpublish_volume(unpublish("v", &target)).unwrap();
         node.node_unstage_volume(unstage("v", &scene.target("staging"))).unwrap();

@@ -77,6 +77,13 @@ impl Scene {
         self.driver.as_ref().unwrap()
     }
 
+    /// Deletes a volume as the store would not, which is in use.
+    pub(crate) fn lose(&self, name: &str) {
+        let data = &self.directories.data;
+        let trash = data.join("trash").join(format!("{name}.0123456789abcdef"));
+        std::fs::rename(data.join("volumes").join(name), trash).unwrap();
+    }
+
     /// A volume of 1 MiB.
     pub(crate) fn volume(&self, name: &str, kind: VolumeKind) {
         self.store.create(&id(name), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();

@@ -36,6 +36,15 @@ pub use pool::PoolOptions;
 pub(crate) use attach::reopen;
 pub(crate) use hint::start as record_attachments;
 
+/// The device that keeps `image`, an open file that the caller holds flock(2) of: bound by this library, in whichever
+/// process, and not about to go. No device is opened, so nodes need not be there.
+pub(crate) fn kept_by(image: BorrowedFd<'_>) -> Option<u32> {
+    [Access::ReadWrite, Access::ReadOnly].into_iter().find_map(|access| match hint::read(image, access) {
+        hint::Hint::Index(index) => loop_dev::stays_bound(index).then_some(index),
+        _ => None,
+    })
+}
+
 /// What the kernel reports of a bound device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {

@@ -103,6 +103,18 @@ pub(crate) fn direct_io(index: u32) -> Option<bool> {
     std::fs::read(format!("/sys/block/loop{index}/loop/dio")).ok().map(|text| text.starts_with(b"1"))
 }
 
+/// Whether a device that is bound stays so when it is closed, as sysfs has it. Where sysfs is not mounted it may.
+pub(crate) fn stays_bound(index: u32) -> bool {
+    match std::fs::read(format!("/sys/block/loop{index}/loop/autoclear")) {
+        Ok(flag) => !flag.starts_with(b"1"),
+        // It is bound to nothing (any more).
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            !std::path::Path::new("/sys/block").exists()
+        }
+        Err(_) => true,
+    }
+}
+
 /// `LOOP_CTL_ADD`: makes device `index`; answers the index. EEXIST if it is there already.
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     let fd = control.as_fd().as_raw_fd();

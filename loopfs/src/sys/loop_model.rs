@@ -327,6 +327,14 @@ pub(crate) fn direct_io(index: u32) -> Option<bool> {
     with(|model| model.devices.get(&index)?.bound.as_ref().map(|bound| bound.info.lo_flags & DIRECT_IO != 0))
 }
 
+pub(crate) fn stays_bound(index: u32) -> bool {
+    let stays = |model: &mut Model| {
+        let bound = model.devices.get(&index)?.bound.as_ref()?;
+        Some(bound.info.lo_flags & AUTOCLEAR == 0)
+    };
+    with(stays).unwrap_or(false)
+}
+
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     by_control(control, |model| {
         model.enter("add", Some(index))?;

@@ -5,6 +5,7 @@
 //! .loopfs/lock           flock: shared by changes, exclusive for recovery
 //! .loopfs/promised       flock: the account of promised bytes
 //! .loopfs/project-ids    flock: one allocation of a project id at a time
+//! .loopfs/users/ID       a link: in which boot the directory ID was shown, and where; flock of users: changes
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
 //! snapshots/ID           likewise, and never written to
 //! staging/ID.SUFFIX      a directory being made, not yet a volume or snapshot
@@ -27,6 +28,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::random;
 
 const FORMAT: &str = "loopfs store 1\n";
+const USERS: &str = ".loopfs/users";
 
 /// Directories of the store, held open; everything else is reached beneath them.
 #[derive(Debug)]
@@ -35,9 +37,11 @@ pub(super) struct Layout {
     pub(super) volumes: OwnedFd,
     /// None in a store of an earlier version that was opened to look at, or is read-only.
     pub(super) snapshots: Option<OwnedFd>,
+    /// As `snapshots`.
+    pub(super) users: Option<OwnedFd>,
     pub(super) staging: OwnedFd,
     pub(super) trash: OwnedFd,
-    boot: Boot,
+    pub(super) boot: Boot,
 }
 
 impl Layout {
@@ -62,7 +66,7 @@ impl Layout {
 
     /// Makes what is missing. The format file comes last, so a half-made store is made again.
     pub(super) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
-        for name in [".loopfs", "volumes", "snapshots", "staging", "trash"] {
+        for name in [".loopfs", USERS, "volumes", "snapshots", "staging", "trash"] {
             make_directory(root, name)?;
         }
         let private = open_directory(root, ".loopfs")?;
@@ -80,22 +84,24 @@ impl Layout {
 
     /// Makes what a store of an earlier version lacks. Where nothing can be made, nothing needs it.
     pub(super) fn complete(root: BorrowedFd<'_>) -> Result<()> {
-        match make_directory(root, "snapshots") {
+        let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, USERS));
+        match made {
             Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
             made => made,
         }
     }
 
     pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
-        let snapshots = match open_directory(root, "snapshots") {
-            Ok(snapshots) => Some(snapshots),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
+        let open_if_there = |name| match open_directory(root, name) {
+            Ok(directory) => Ok(Some(directory)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         };
         Ok(Self {
             private: open_directory(root, ".loopfs")?,
             volumes: open_directory(root, "volumes")?,
-            snapshots,
+            snapshots: open_if_there("snapshots")?,
+            users: open_if_there(USERS)?,
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
@@ -182,7 +188,20 @@ impl Layout {
         to: &OwnedFd,
         new_name: &str,
     ) -> std::result::Result<(), Errno> {
+        self.rename_held(from, name, to, new_name, ())
+    }
+
+    /// The same, holding what has to be held for the move and not until that is durable.
+    pub(super) fn rename_held(
+        &self,
+        from: &OwnedFd,
+        name: &str,
+        to: &OwnedFd,
+        new_name: &str,
+        held: impl Sized,
+    ) -> std::result::Result<(), Errno> {
         renameat2(from, name, to, new_name, RenameFlags::RENAME_NOREPLACE)?;
+        drop(held);
         fsync(to)?;
         fsync(from)
     }

@@ -50,6 +50,12 @@ impl Account {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Boot(String);
 
+impl std::fmt::Display for Boot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl Boot {
     pub(super) fn current() -> Result<Self> {
         const PATH: &str = "/proc/sys/kernel/random/boot_id";

@@ -23,6 +23,7 @@ mod create;
 mod grow;
 mod id;
 mod identity;
+mod in_use;
 mod layout;
 mod ledger;
 mod overhead;

@@ -22,10 +22,13 @@ impl VolumeStore {
     /// Deletes a volume: when this returns it is gone for good, and its space and project id are
     /// freed by [`empty_trash`](Self::empty_trash). False if there was none.
     ///
-    /// Whoever has it mounted or attached keeps it until then.
+    /// One in use is not deleted: an image that is attached to a loop device which is to stay, and a directory that is shown
+    /// somewhere, by what was recorded ([`record_use`](Self::record_use)) or as this process's mount table has it. Where
+    /// a device is to go at its last close, or another program has bound one, whoever has it open keeps what it holds
+    /// until then.
     ///
     /// # Errors
-    /// EROFS and the like.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the place or the device. EROFS and the like.
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
         self.discard(ContentSource::Volume(id))
     }
@@ -40,8 +43,14 @@ impl VolumeStore {
 
     fn discard(&self, entry: ContentSource<'_>) -> Result<bool> {
         let _lock = self.layout.lock_shared()?;
+        let held = match entry {
+            ContentSource::Volume(id) => Some(self.require_unused(id)?),
+            // Nobody can be shown one.
+            ContentSource::Snapshot(_) => None,
+        };
         let name = layout::unique(entry.id())?;
-        match self.layout.rename(self.layout.parent(entry)?, entry.id(), &self.layout.trash, &name) {
+        let (from, to) = (self.layout.parent(entry)?, &self.layout.trash);
+        match self.layout.rename_held(from, entry.id(), to, &name, held) {
             Ok(()) => Ok(true),
             // Whoever deleted it may have died before that was durable.
             Err(Errno::ENOENT) => self.layout.make_durable().map(|()| false),
