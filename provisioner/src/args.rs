@@ -30,6 +30,8 @@ pub struct Args {
     /// them; they are left alone if not given
     #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP", requires = "pod_namespace")]
     pub builtin_objects: Option<String>,
+    #[command(flatten)]
+    pub audit: AuditArgs,
     /// What to log: error, warn, info, debug, trace, or a tracing filter
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,
@@ -51,6 +53,24 @@ pub struct PodArgs {
     /// UID of the pod
     #[arg(long, env = "POD_UID", requires = "pod_name")]
     pub pod_uid: Option<String>,
+}
+
+/// Volumes that no PersistentVolume names, and PersistentVolumes without a volume.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AuditArgs {
+    /// List them, one a line, and end. Nothing is changed
+    #[arg(long, conflicts_with = "collect")]
+    pub audit: bool,
+    /// How often to look for them, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub audit_interval: u64,
+    /// Remove volumes that no PersistentVolume names, what was retained and then lost its object among them. Of those made for
+    /// claims only, and not while their claim is there; and never what a PersistentVolume names
+    #[arg(long)]
+    pub collect: bool,
+    /// For how long nobody has to have named a volume before it is removed, in seconds, as far as this process has seen
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, requires = "collect")]
+    pub collect_after: u64,
 }
 
 /// The form of log lines.

@@ -17,7 +17,7 @@ use loopfs::Bytes;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    backoff::Backoff, events::Events, identity::Identity, in_flight::InFlight, intents::Intents,
+    audit, backoff::Backoff, events::Events, identity::Identity, in_flight::InFlight, intents::Intents,
     metrics::Operations, own_writes::OwnWrites, storage::Storage,
 };
 
@@ -56,6 +56,7 @@ pub(crate) struct Context {
     /// There may be less room than was published, or what was published was changed.
     pub(crate) capacity: Notify,
     pub(crate) operations: Operations,
+    pub(crate) audit: audit::Latest,
     /// The time that goes into conditions.
     pub(crate) now: fn() -> Timestamp,
 }
@@ -98,6 +99,7 @@ impl Context {
             chances: Default::default(),
             capacity: Default::default(),
             operations: Default::default(),
+            audit: Default::default(),
             now,
         }
     }

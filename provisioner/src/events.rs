@@ -37,6 +37,11 @@ pub(crate) enum Reason {
     FileSystemResizeRequired,
     VolumeFailedDelete,
     VolumeRetained,
+    /// The volume of an object is not there.
+    VolumeMissing,
+    /// No object names these volumes.
+    OrphanedVolumes,
+    OrphanedVolumeRemoved,
     StorageUnavailable,
     StorageReady,
     /// A built-in object was made, mended or removed.
@@ -59,6 +64,9 @@ impl Reason {
             Reason::FileSystemResizeRequired => "FileSystemResizeRequired",
             Reason::VolumeFailedDelete => "VolumeFailedDelete",
             Reason::VolumeRetained => "VolumeRetained",
+            Reason::VolumeMissing => "VolumeMissing",
+            Reason::OrphanedVolumes => "OrphanedVolumes",
+            Reason::OrphanedVolumeRemoved => "OrphanedVolumeRemoved",
             Reason::StorageUnavailable => "StorageUnavailable",
             Reason::StorageReady => "StorageReady",
             Reason::ObjectRepaired => "ObjectRepaired",
@@ -73,6 +81,8 @@ impl Reason {
             Reason::ProvisioningFailed
             | Reason::VolumeResizeFailed
             | Reason::VolumeFailedDelete
+            | Reason::VolumeMissing
+            | Reason::OrphanedVolumes
             | Reason::StorageUnavailable
             | Reason::ObjectRefused
             | Reason::ObjectFailed
@@ -83,6 +93,7 @@ impl Reason {
             | Reason::VolumeResizeSuccessful
             | Reason::FileSystemResizeRequired
             | Reason::VolumeRetained
+            | Reason::OrphanedVolumeRemoved
             | Reason::StorageReady
             | Reason::ObjectRepaired => "Normal",
         }
@@ -97,6 +108,7 @@ impl Reason {
             | Reason::VolumeResizeFailed
             | Reason::FileSystemResizeRequired => "Resize",
             Reason::VolumeFailedDelete | Reason::VolumeRetained => "Delete",
+            Reason::VolumeMissing | Reason::OrphanedVolumes | Reason::OrphanedVolumeRemoved => "Audit",
             Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
             Reason::ObjectRepaired
             | Reason::ObjectRefused

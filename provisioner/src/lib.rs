@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod api_server;
 mod args;
+mod audit;
 mod backoff;
 mod builtin;
 mod capacity;
@@ -49,7 +50,12 @@ mod storage;
 mod volume_model;
 mod volumes;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, anyhow};
 use futures::StreamExt;
@@ -76,7 +82,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use monitoring::HttpAddress;
 
-pub use crate::args::{Args, LogFormat, PodArgs};
+pub use crate::args::{Args, AuditArgs, LogFormat, PodArgs};
 use crate::{
     capacity::Publishing,
     context::{Context, Given},
@@ -105,6 +111,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         pod,
         builtin_objects,
         metrics_address,
+        audit,
         log_level,
         log_format,
     } = args;
@@ -112,7 +119,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let identity = Identity::new(&driver_name, &node_name)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    let options = options(pod, builtin_objects);
+    if audit.audit {
+        return runtime.block_on(list_findings(&identity, &data_dir, kubeconfig));
+    }
+    let options = options(pod, builtin_objects, &audit);
     let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, metrics_address));
     // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
     runtime.shutdown_background();
@@ -126,9 +136,11 @@ struct Options {
     publishing: Option<Publishing>,
     /// Where the objects to keep are declared.
     builtin: Option<builtin::Source>,
+    /// How volumes and objects are compared.
+    audit: Option<audit::Settings>,
 }
 
-fn options(pod: PodArgs, builtin_objects: Option<String>) -> Options {
+fn options(pod: PodArgs, builtin_objects: Option<String>, audit: &AuditArgs) -> Options {
     let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
     let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
         api_version: "v1".to_owned(),
@@ -141,7 +153,21 @@ fn options(pod: PodArgs, builtin_objects: Option<String>) -> Options {
     Options {
         publishing: pod_namespace.map(|namespace| Publishing { namespace, owner }),
         builtin: builtin.map(|(config_map, namespace)| builtin::Source { namespace, config_map }),
+        audit: Some(audit::Settings {
+            every: Duration::from_secs(audit.audit_interval),
+            collect_after: audit.collect.then_some(Duration::from_secs(audit.collect_after)),
+        }),
     }
+}
+
+async fn list_findings(
+    identity: &Identity,
+    data_dir: &Path,
+    kubeconfig: Option<PathBuf>,
+) -> anyhow::Result<()> {
+    let client = client(kubeconfig, &ApiWrites::default()).await?;
+    let list = audit::report(&client, identity, data_dir).await?;
+    std::io::stdout().write_all(list.as_bytes()).context("write the list")
 }
 
 async fn serve(
@@ -219,7 +245,11 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     ));
     tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { publishing, builtin } = options;
+    let Options { publishing, builtin, audit } = options;
+    if let Some(settings) = audit {
+        let auditing = audit::run(Arc::clone(&ctx), settings);
+        tasks.spawn(named("audit", until(stop.clone(), auditing)));
+    }
     if let Some(source) = builtin {
         let keeping = builtin::run(Arc::clone(&ctx), source);
         tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));

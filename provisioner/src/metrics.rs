@@ -1,8 +1,12 @@
 //! What a Prometheus server is told. The names are listed in README.md, which a test compares with what is served.
 
+use std::time::Duration;
+
 use loopfs::{Census, Space};
 use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
+
+use crate::audit::Findings;
 
 mod api_writes;
 mod operations;
@@ -19,6 +23,8 @@ pub(crate) struct Snapshot {
     pub(crate) claims_waiting: usize,
     /// None while the store cannot be used.
     pub(crate) store: Option<(Space, Census)>,
+    /// What the last audit found, and when (since 1970).
+    pub(crate) audit: Option<(Findings, Duration)>,
 }
 
 /// Everything that is known now. What cannot be found out is left out, rather than told as 0 or as it was.
@@ -47,6 +53,15 @@ pub(crate) fn register(operations: &Operations, writes: &ApiWrites, snapshot: &S
         registry.counts("volumes", "Volumes by kind", "kind", volumes);
         let trash = "What deleted volumes left that is not freed yet: files and directories";
         registry.count("trash_entries", trash, census.trash as u64);
+    }
+    if let Some((findings, ended)) = &snapshot.audit {
+        let found = [
+            ("volume_without_pv", findings.orphans.len() as u64),
+            ("pv_without_volume", findings.missing.len() as u64),
+        ];
+        let help = "Volumes and PersistentVolumes that do not fit together, as of the last audit";
+        registry.counts("audit_findings", help, "finding", found);
+        registry.seconds("audit_timestamp", "When the last audit ended, since 1970", *ended);
     }
     registry
 }

@@ -38,7 +38,8 @@ impl monitoring::Pages for Pages {
         let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.census()?))).await;
         let store =
             store.inspect_err(|error| tracing::debug!(%error, "there is nothing to tell of the store"));
-        let snapshot = Snapshot { claims_waiting: self.claims_waiting(), store: store.ok() };
+        let audit = self.ctx.audit.get();
+        let snapshot = Snapshot { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
         Ok(metrics::register(&self.ctx.operations, &self.writes, &snapshot))
     }
 
@@ -81,6 +82,7 @@ mod tests {
     use super::*;
     use crate::{
         api_server::{Bench, Caches, Exchange, expect},
+        audit::Findings,
         fixtures,
         metrics::Operation,
         volume_model::{self, VolumeModel},
@@ -130,6 +132,7 @@ mod tests {
         let (_bench, pages) = bench(Caches::default(), vec![]);
         // What has never happened is not told.
         pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        pages.ctx.audit.set(Some(Findings::default()));
         pages.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
         assert_eq!(served(&scraped(&pages).await), documented());
     }

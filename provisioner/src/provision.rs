@@ -316,7 +316,7 @@ async fn create_object(
     }
 }
 
-fn unrecorded(error: crate::intents::IntentError) -> VolumeError {
+pub(crate) fn unrecorded(error: crate::intents::IntentError) -> VolumeError {
     VolumeError { kind: loopfs::ErrorKind::Other, message: with_source(&error) }
 }
 

@@ -122,6 +122,10 @@ impl Volumes for VolumeModel {
         Ok(deleted.is_some())
     }
 
+    fn list(&self) -> Result<Vec<VolumeId>, VolumeError> {
+        Ok(self.state().volumes.keys().cloned().collect())
+    }
+
     fn space(&self) -> Result<Space, VolumeError> {
         let state = self.state();
         let available = state.available();

@@ -23,6 +23,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::delete`].
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
+    /// See [`VolumeStore::list`].
+    fn list(&self) -> Result<Vec<VolumeId>, VolumeError>;
     /// See [`VolumeStore::space`].
     fn space(&self) -> Result<Space, VolumeError>;
     /// See [`VolumeStore::census`].
@@ -91,6 +93,10 @@ impl Volumes for VolumeStore {
 
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
         Ok(VolumeStore::delete(self, id)?)
+    }
+
+    fn list(&self) -> Result<Vec<VolumeId>, VolumeError> {
+        Ok(VolumeStore::list(self)?)
     }
 
     fn space(&self) -> Result<Space, VolumeError> {

@@ -1,0 +1,143 @@
+//! What does not fit together is told, and what is nobody's is removed where that is asked for.
+
+use loopfs::{VolumeId, VolumeKind};
+
+use super::*;
+use crate::audit::Settings;
+
+fn auditing(collect_after: Option<Duration>) -> Options {
+    let settings = Settings { every: Duration::from_millis(50), collect_after };
+    Options { audit: Some(settings), ..Options::default() }
+}
+
+impl Cluster {
+    /// A volume that is there without anybody having said so.
+    fn lay_down(&self, suffix: &str) -> VolumeId {
+        let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
+        self.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+        id
+    }
+
+    /// An object that somebody makes by hand.
+    async fn object(&self, id: &str, change: Value) -> PersistentVolume {
+        let mut object = json!({
+            "metadata": {"name": id},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Mi"},
+                "csi": {"driver": fixtures::identity().driver(), "volumeHandle": id},
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+        });
+        fixtures::merge(&mut object, change);
+        create(&self.objects(), object).await
+    }
+
+    /// Waits until the metrics say how many of each there are.
+    async fn found(&self, provisioner: &Provisioner, orphans: usize, missing: usize) {
+        let line = |finding, count| {
+            format!("\nloopfs_provisioner_audit_findings{{finding=\"{finding}\"}} {count}\n")
+        };
+        let lines = [line("volume_without_pv", orphans), line("pv_without_volume", missing)];
+        eventually(&format!("{orphans} volumes and {missing} objects found"), || async {
+            let told = provisioner.page("/metrics").await;
+            lines.iter().all(|line| told.contains(line)).then_some(())
+        })
+        .await;
+    }
+
+    /// The text of an event in the namespace of those about objects without one.
+    async fn told_at_large(&self, name: &str, reason: &str, word: &str) -> String {
+        let events: Api<Event> = Api::namespaced(self.admin.clone(), "default");
+        eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
+            let found = events.items.into_iter().filter(|event| {
+                event.reason.as_deref() == Some(reason) && about(event).as_deref() == Some(name)
+            });
+            found.filter_map(|event| event.note).find(|note| note.contains(word))
+        })
+        .await
+    }
+
+    async fn remove_objects(&self, names: &[&str]) {
+        for name in names {
+            self.objects().delete(name, &DeleteParams::default()).await.unwrap();
+            self.gone(&self.objects(), name).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_together_is_told_and_left_alone() {
+    let cluster = Cluster::connect().await;
+    let orphan = cluster.lay_down("orphan");
+    let label = fixtures::identity().node_label();
+    let lost = format!("pvc-{}-lost", cluster.namespace);
+    let theirs = format!("pvc-{}-theirs", cluster.namespace);
+    cluster.object(&lost, json!({"metadata": {"labels": {&label: HERE}}})).await;
+    cluster.object(&theirs, json!({"metadata": {"labels": {&label: "node-b"}}})).await;
+    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
+    cluster.claim("data", json!({})).await;
+    let volume = cluster.bound("data").await;
+
+    cluster.found(&provisioner, 1, 1).await;
+    assert!(cluster.told_at_large(&lost, "VolumeMissing", "there is no volume").await.contains(HERE));
+    cluster.told_at_large(HERE, "OrphanedVolumes", orphan.as_str()).await;
+    assert!(cluster.volumes.capacity(orphan.as_str()).is_some());
+
+    // Named by an object of somebody's making, of whatever name.
+    let adopted = format!("adopted-{}", cluster.namespace);
+    cluster.object(&adopted, json!({"spec": {"csi": {"volumeHandle": orphan.as_str()}}})).await;
+    cluster.found(&provisioner, 0, 1).await;
+
+    // A volume that is on its way out is not missing, nor nobody's.
+    cluster.delete_claim("data").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.remove_objects(&[&lost]).await;
+    cluster.found(&provisioner, 0, 0).await;
+    cluster.remove_objects(&[&theirs, &adopted]).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn what_is_nobodys_is_removed_where_that_is_asked() {
+    let cluster = Cluster::connect().await;
+    let (orphan, adopted, busy) =
+        (cluster.lay_down("orphan"), cluster.lay_down("adopted"), cluster.lay_down("busy"));
+    let foreign = VolumeId::parse(&format!("csi-{}", cluster.namespace)).unwrap();
+    cluster.volumes.state().volumes.insert(foreign.clone(), (VolumeKind::Block, Bytes(MIB)));
+    let object = format!("adopted-{}", cluster.namespace);
+    cluster.object(&object, json!({"spec": {"csi": {"volumeHandle": adopted.as_str()}}})).await;
+    // A claim that waits is being provisioned: its volume is there, its object not yet.
+    let refused = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}});
+    let waiting = cluster.claim("waiting", refused).await;
+    let pending = VolumeId::parse(&format!("pvc-{}", waiting.uid().unwrap())).unwrap();
+    cluster.volumes.state().volumes.insert(pending.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
+    cluster.volumes.state().busy = true;
+
+    let keeps = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(PATIENCE * 100))).await;
+    cluster.found(&keeps, 4, 0).await;
+    keeps.stop().await;
+    assert_eq!(cluster.volumes.state().volumes.len(), 5, "the time of grace has not passed");
+
+    cluster.volumes.state().busy = false;
+    cluster.intents().record(&pending, &Intent::of(&waiting)).unwrap();
+    let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
+    cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
+    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
+    for id in [&orphan, &busy] {
+        cluster.told_at_large(HERE, "OrphanedVolumeRemoved", id.as_str()).await;
+        assert_eq!(cluster.volumes.capacity(id.as_str()), None);
+    }
+    assert_eq!(cluster.bound("waiting").await.name_any(), pending.as_str());
+    cluster.found(&provisioner, 1, 0).await;
+    for id in [&adopted, &foreign, &pending] {
+        assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{id}");
+    }
+    cluster.delete_claim("waiting").await;
+    cluster.gone(&cluster.objects(), pending.as_str()).await;
+    cluster.remove_objects(&[&object]).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
