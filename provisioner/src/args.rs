@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use monitoring::HttpAddress;
 
+use crate::node_loss::NodeLoss;
+
 /// Makes, grows and deletes volumes for the claims of one Kubernetes node.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
@@ -23,6 +25,9 @@ pub struct Args {
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub pod: PodArgs,
+    /// What to do about volumes of nodes that are gone, as their classes say (parameter onNodeLoss)
+    #[arg(long, env = "NODE_LOSS", value_enum, default_value_t)]
+    pub node_loss: NodeLoss,
     /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
     #[arg(long)]
     pub metrics_address: Option<HttpAddress>,

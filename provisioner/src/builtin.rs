@@ -5,9 +5,9 @@
 //! condition that the object still is what the decision was made on, and each decision is made on the declaration as it is then.
 //! A provisioner that has not heard of a new declaration yet could otherwise undo what another has just done about it.
 
-mod declaration;
-mod kinds;
-mod plan;
+pub(crate) mod declaration;
+pub(crate) mod kinds;
+pub(crate) mod plan;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

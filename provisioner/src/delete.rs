@@ -12,7 +12,7 @@ use kube::{
     runtime::reflector::ObjectRef,
 };
 use loopfs::VolumeId;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{context::Context, error::Error, events::Reason, identity::Identity, ownership, pv};
 
@@ -147,10 +147,13 @@ async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
 /// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
 /// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
 /// rule and not the exception.
-async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
+pub(crate) fn finalizer_patch(volume: &PersistentVolume, held: bool) -> Value {
     let directive = if held { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
-    let patch = json!({ "metadata": { "uid": volume.metadata.uid, directive: [pv::FINALIZER] } });
-    let name = volume.name_any();
+    json!({ "metadata": { "uid": volume.metadata.uid, directive: [pv::FINALIZER] } })
+}
+
+async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
+    let (name, patch) = (volume.name_any(), finalizer_patch(volume, held));
     match ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
         Ok(patched) => {
             ctx.volume_writes.remember(patched);

@@ -50,6 +50,8 @@ pub(crate) enum Reason {
     ObjectRefused,
     ObjectFailed,
     DeclarationInvalid,
+    /// A volume's node is gone.
+    NodeLost,
 }
 
 impl Reason {
@@ -73,6 +75,7 @@ impl Reason {
             Reason::ObjectRefused => "ObjectRefused",
             Reason::ObjectFailed => "ObjectFailed",
             Reason::DeclarationInvalid => "DeclarationInvalid",
+            Reason::NodeLost => "NodeLost",
         }
     }
 
@@ -86,7 +89,8 @@ impl Reason {
             | Reason::StorageUnavailable
             | Reason::ObjectRefused
             | Reason::ObjectFailed
-            | Reason::DeclarationInvalid => "Warning",
+            | Reason::DeclarationInvalid
+            | Reason::NodeLost => "Warning",
             Reason::Provisioning
             | Reason::ProvisioningSucceeded
             | Reason::Resizing
@@ -114,6 +118,7 @@ impl Reason {
             | Reason::ObjectRefused
             | Reason::ObjectFailed
             | Reason::DeclarationInvalid => "KeepObjects",
+            Reason::NodeLost => "SettleNodeLoss",
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Any object an API server can hold gets an answer: whole, torn and odd ones go through every pure decision.
 
+use std::time::Duration;
+
 use k8s_openapi::{
     api::{
-        core::v1::{PersistentVolume, PersistentVolumeClaim},
+        core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim},
         storage::v1::StorageClass,
     },
     jiff::Timestamp,
@@ -13,7 +15,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    claim_status, data_source, delete, fixtures, ownership,
+    builtin::{
+        declaration,
+        kinds::Kind,
+        plan::{self, Action},
+    },
+    claim_status, data_source, delete, fixtures,
+    node_loss::{self, Decision, Sight},
+    ownership,
     placement::{self, Candidate, Place},
     provision, quantity,
     resize::{self, Outcome},
@@ -114,7 +123,12 @@ proptest! {
     ) {
         let identity = fixtures::identity();
         let claim: Option<PersistentVolumeClaim> = damaged(&claims()[usize::from(bound)], &of_claim);
-        let released = fixtures::volume(json!({"status": {"phase": "Released"}}));
+        let released = fixtures::volume(json!({
+            "metadata": {"annotations": {
+                "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+            }},
+            "status": {"phase": "Released"},
+        }));
         let volume: Option<PersistentVolume> = damaged(&released, &of_volume);
         let class: Option<StorageClass> = damaged(&fixtures::class(json!({
             "parameters": {"bytesPerInode": "4096"},
@@ -125,6 +139,20 @@ proptest! {
             if let Ok(delete::Plan::Delete(deletion)) = delete::plan(volume, &identity) {
                 prop_assert!(ownership::is_our_volume(volume, &identity));
                 prop_assert!(!deletion.id.as_str().contains('/'));
+            }
+        }
+        if let Some(volume) = &volume {
+            let sight = Sight { volume, node: "node-a", claim: claim.as_ref(), gone: Duration::from_secs(size) };
+            let decision = node_loss::decide(sight, &identity);
+            if !matches!(decision, Decision::Leave | Decision::Wait(_)) {
+                prop_assert!(ownership::is_only_on(volume, "node-a", &identity));
+            }
+            if matches!(decision, Decision::DeleteVolume | Decision::LetGo) {
+                let reclaimed = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+                prop_assert_eq!(reclaimed, Some("Delete"));
+            }
+            if decision == Decision::DeleteClaim {
+                prop_assert!(claim.as_ref().is_some_and(|claim| ownership::is_volume_of(volume, claim)));
             }
         }
         let Some(claim) = &claim else { return Ok(()) };
@@ -153,4 +181,56 @@ proptest! {
         ownership::is_claim_of_interest(claim, &identity);
         prop_assert!(!quantity::format(Bytes(size)).0.is_empty());
     }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_object_that_is_kept_can_be_compared(of_declared in damages(), of_found in damages(), ours in any::<bool>()) {
+        let identity = fixtures::identity();
+        let manifests = [
+            include_str!("../../csi/deploy/csidriver.yaml"),
+            include_str!("../../csi/deploy/storageclass.yaml"),
+            include_str!("../../csi/deploy/rbac.yaml"),
+        ];
+        for whole in declaration::parse(&config_map(&manifests), "loopfs-system", &identity).unwrap().objects.values() {
+            let mut found = whole.clone();
+            if !ours {
+                found.metadata.labels = None;
+            }
+            let (mut declared, found) = (damaged(whole, &of_declared), damaged(&found, &of_found));
+            // These are added to whatever is declared.
+            if let Some(declared) = &mut declared {
+                declared.metadata.labels.get_or_insert_default().extend(declaration::labels(&identity));
+            }
+            let kind = Kind::named(&whole.types.as_ref().unwrap().kind).unwrap();
+            let action = plan::action(kind, declared.as_ref(), found.as_ref(), &identity);
+            // Nothing of others is ever written.
+            if let (Some(found), Some(Action::Update { .. } | Action::Replace { .. } | Action::Remove(_))) = (&found, &action) {
+                prop_assert!(declaration::is_ours(found, &identity));
+            }
+            if let Some(Action::Update { object, .. }) = &action {
+                // Done once, it is done.
+                prop_assert_eq!(plan::action(kind, declared.as_ref(), Some(object), &identity), None);
+            }
+        }
+    }
+
+    #[test]
+    fn every_text_is_a_declaration_or_none(text in "\\PC{0,200}", of_driver in damages()) {
+        let identity = fixtures::identity();
+        let driver: Value = serde_norway::from_str(include_str!("../../csi/deploy/csidriver.yaml")).unwrap();
+        for text in [text, damaged(&driver, &of_driver).unwrap_or_default().to_string()] {
+            if let Err(error) = declaration::parse(&config_map(&[&text]), "loopfs-system", &identity) {
+                prop_assert!(!error.to_string().is_empty());
+            }
+        }
+    }
+}
+
+fn config_map(files: &[&str]) -> ConfigMap {
+    let data = files.iter().enumerate().map(|(number, text)| (number.to_string(), (*text).to_owned()));
+    ConfigMap { data: Some(data.collect()), ..ConfigMap::default() }
 }

@@ -33,6 +33,7 @@ mod janitor;
 mod live_tests;
 mod logging;
 mod metrics;
+mod node_loss;
 mod own_writes;
 mod ownership;
 mod pages;
@@ -82,7 +83,10 @@ use tokio_util::sync::CancellationToken;
 
 pub use monitoring::HttpAddress;
 
-pub use crate::args::{Args, AuditArgs, LogFormat, PodArgs};
+pub use crate::{
+    args::{Args, AuditArgs, LogFormat, PodArgs},
+    node_loss::NodeLoss,
+};
 use crate::{
     capacity::Publishing,
     context::{Context, Given},
@@ -110,6 +114,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         kubeconfig,
         pod,
         builtin_objects,
+        node_loss,
         metrics_address,
         audit,
         log_level,
@@ -122,7 +127,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if audit.audit {
         return runtime.block_on(list_findings(&identity, &data_dir, kubeconfig));
     }
-    let options = options(pod, builtin_objects, &audit);
+    let options = options(pod, builtin_objects, node_loss, &audit);
     let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, metrics_address));
     // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
     runtime.shutdown_background();
@@ -136,11 +141,12 @@ struct Options {
     publishing: Option<Publishing>,
     /// Where the objects to keep are declared.
     builtin: Option<builtin::Source>,
+    node_loss: NodeLoss,
     /// How volumes and objects are compared.
     audit: Option<audit::Settings>,
 }
 
-fn options(pod: PodArgs, builtin_objects: Option<String>, audit: &AuditArgs) -> Options {
+fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
     let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
     let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
         api_version: "v1".to_owned(),
@@ -153,6 +159,7 @@ fn options(pod: PodArgs, builtin_objects: Option<String>, audit: &AuditArgs) -> 
     Options {
         publishing: pod_namespace.map(|namespace| Publishing { namespace, owner }),
         builtin: builtin.map(|(config_map, namespace)| builtin::Source { namespace, config_map }),
+        node_loss,
         audit: Some(audit::Settings {
             every: Duration::from_secs(audit.audit_interval),
             collect_after: audit.collect.then_some(Duration::from_secs(audit.collect_after)),
@@ -245,7 +252,7 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     ));
     tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { publishing, builtin, audit } = options;
+    let Options { publishing, builtin, node_loss, audit } = options;
     if let Some(settings) = audit {
         let auditing = audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("audit", until(stop.clone(), auditing)));
@@ -253,6 +260,10 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     if let Some(source) = builtin {
         let keeping = builtin::run(Arc::clone(&ctx), source);
         tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));
+    }
+    if node_loss != NodeLoss::Off {
+        let looking = node_loss::run(Arc::clone(&ctx), node_loss);
+        tasks.spawn(named("node loss", until(stop.clone(), looking)));
     }
     match publishing {
         Some(publishing) => {

@@ -18,9 +18,11 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
 };
 use loopfs::Bytes;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -47,6 +49,7 @@ use crate::{
 
 mod audit;
 mod builtin;
+mod node_loss;
 mod nodes;
 
 const MIB: u64 = 1 << 20;
@@ -257,6 +260,36 @@ impl Cluster {
             found.filter_map(|event| event.note).find(|note| note.contains(word))
         })
         .await
+    }
+
+    /// As `kubectl apply` of the files of a component does.
+    async fn opt_in(&self, files: &[&str]) {
+        for (api, object) in self.objects_of(files) {
+            let parameters = PatchParams::apply("story").force();
+            api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
+        }
+    }
+
+    async fn opt_out(&self, files: &[&str]) {
+        for (api, object) in self.objects_of(files) {
+            api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
+        }
+    }
+
+    fn objects_of(&self, files: &[&str]) -> Vec<(Api<DynamicObject>, DynamicObject)> {
+        let documents = files.iter().flat_map(|text| serde_norway::Deserializer::from_str(text));
+        let objects = documents.map(|document| {
+            let object: DynamicObject =
+                serde_json::from_value(Value::deserialize(document).unwrap()).unwrap();
+            let kind = GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap();
+            let resource = ApiResource::from_gvk(&kind);
+            let api = match object.namespace() {
+                Some(namespace) => Api::namespaced_with(self.admin.clone(), &namespace, &resource),
+                None => Api::all_with(self.admin.clone(), &resource),
+            };
+            (api, object)
+        });
+        objects.collect()
     }
 
     async fn gone<K: Object>(&self, api: &Api<K>, name: &str) {

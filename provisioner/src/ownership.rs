@@ -90,6 +90,27 @@ pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) 
     csi.is_some_and(|csi| csi.driver == identity.driver()).then_some(node)
 }
 
+/// Whether the volume is one of this driver on a node, and can be on no other.
+pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Identity) -> bool {
+    let Some(spec) = &volume.spec else { return false };
+    let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
+    let terms = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
+    let key = identity.topology_key();
+    let only = |term: &NodeSelectorTerm| {
+        let mut expressions = term.match_expressions.iter().flatten();
+        expressions.any(|expression| {
+            expression.key == key
+                && expression.operator == "In"
+                && expression.values.as_deref().is_some_and(|values| values == [node])
+        })
+    };
+    spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
+        && labelled_node.is_some_and(|labelled| labelled == node)
+        && terms.is_some_and(|required| {
+            !required.node_selector_terms.is_empty() && required.node_selector_terms.iter().all(only)
+        })
+}
+
 /// Whether the volume was made for this very claim, not for an earlier one of the same name.
 pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
@@ -188,6 +209,21 @@ mod tests {
     #[case::other_driver(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}, "spec": {"csi": {"driver": "csi.other.dev"}}}), false)]
     fn volumes_elsewhere(#[case] change: Value, #[case] expected: bool) {
         assert_eq!(is_elsewhere(&fixtures::volume(change), &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::there(json!({}), true)]
+    #[case::no_affinity(json!({"spec": {"nodeAffinity": null}}), false)]
+    #[case::no_terms(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}}}), false)]
+    #[case::empty_term(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{}]}}}}), false)]
+    #[case::two_nodes(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "topology.csi.loopfs.dev/node", "operator": "In", "values": ["node-a", "node-b"]}]}]}}}}), false)]
+    #[case::not_that_node(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "topology.csi.loopfs.dev/node", "operator": "NotIn", "values": ["node-a"]}]}]}}}}), false)]
+    #[case::no_label(json!({"metadata": {"labels": null}}), false)]
+    #[case::other_label(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), false)]
+    #[case::other_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), false)]
+    #[case::no_spec(json!({"spec": null}), false)]
+    fn volumes_of_one_node_only(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_only_on(&fixtures::volume(change), "node-a", &fixtures::identity()), expected);
     }
 
     #[rstest]

@@ -2,19 +2,22 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use loopfs::{Bytes, Setting, SettingError, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
+
+use crate::node_loss::policy::{self, Policy};
 
 /// The parameters of a storage class, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameters {
     /// Of which kind and size mean nothing.
     settings: VolumeSpec,
+    pub(crate) node_loss: Policy,
 }
 
 /// Everything that is wrong with a class's parameters, all at once, so that it is mended in one go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ParametersError {
-    complaints: Vec<SettingError>,
+    complaints: Vec<String>,
 }
 
 impl Parameters {
@@ -26,12 +29,22 @@ impl Parameters {
     /// does not describe.
     pub(crate) fn parse(parameters: Option<&BTreeMap<String, String>>) -> Result<Self, ParametersError> {
         let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
-        let complaints: Vec<SettingError> = parameters
-            .into_iter()
-            .flatten()
-            .filter_map(|(name, value)| settings.set(name, value).err())
-            .collect();
-        if complaints.is_empty() { Ok(Self { settings }) } else { Err(ParametersError { complaints }) }
+        let mut node_loss = Policy::default();
+        let mut complaints = Vec::new();
+        for (name, value) in parameters.into_iter().flatten() {
+            match node_loss.set(name, value) {
+                Ok(true) => {}
+                Ok(false) => {
+                    complaints.extend(settings.set(name, value).err().map(|error| error.to_string()))
+                }
+                Err(error) => complaints.push(error.to_string()),
+            }
+        }
+        if complaints.is_empty() {
+            Ok(Self { settings, node_loss })
+        } else {
+            Err(ParametersError { complaints })
+        }
     }
 
     /// A volume made with them.
@@ -42,9 +55,9 @@ impl Parameters {
 
 impl fmt::Display for ParametersError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let complaints: Vec<String> = self.complaints.iter().map(SettingError::to_string).collect();
-        let allowed: Vec<String> = VolumeSpec::SETTINGS.iter().map(Setting::to_string).collect();
-        write!(f, "{}; allowed parameters: {}", complaints.join("; "), allowed.join(", "))
+        let settings = VolumeSpec::SETTINGS.iter().map(Setting::to_string);
+        let allowed: Vec<String> = settings.chain(policy::ALLOWED.map(str::to_owned)).collect();
+        write!(f, "{}; allowed parameters: {}", self.complaints.join("; "), allowed.join(", "))
     }
 }
 
@@ -89,16 +102,21 @@ mod tests {
         let error = Parameters::parse(Some(&class(&[
             ("bytesPerInode", "x"),
             ("fsType", "ext4"),
+            ("nodeLossGraceSeconds", "1h"),
+            ("onNodeLoss", "delete"),
             ("provisioning", "sparse"),
             ("typo", ""),
         ])));
         let error = error.unwrap_err().to_string();
         assert_eq!(
             error,
-            "bytesPerInode is \"x\"; unknown parameter \"fsType\"; provisioning is \"sparse\"; \
+            "bytesPerInode is \"x\"; unknown parameter \"fsType\"; nodeLossGraceSeconds is \"1h\"; \
+             onNodeLoss is \"delete\"; provisioning is \"sparse\"; \
              unknown parameter \"typo\"; allowed parameters: \
              bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
-             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin)"
+             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin), \
+             onNodeLoss (retain, deleteVolume or deleteClaim), \
+             nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000)"
         );
     }
 }

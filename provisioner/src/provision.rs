@@ -18,6 +18,7 @@ use crate::{
     events::Reason,
     identity::Identity,
     intents::Intent,
+    node_loss::policy::Policy,
     ownership,
     parameters::{Parameters, ParametersError},
     placement::Place,
@@ -49,6 +50,7 @@ pub(crate) struct Creation {
     pub(crate) mount_options: Option<Vec<String>>,
     /// The volume it is a copy of.
     pub(crate) source: Option<VolumeId>,
+    pub(crate) node_loss: Policy,
 }
 
 /// Why a claim gets no volume until it or its class is changed.
@@ -174,6 +176,7 @@ pub(crate) fn plan(
         reclaim_policy,
         mount_options: class.mount_options.clone(),
         source: origin.map(|origin| origin.id),
+        node_loss: parameters.node_loss,
     }))
 }
 
@@ -239,7 +242,7 @@ pub(crate) async fn apply(
     let note = format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.identity.node());
     ctx.events.publish(claim, Reason::Provisioning, note);
 
-    let Creation { id, spec, reclaim_policy, mount_options, source } = creation;
+    let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
     // A volume that is being copied is not deleted meanwhile, however long it takes.
     let _source = match &source {
         Some(source) => Some(ctx.in_flight.enter(source).ok_or_else(|| Error::InFlight(source.clone()))?),
@@ -259,8 +262,16 @@ pub(crate) async fn apply(
     let (capacity, filesystem_uuid) = made.await?;
     ctx.capacity.notify_one();
     let kind = spec.kind;
-    let description =
-        Description { claim, id: &id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options };
+    let description = Description {
+        claim,
+        id: &id,
+        kind,
+        capacity,
+        filesystem_uuid,
+        reclaim_policy,
+        mount_options,
+        node_loss,
+    };
     let Some(volume) = create_object(claim, pv::build(description, &ctx.identity), ctx).await? else {
         return withdraw(id, ctx).await;
     };
@@ -332,8 +343,11 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
+    use std::time::Duration;
+
     use super::*;
     use crate::fixtures;
+    use crate::node_loss::policy::OnNodeLoss;
 
     fn planned(claim: Value, class: Value) -> Result<Plan, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
@@ -356,8 +370,16 @@ mod tests {
             reclaim_policy: ReclaimPolicy::Delete,
             mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
             source: None,
+            node_loss: Policy::default(),
         };
         assert_eq!(creation(json!({}), json!({})), expected);
+    }
+
+    #[test]
+    fn the_class_says_what_the_loss_of_a_node_brings() {
+        let class = json!({"parameters": {"onNodeLoss": "deleteClaim", "nodeLossGraceSeconds": "60"}});
+        let expected = Policy { on_node_loss: OnNodeLoss::DeleteClaim, grace: Duration::from_secs(60) };
+        assert_eq!(creation(json!({}), class).node_loss, expected);
     }
 
     #[rstest]

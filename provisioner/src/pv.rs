@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 use loopfs::{Bytes, VolumeId, VolumeKind};
 
-use crate::{claim_status::STORAGE, identity::Identity, quantity};
+use crate::{claim_status::STORAGE, identity::Identity, node_loss::policy::Policy, quantity};
 
 /// Tells kube-controller-manager that deleting the data is this driver's business.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -47,18 +47,21 @@ pub(crate) struct Description<'a> {
     pub(crate) filesystem_uuid: String,
     pub(crate) reclaim_policy: ReclaimPolicy,
     pub(crate) mount_options: Option<Vec<String>>,
+    pub(crate) node_loss: Policy,
 }
 
 /// Builds the object.
 pub(crate) fn build(description: Description<'_>, identity: &Identity) -> PersistentVolume {
-    let Description { claim, id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options } =
+    let Description { claim, id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options, node_loss } =
         description;
+    let mut annotations = node_loss.annotations(identity);
+    annotations.insert(PROVISIONED_BY.to_owned(), identity.driver().to_owned());
     let claim_spec = claim.spec.as_ref();
     PersistentVolume {
         metadata: ObjectMeta {
             name: Some(id.to_string()),
             labels: Some(BTreeMap::from([(identity.node_label(), identity.node().to_owned())])),
-            annotations: Some(BTreeMap::from([(PROVISIONED_BY.to_owned(), identity.driver().to_owned())])),
+            annotations: Some(annotations),
             finalizers: (reclaim_policy == ReclaimPolicy::Delete).then(|| vec![FINALIZER.to_owned()]),
             ..Default::default()
         },
@@ -128,6 +131,7 @@ mod tests {
             filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
             reclaim_policy: ReclaimPolicy::Delete,
             mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
+            node_loss: Policy::default(),
         }
     }
 

@@ -94,7 +94,11 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
         }
         differing.push(name.to_owned());
         anew |= known.is_some_and(|field| field.fixed);
-        let Some(fields) = fields_mut(kind, &mut object.data) else { continue };
+        let Some(fields) = fields_mut(kind, &mut object.data) else {
+            // Nothing that this kind could be.
+            anew = true;
+            continue;
+        };
         match wanted {
             Some(wanted) => drop(fields.insert(name.to_owned(), wanted.clone())),
             None => drop(fields.remove(name)),

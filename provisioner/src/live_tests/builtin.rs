@@ -7,11 +7,7 @@ use k8s_openapi::api::{
     scheduling::v1::PriorityClass,
     storage::v1::CSIDriver,
 };
-use kube::{
-    api::{ApiResource, DynamicObject, WatchEvent, WatchParams},
-    core::GroupVersionKind,
-};
-use serde::Deserialize;
+use kube::api::{WatchEvent, WatchParams};
 
 use super::*;
 use crate::builtin;
@@ -40,24 +36,6 @@ fn class(name: &str, option: &str) -> String {
 }
 
 impl Cluster {
-    /// As `kubectl apply` of the component's files does.
-    async fn opt_in(&self) {
-        for text in OPT_IN {
-            for document in serde_norway::Deserializer::from_str(text) {
-                let object: DynamicObject =
-                    serde_json::from_value(Value::deserialize(document).unwrap()).unwrap();
-                let kind = GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap();
-                let resource = ApiResource::from_gvk(&kind);
-                let api: Api<DynamicObject> = match object.namespace() {
-                    Some(namespace) => Api::namespaced_with(self.admin.clone(), &namespace, &resource),
-                    None => Api::all_with(self.admin.clone(), &resource),
-                };
-                let parameters = PatchParams::apply("story").force();
-                api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
-            }
-        }
-    }
-
     fn config_maps(&self) -> Api<ConfigMap> {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
@@ -101,7 +79,7 @@ fn options_of(class: &StorageClass) -> Vec<String> {
 #[tokio::test]
 async fn built_in_objects_are_kept_as_declared() {
     let cluster = Cluster::connect().await;
-    cluster.opt_in().await;
+    cluster.opt_in(&OPT_IN).await;
     let (name, priority) = (format!("{}-kept", cluster.class), format!("loopfs-{}", cluster.class));
     let priorities = format!(
         "{{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {{name: {priority}}}, value: 1000}}"
@@ -168,7 +146,7 @@ async fn built_in_objects_are_kept_as_declared() {
 #[tokio::test]
 async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
     let cluster = Cluster::connect().await;
-    cluster.opt_in().await;
+    cluster.opt_in(&OPT_IN).await;
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
     let before = roles.get(ROLE).await.unwrap();
     let binding = bindings.get(ROLE).await.unwrap();
@@ -242,7 +220,7 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
 #[tokio::test]
 async fn two_provisioners_mend_once() {
     let cluster = Cluster::connect().await;
-    cluster.opt_in().await;
+    cluster.opt_in(&OPT_IN).await;
     let name = format!("{}-kept", cluster.class);
     let classes: Api<StorageClass> = cluster.all();
     let start = classes.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();

@@ -1,0 +1,240 @@
+//! Stories of nodes that are gone, with the rights of `csi/deploy/node-loss`.
+
+use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
+
+use super::*;
+use crate::{NodeLoss, ownership::SELECTED_NODE};
+
+const OPT_IN: [&str; 2] = [
+    include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
+    include_str!("../../../csi/deploy/node-loss/admission.yaml"),
+];
+
+const THERE: &str = "node-b";
+/// The node that goes. Nobody provisions there: its volumes are made by the story.
+const LOST: &str = "node-c";
+/// On no node that is left.
+const OTHER_DISK: &str = "5a1e6f0c-0000-4000-8000-000000000001";
+
+impl Cluster {
+    async fn node_comes(&self) {
+        let labels = json!({"topology.csi.loopfs.dev/node": LOST});
+        let node = json!({"metadata": {"name": LOST, "labels": labels}});
+        create::<Node>(&Api::all(self.admin.clone()), node).await;
+        let drivers = json!([{
+            "name": "csi.loopfs.dev", "nodeID": LOST, "topologyKeys": ["topology.csi.loopfs.dev/node"],
+        }]);
+        let csi = json!({"metadata": {"name": LOST}, "spec": {"drivers": drivers}});
+        create::<CSINode>(&Api::all(self.admin.clone()), csi).await;
+    }
+
+    async fn node_goes(&self) {
+        let nodes: Api<Node> = Api::all(self.admin.clone());
+        nodes.delete(LOST, &DeleteParams::default()).await.unwrap();
+        let registered: Api<CSINode> = Api::all(self.admin.clone());
+        registered.delete(LOST, &DeleteParams::default()).await.unwrap();
+    }
+
+    async fn looker_on(&self, node: &str, mode: NodeLoss) -> Provisioner {
+        let options = Options { node_loss: mode, ..Options::default() };
+        self.provisioner_with(node, &self.volumes, options).await
+    }
+
+    /// A claim that is bound to a volume of a node, as the provisioner there would have made it.
+    async fn claim_on(
+        &self,
+        node: &str,
+        name: &str,
+        policy: &str,
+        change: Value,
+    ) -> (PersistentVolumeClaim, PersistentVolume) {
+        // Of no provisioner that runs, until its volume is there.
+        let selected = json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}});
+        self.claim(name, selected).await;
+        let asked = |claim: &PersistentVolumeClaim| {
+            claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
+        };
+        let claim = until(&self.claims(), name, asked).await;
+        let key = "topology.csi.loopfs.dev/node";
+        let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]);
+        let id = format!("pvc-{}", claim.uid().unwrap());
+        let mut volume = json!({
+            "metadata": {
+                "name": id, "uid": null, "resourceVersion": null, "labels": {"csi.loopfs.dev/node": node},
+                "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+                "annotations": {
+                    "csi.loopfs.dev/on-node-loss": policy, "csi.loopfs.dev/node-loss-grace-seconds": "1",
+                },
+            },
+            "spec": {
+                "storageClassName": self.class, "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+                "claimRef": {"namespace": self.namespace, "name": name, "uid": claim.uid()},
+                "csi": {"volumeHandle": id, "volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": OTHER_DISK}},
+            },
+            "status": null,
+        });
+        fixtures::merge_keeping_nulls(&mut volume, change);
+        create(&self.objects(), serde_json::to_value(fixtures::volume(volume)).unwrap()).await;
+        let volume = self.bound(name).await;
+        (self.claims().get(name).await.unwrap(), volume)
+    }
+
+    async fn told_of(&self, volume: &PersistentVolume, word: &str) {
+        self.told_in("default", &volume.name_any(), "NodeLost", word).await;
+    }
+
+    async fn settled(&self, volume: &PersistentVolume) {
+        self.gone(&self.objects(), &volume.name_any()).await;
+    }
+}
+
+fn is_released(volume: &PersistentVolume) -> bool {
+    volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
+}
+
+#[tokio::test]
+async fn a_claim_whose_node_is_gone_is_made_anew_elsewhere() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    cluster.node_comes().await;
+    let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
+    // First only told.
+    let telling = cluster.looker_on(HERE, NodeLoss::DryRun).await;
+    cluster.node_goes().await;
+    cluster.told_of(&volume, "if the provisioner ran with --node-loss=enforce").await;
+    telling.stop().await;
+    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), claim.uid());
+
+    let lookers =
+        [cluster.looker_on(HERE, NodeLoss::Enforce).await, cluster.looker_on(THERE, NodeLoss::Enforce).await];
+    let is_old = |found: Option<PersistentVolumeClaim>| found.is_some_and(|found| found.uid() == claim.uid());
+    eventually("the claim is deleted", || async {
+        (!is_old(cluster.claims().get_opt("data").await.unwrap())).then_some(())
+    })
+    .await;
+    // What a StatefulSet does.
+    let anew = cluster.claim("data", json!({})).await;
+    cluster.settled(&volume).await;
+    cluster.told("data", "NodeLost").await;
+    let bound = cluster.bound("data").await;
+    assert_eq!(bound.labels()["csi.loopfs.dev/node"], HERE);
+    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), anew.uid());
+
+    cluster.delete_claim("data").await;
+    cluster.settled(&bound).await;
+    for looker in lookers {
+        looker.stop().await;
+    }
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    cluster.node_comes().await;
+    let retain =
+        json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}, "metadata": {"finalizers": null}});
+    let (_, kept) = cluster.claim_on(LOST, "kept", "retain", json!({})).await;
+    let (_, recorded) = cluster.claim_on(LOST, "recorded", "deleteClaim", retain).await;
+    let (_, bound) = cluster.claim_on(LOST, "bound", "deleteVolume", json!({})).await;
+    // Released before its node goes, and waiting for it.
+    cluster.delete_claim("kept").await;
+    until(&cluster.objects(), &kept.name_any(), is_released).await;
+
+    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    cluster.node_goes().await;
+    cluster.told_of(&kept, "it is kept").await;
+    cluster.told_of(&recorded, "is deleted, to be made anew elsewhere").await;
+    cluster.told_of(&bound, "goes when its claim does").await;
+    cluster.gone(&cluster.claims(), "recorded").await;
+    cluster.told_of(&recorded, "it is kept").await;
+    let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
+    assert!(marked.metadata.deletion_timestamp.is_some());
+    assert!(cluster.claims().get("bound").await.unwrap().metadata.deletion_timestamp.is_none());
+    cluster.delete_claim("bound").await;
+    cluster.settled(&bound).await;
+    for volume in [&kept, &recorded] {
+        let found = cluster.objects().get(&volume.name_any()).await.unwrap();
+        assert!(is_released(&found) && found.metadata.deletion_timestamp.is_none());
+    }
+    // An administrator gives one up.
+    let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
+    cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
+    looker.stop().await;
+    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    cluster.settled(&kept).await;
+    looker.stop().await;
+    cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_node_that_came_back_with_another_disk_has_lost_what_was_on_the_old_one() {
+    let cluster = Cluster::connect().await;
+    cluster.opt_in(&OPT_IN).await;
+    let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
+    let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
+    let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
+    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    cluster.gone(&cluster.claims(), "old").await;
+    cluster.settled(&old).await;
+    cluster.told_of(&old, OTHER_DISK).await;
+    assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());
+    cluster.delete_claim("present").await;
+    cluster.settled(&present).await;
+    looker.stop().await;
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish().await;
+}
+
+/// What the manifests let a provisioner do to volumes of others: nothing, and with the component only that.
+#[tokio::test]
+async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_it_may() {
+    let cluster = Cluster::connect().await;
+    let (_, theirs) = cluster.claim_on(THERE, "theirs", "retain", json!({})).await;
+    let name = theirs.name_any();
+    let taken_over = cluster.client_of(HERE, &ApiWrites::default()).await;
+    let volumes: Api<PersistentVolume> = Api::all(taken_over.clone());
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over, &cluster.namespace);
+    let delete = async || volumes.delete(&name, &DeleteParams::default()).await.map(drop);
+    let refused = delete().await.unwrap_err().to_string();
+    assert!(refused.contains("changes only volumes of its own node"), "{refused}");
+    claims.delete("theirs", &DeleteParams::default()).await.unwrap_err();
+
+    cluster.opt_in(&OPT_IN).await;
+    // Rights take a moment to be heeded.
+    eventually("deleted", || async { delete().await.ok() }).await;
+    let patched =
+        async |patch: Patch<Value>| volumes.patch(&name, &PatchParams::default(), &patch).await.map(drop);
+    for change in [
+        json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}),
+        json!({"metadata": {"labels": {"csi.loopfs.dev/node": HERE}}}),
+        json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteClaim"}}}),
+        json!({"metadata": {"finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"]}}),
+    ] {
+        let refused = patched(Patch::Merge(change)).await.unwrap_err().to_string();
+        assert!(refused.contains("volumes of its own node"), "{refused}");
+    }
+    patched(Patch::Strategic(crate::delete::finalizer_patch(&theirs, false))).await.unwrap();
+
+    // Claims of other drivers are none of its business.
+    let foreign = json!({
+        "metadata": {"name": "foreign", "annotations": {SELECTED_NODE: null}},
+        "spec": {"storageClassName": "none"},
+    });
+    cluster.claim("foreign", foreign).await;
+    // As does a policy.
+    eventually("refused", || async {
+        let deleted = claims.delete("foreign", &DeleteParams::default().dry_run()).await;
+        let told = deleted.err()?.to_string();
+        told.contains("deletes only claims of its own driver").then_some(())
+    })
+    .await;
+    claims.delete("theirs", &DeleteParams::default()).await.unwrap();
+    cluster.settled(&theirs).await;
+    cluster.opt_out(&OPT_IN).await;
+    cluster.finish().await;
+}
