@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -11,7 +11,7 @@ use crate::guest::spec::{Mode, Mount, Source, TestsSpec};
 use crate::images::kernel::Kernel;
 use crate::progress::Step;
 use crate::report::{Outcome, Report};
-use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, Vm, VmSpec};
+use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, LineTimes, Vm, VmSpec};
 
 /// How the data file system of a node is mounted, and so that of the tests.
 pub(crate) const HARDENED: &str = "nodev,nosuid,noexec";
@@ -41,6 +41,8 @@ pub(crate) struct TestMachine<'a> {
 pub(crate) struct Heard {
     pub(crate) results: HashMap<String, TestBinaryResult>,
     pub(crate) ending: Ending,
+    /// When each line of each log was heard.
+    times: LineTimes,
 }
 
 impl TestMachine<'_> {
@@ -65,7 +67,7 @@ impl TestMachine<'_> {
             Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,
             Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
         };
-        Ok(Heard { results, ending })
+        Ok(Heard { results, ending, times: vm.line_times() })
     }
 
     /// Starts the machine and waits until its PID 1 runs.
@@ -114,6 +116,11 @@ impl Heard {
             End::NotStarted(why) => Err(why.clone()),
         };
         (well, result.time)
+    }
+
+    /// When each line of a binary's log was heard.
+    pub(crate) fn line_times(&self, binary: &str) -> &[Instant] {
+        self.times.get(binary).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The guest's verdict adds nothing when a test failed, and everything when none did.

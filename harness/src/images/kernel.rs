@@ -54,6 +54,15 @@ impl Kernel {
         Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
     }
 
+    /// The one that is booted where none is asked for.
+    ///
+    /// # Errors
+    /// The catalogue cannot be read.
+    pub fn default_name(session: &Session) -> Result<String> {
+        let (_, catalogue) = catalogue(session)?;
+        Ok(catalogue.default)
+    }
+
     /// The kernel of this name in the catalogue, or its default.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::packages;
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use crate::rust_build;
 use crate::session::Session;
 use crate::test_machine::{HARDENED, Heard, MEMORY_MIB, TestMachine, scratch, xfs};
@@ -29,17 +29,25 @@ const PACKAGES: [&str; 2] = ["loopfs", "csi"];
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
 
+/// Repeats what a test has left to chance.
+const SEED: &str = "LOOPFS_TEST_SEED";
+
+/// What takes minutes and shows what the driver leaves behind rather than what a kernel does: where all kernels are booted,
+/// the default one is enough.
+const ON_ONE_KERNEL: [&str; 1] = ["restart_storm::"];
+
 const BINARY_TIME: Duration = Duration::from_secs(1200);
 
-pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kernel)).await
+pub(super) async fn run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
+    session.until_cancelled(prepare_and_run(session, kernel, only)).await
 }
 
-async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Report> {
+async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
     let kernels = match kernel {
         Some(name) => vec![name.to_owned()],
         None => Kernel::names(session)?,
     };
+    let default = Kernel::default_name(session)?;
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let mut files = Vec::new();
     for package in PACKAGES {
@@ -54,13 +62,25 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
     let init = rust_build::guest_programs(session).await?.init;
     let mut report = Report::new();
-    for name in kernels {
-        let kernel = Kernel::prepare(session, Some(&name)).await?;
+    for name in &kernels {
+        let kernel = Kernel::prepare(session, Some(name)).await?;
         let hypervisor = vm::choose(session, &kernel, &init).await?;
         let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
         // An earlier run's would be read as this one's.
         cache::remove_dir(&logs)?;
-        report.append(run_on(session, &kernel, &hypervisor, &init, &files, &logs).await?);
+        let elsewhere = kernels.len() > 1 && *name != default;
+        let guest = Guest {
+            kernel: &kernel,
+            hypervisor: &hypervisor,
+            init: &init,
+            files: &files,
+            logs: &logs,
+            left_out: if elsewhere { &ON_ONE_KERNEL } else { &[] },
+        };
+        report.append(run_on(session, guest, only).await?);
+        if !only.is_empty() {
+            continue;
+        }
         let machine = power_cut::Machine {
             kernel: &kernel,
             hypervisor: &hypervisor,
@@ -73,14 +93,20 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     Ok(report)
 }
 
-async fn run_on(
-    session: &Session,
-    kernel: &Kernel,
-    hypervisor: &Hypervisor,
-    init: &Path,
-    files: &[GuestFile],
-    logs: &Path,
-) -> Result<Report> {
+/// What the tests of one kernel run in.
+#[derive(Clone, Copy)]
+struct Guest<'a> {
+    kernel: &'a Kernel,
+    hypervisor: &'a Hypervisor,
+    init: &'a Path,
+    files: &'a [GuestFile],
+    logs: &'a Path,
+    /// Tests that run on another kernel.
+    left_out: &'a [&'static str],
+}
+
+async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<Report> {
+    let Guest { kernel, hypervisor, init, files, logs, left_out } = guest;
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, 1024).await?;
@@ -94,7 +120,7 @@ async fn run_on(
         files: files.to_vec(),
         memory_mib: MEMORY_MIB,
         disks: vec![scratch("data", &data), scratch("plain", &plain)],
-        tests: tests(files),
+        tests: tests(files, only, left_out),
         logs: logs.to_owned(),
     };
     let step = session.progress.step(format!(
@@ -103,7 +129,7 @@ async fn run_on(
         hypervisor.accelerator
     ));
     let heard = machine.run(&step).await?;
-    let report = evaluate(kernel, files, &heard, logs)?;
+    let report = evaluate(guest, only, &heard)?;
     if report.succeeded() {
         step.done(report.summary())
     } else {
@@ -113,7 +139,11 @@ async fn run_on(
 }
 
 /// What the tests find, by the names the crates know.
-fn tests(files: &[GuestFile]) -> TestsSpec {
+fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
+    // Loop devices and quotas are the kernel's, and there is one kernel.
+    let mut args = vec!["--test-threads=1".to_owned()];
+    args.extend_from_slice(only);
+    args.extend(left_out.iter().flat_map(|name| ["--skip", name]).map(str::to_owned));
     let env = [
         ("LOOPFS_TEST_XFS", "/mnt/xfs"),
         ("LOOPFS_TEST_XFS_NOQUOTA", "/mnt/xfs-noquota"),
@@ -128,13 +158,13 @@ fn tests(files: &[GuestFile]) -> TestsSpec {
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
+            .chain(std::env::var(SEED).map(|seed| (SEED.to_owned(), seed)))
             .collect::<BTreeMap<_, _>>(),
         binaries: test_binaries(files)
             .map(|file| TestBinary {
                 name: binary_name(file).to_owned(),
                 path: file.path.clone(),
-                // Loop devices and quotas are the kernel's, and there is one kernel.
-                args: vec!["--test-threads=1".to_owned()],
+                args: args.clone(),
                 env: BTreeMap::new(),
                 report: None,
                 timeout: BINARY_TIME,
@@ -152,7 +182,8 @@ fn binary_name(file: &GuestFile) -> &str {
     file.path.rsplit('/').next().unwrap_or(&file.path)
 }
 
-fn evaluate(kernel: &Kernel, files: &[GuestFile], heard: &Heard, logs: &Path) -> Result<Report> {
+fn evaluate(guest: Guest<'_>, only: &[String], heard: &Heard) -> Result<Report> {
+    let Guest { kernel, files, logs, .. } = guest;
     let mut report = Report::new();
     anyhow::ensure!(test_binaries(files).next().is_some(), "no crate has tests/{TEST}");
     for file in test_binaries(files) {
@@ -160,7 +191,15 @@ fn evaluate(kernel: &Kernel, files: &[GuestFile], heard: &Heard, logs: &Path) ->
         let suite = format!("kernel {}: {name}", kernel.name());
         let output = std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
         let (ended_well, time) = heard.ended_well(name);
-        Run::parse(&output).report(&mut report, &suite, ended_well, time);
+        let run = Run::parse_timed(&output, heard.line_times(name));
+        if !only.is_empty() && ended_well.is_ok() && run.selected_nothing() {
+            continue;
+        }
+        run.report(&mut report, &suite, ended_well, time);
+    }
+    for name in guest.left_out {
+        let outcome = Outcome::Skipped("it runs on the default kernel".to_owned());
+        report.push(&format!("kernel {}", kernel.name()), name, outcome, Duration::ZERO);
     }
     heard.verdict(&mut report, &format!("kernel {}", kernel.name()));
     Ok(report)

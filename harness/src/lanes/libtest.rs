@@ -1,6 +1,6 @@
 //! The output of Rust's test harness, read as cases.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::report::{Outcome, Report};
 
@@ -16,6 +16,8 @@ pub(super) struct Run {
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) outcome: Outcome,
+    /// From the end of the test before it, if that was heard.
+    time: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -28,12 +30,24 @@ struct Totals {
 impl Run {
     /// Reads everything one test binary printed, or several after each other.
     pub(super) fn parse(output: &str) -> Run {
+        Run::parse_timed(output, &[])
+    }
+
+    /// Reads what was printed with one thread, each line of which was heard at one of `times`.
+    pub(super) fn parse_timed(output: &str, times: &[Instant]) -> Run {
         let mut run = Run::default();
+        let mut last_end = times.first().copied();
         let mut details: Vec<(String, String)> = Vec::new();
         // With one thread a test's name is printed when it starts, and its result when it ends; what it
         // writes itself to the descriptors comes between.
         let mut started: Option<String> = None;
-        for line in output.lines() {
+        for (number, line) in output.lines().enumerate() {
+            let mut case = |name, outcome| {
+                let now = times.get(number).copied();
+                let time = now.zip(last_end).map(|(now, last)| now.saturating_duration_since(last));
+                last_end = now;
+                Case { name, outcome, time }
+            };
             if let Some(totals) = totals(line) {
                 let sum = run.totals.get_or_insert_default();
                 sum.passed += totals.passed;
@@ -45,12 +59,12 @@ impl Run {
                 details.push((name.to_owned(), String::new()));
             } else if let Some((name, word)) = started_test(line) {
                 match outcome(word) {
-                    Some(outcome) => run.cases.push(Case { name, outcome }),
+                    Some(outcome) => run.cases.push(case(name, outcome)),
                     None => started = Some(name),
                 }
             } else if let Some(name) = started.take_if(|_| outcome(line.trim()).is_some()) {
                 let outcome = outcome(line.trim()).unwrap_or(Outcome::NotRun);
-                run.cases.push(Case { name, outcome });
+                run.cases.push(case(name, outcome));
             } else if let Some((_, text)) = details.last_mut() {
                 text.push_str(line);
                 text.push('\n');
@@ -58,7 +72,7 @@ impl Run {
         }
         if let Some(name) = started {
             let outcome = Outcome::Failed("it did not end: the test binary died in it".to_owned());
-            run.cases.push(Case { name, outcome });
+            run.cases.push(Case { name, outcome, time: None });
         }
         for case in &mut run.cases {
             let detail = details.iter().find(|(name, _)| *name == case.name);
@@ -67,6 +81,11 @@ impl Run {
             }
         }
         run
+    }
+
+    /// Whether the binary ran to its end, and none of its tests had been selected.
+    pub(super) fn selected_nothing(&self) -> bool {
+        self.cases.is_empty() && self.totals == Some(Totals::default())
     }
 
     /// Adds the cases to `report`, and one more if the binary's own account contradicts them: no tests at
@@ -94,10 +113,10 @@ impl Run {
             (_, Some(_)) if self.cases.is_empty() => Some("it holds no test".to_owned()),
             _ => None,
         };
-        // Single tests are not timed; the suite's time is what the table shows.
+        // Of tests that were not timed the table shows their share of the suite's time.
         let each = time.checked_div(u32::try_from(self.cases.len()).unwrap_or(u32::MAX)).unwrap_or(time);
         for case in self.cases {
-            report.push(suite, &case.name, case.outcome, each);
+            report.push(suite, &case.name, case.outcome, case.time.unwrap_or(each));
         }
         if let Some(problem) = problem {
             report.push(suite, "the test binary", Outcome::Failed(problem), Duration::ZERO);
@@ -158,6 +177,28 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
         assert_eq!(report.summary(), "2 passed, 0 failed, 1 skipped");
         assert!(report.succeeded());
         assert_eq!(report.cases[1].outcome, Outcome::Skipped("needs two disks".to_owned()));
+    }
+
+    #[test]
+    fn a_test_takes_from_the_end_of_the_one_before_it() {
+        let start = Instant::now();
+        // The first line is empty.
+        let heard: Vec<Instant> =
+            [0, 0, 5, 6, 7, 27].map(|seconds| start + Duration::from_secs(seconds)).to_vec();
+        let run = Run::parse_timed(GOOD, &heard);
+        let times: Vec<Option<u64>> =
+            run.cases.iter().map(|case| case.time.map(|time| time.as_secs())).collect();
+        assert_eq!(times, [Some(5), Some(1), Some(21)]);
+        assert_eq!(Run::parse(GOOD).cases[0].time, None);
+    }
+
+    #[test]
+    fn nothing_selected_is_not_nothing_there() {
+        let output = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; \
+            finished in 0.00s\n";
+        assert!(Run::parse(output).selected_nothing());
+        assert!(!Run::parse("").selected_nothing());
+        assert!(!Run::parse(GOOD).selected_nothing());
     }
 
     #[test]

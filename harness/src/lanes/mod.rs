@@ -26,6 +26,9 @@ pub struct TestArgs {
     /// rather than the default.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
+    /// In the kernel lane, run only the tests whose names contain this, and cut no power; may be given more than once.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
     #[command(flatten)]
     e2e: e2e::Args,
 }
@@ -64,7 +67,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         let result = match lane {
             Lane::Unit => unit::run(session).await,
             Lane::Apiserver => apiserver::run(session, args.e2e.kubernetes_bin()).await,
-            Lane::Kernel => kernel::run(session, args.kernel.as_deref()).await,
+            Lane::Kernel => kernel::run(session, args.kernel.as_deref(), &args.only).await,
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
         };

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, REPORT_SOCKET, arguments};
 use super::console::Watcher;
 use super::control::Control;
-use super::reports::{LineCounts, Logs};
+use super::reports::{LineTimes, Logs};
 use super::spec::{DiskMode, VmSpec};
 use crate::guest::report::{Message, Verdict};
 use crate::process::{Process, tail};
@@ -56,7 +56,7 @@ pub struct Vm {
     control: Control,
     phase: watch::Receiver<Phase>,
     messages: mpsc::UnboundedReceiver<Message>,
-    said: watch::Receiver<LineCounts>,
+    said: watch::Receiver<LineTimes>,
     console: Arc<Mutex<Watcher>>,
     /// Ends, with the tasks in it, when the machine is dropped.
     _tasks: JoinSet<()>,
@@ -113,7 +113,7 @@ impl Vm {
             fatal_sender,
         ));
         let logs = Logs::new(spec.logs.clone())?;
-        let said = logs.counts();
+        let said = logs.times();
         tasks.spawn(follow(report, logs, fatal, Arc::clone(&console_state), phase_sender, message_sender));
         let (control, responses) = Control::new(control);
         tasks.spawn(responses);
@@ -184,7 +184,7 @@ impl Vm {
     /// The machine ends first, or `timeout` passes.
     pub async fn wait_said(&self, source: &str, lines: usize, timeout: Duration) -> Result<()> {
         let mut said = self.said.clone();
-        let enough = said.wait_for(|counts| counts.get(source).is_some_and(|count| *count >= lines));
+        let enough = said.wait_for(|times| times.get(source).is_some_and(|times| times.len() >= lines));
         tokio::select! {
             // Lines that were said before the end count.
             biased;
@@ -194,6 +194,12 @@ impl Vm {
                 Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
             },
         }
+    }
+
+    /// When each line of each log was heard.
+    #[must_use]
+    pub(crate) fn line_times(&self) -> LineTimes {
+        self.said.borrow().clone()
     }
 
     /// Waits for the end of the machine.

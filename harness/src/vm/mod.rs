@@ -16,4 +16,5 @@ pub use accelerator::{Accelerator, Hypervisor, choose};
 pub use boot::{GuestFile, initramfs};
 pub use control::Control;
 pub use machine::{Ending, Phase, Vm};
+pub(crate) use reports::LineTimes;
 pub use spec::{Disk, DiskMode, Forward, VmSpec};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
@@ -13,21 +14,21 @@ use tokio::sync::watch;
 pub(super) struct Logs {
     directory: PathBuf,
     files: HashMap<String, File>,
-    counts: watch::Sender<LineCounts>,
+    times: watch::Sender<LineTimes>,
 }
 
-/// How many lines each source has said.
-pub(super) type LineCounts = HashMap<String, usize>;
+/// When each source has said each of its lines, as heard by the host.
+pub(crate) type LineTimes = HashMap<String, Vec<Instant>>;
 
 impl Logs {
     pub(super) fn new(directory: PathBuf) -> Result<Logs> {
         std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-        Ok(Logs { directory, files: HashMap::new(), counts: watch::Sender::default() })
+        Ok(Logs { directory, files: HashMap::new(), times: watch::Sender::default() })
     }
 
     /// To wait until something was said.
-    pub(super) fn counts(&self) -> watch::Receiver<LineCounts> {
-        self.counts.subscribe()
+    pub(super) fn times(&self) -> watch::Receiver<LineTimes> {
+        self.times.subscribe()
     }
 
     pub(super) fn line(&mut self, source: &str, line: &str) -> Result<()> {
@@ -44,9 +45,10 @@ impl Logs {
         if let Some(file) = self.files.get_mut(source) {
             writeln!(file, "{line}").with_context(|| format!("write the log of {source}"))?;
         }
-        self.counts.send_modify(|counts| match counts.get_mut(source) {
-            Some(count) => *count += 1,
-            None => drop(counts.insert(source.to_owned(), 1)),
+        let now = Instant::now();
+        self.times.send_modify(|times| match times.get_mut(source) {
+            Some(times) => times.push(now),
+            None => drop(times.insert(source.to_owned(), vec![now])),
         });
         Ok(())
     }
@@ -73,6 +75,6 @@ mod tests {
         logs.line("kubelet", "three").unwrap();
         assert_eq!(std::fs::read_to_string(dir.path().join("kubelet.log")).unwrap(), "one\nthree\n");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
-        assert_eq!(logs.counts().borrow()["kubelet"], 2);
+        assert_eq!(logs.times().borrow()["kubelet"].len(), 2);
     }
 }

@@ -169,7 +169,7 @@ fn mount_point(disk: &str) -> String {
 fn evaluate(
     report: &mut Report,
     suite: &str,
-    Heard { results, ending }: &Heard,
+    Heard { results, ending, .. }: &Heard,
     cuts: &[Cut],
     directory: &Path,
     (seed, writes): (u64, usize),
