@@ -1,17 +1,23 @@
 //! A driver in a process of its own, to be killed.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio_util::sync::CancellationToken;
 
-use crate::support::Directories;
+use crate::support::{Client, Directories};
 
 /// Set where this program is to be a driver: its command line, one argument to a line.
 const COMMAND_LINE: &str = "LOOPFS_TEST_DRIVER";
 
-pub(crate) struct Process(Child);
+pub(crate) struct Process {
+    child: Child,
+    endpoint: PathBuf,
+    ended: CancellationToken,
+}
 
 impl Process {
     pub(crate) fn start(directories: &Directories) -> Self {
@@ -31,20 +37,32 @@ impl Process {
             .stderr(log)
             .spawn()
             .unwrap();
-        Self(child)
+        Self { child, endpoint: directories.endpoint.clone(), ended: CancellationToken::new() }
+    }
+
+    /// A client that knows when the process has ended.
+    pub(crate) fn connect(&self) -> Client {
+        Client::connect_until(&self.endpoint, self.ended())
+    }
+
+    /// Cancelled when the process has ended.
+    pub(crate) fn ended(&self) -> CancellationToken {
+        self.ended.clone()
     }
 
     pub(crate) fn signal(mut self, signal: Signal) -> ExitStatus {
-        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
-        self.0.wait().unwrap()
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+        let status = self.child.wait().unwrap();
+        self.ended.cancel();
+        status
     }
 }
 
 impl Drop for Process {
     /// For a test that fails half-way.
     fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
+        drop(self.child.kill());
+        drop(self.child.wait());
     }
 }
 
@@ -58,7 +76,7 @@ fn a_driver_is_a_process_that_ends_when_it_is_asked() {
     }
     let scene = crate::scene::Scene::without_driver();
     let process = Process::start(&scene.directories);
-    crate::support::Client::connect(&scene.directories.endpoint).wait_until_ready();
+    process.connect().wait_until_ready();
     assert!(process.signal(Signal::SIGTERM).success());
     scene.finish();
 }

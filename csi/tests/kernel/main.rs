@@ -14,6 +14,7 @@ mod left_behind;
 mod metrics;
 mod mount;
 mod restart;
+mod restart_storm;
 mod scene;
 mod secrets;
 mod settings;

@@ -22,7 +22,7 @@ fn a_driver_that_is_killed_is_taken_over_from() {
     let directories = &scene.directories;
     let take_over = || {
         let process = Process::start(directories);
-        let client = Client::connect(&directories.endpoint);
+        let client = process.connect();
         client.wait_until_ready();
         (process, client)
     };
@@ -98,7 +98,7 @@ fn a_volume_is_whole_or_not_there_whenever_the_driver_is_killed() {
     let (mut there, mut gone) = (BTreeSet::new(), BTreeSet::new());
     for round in 0..8 {
         let process = Process::start(&scene.directories);
-        let node = Client::connect(&scene.directories.endpoint);
+        let node = process.connect();
         node.wait_until_ready();
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -160,7 +160,7 @@ fn a_copy_is_whole_or_not_there_whenever_the_driver_is_killed() {
     let mut known = Vec::new();
     for round in 0..6 {
         let process = Process::start(&scene.directories);
-        let node = Client::connect(&scene.directories.endpoint);
+        let node = process.connect();
         node.wait_until_ready();
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -176,7 +176,7 @@ fn a_copy_is_whole_or_not_there_whenever_the_driver_is_killed() {
     }
     // What was under way is there whole or not at all, and is made by a repetition.
     let process = Process::start(&scene.directories);
-    let node = Client::connect(&scene.directories.endpoint);
+    let node = process.connect();
     node.wait_until_ready();
     for snapshot in &snapshots {
         let capability = if snapshot.as_str().starts_with('f') { mount(&[]) } else { block() };

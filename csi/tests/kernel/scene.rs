@@ -227,3 +227,9 @@ pub(crate) fn flags_of_mount(path: &Path) -> FsFlags {
         | FsFlags::ST_NOATIME;
     statvfs(path).unwrap().flags() & seen
 }
+
+/// Into the log, also if the test passes.
+#[allow(clippy::explicit_write, reason = "what eprintln! says of a test that passes is thrown away")]
+pub(crate) fn say(text: &str) {
+    writeln!(std::io::stderr(), "{text}").unwrap();
+}

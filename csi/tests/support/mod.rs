@@ -84,6 +84,8 @@ impl Directories {
 
 /// Calls a driver; each call blocks.
 pub(crate) struct Client {
+    /// What is not answered by then will not be: the HTTP client does not notice each end of its peer.
+    ended: CancellationToken,
     runtime: Runtime,
     node: NodeClient<Channel>,
     controller: ControllerClient<Channel>,
@@ -93,15 +95,23 @@ pub(crate) struct Client {
 macro_rules! calls {
     ($($service:ident . $call:ident ($request:ident) -> $response:ident;)*) => {
         $(pub(crate) fn $call(&self, request: wire::$request) -> Result<wire::$response, Status> {
-            let call = async { self.$service.clone().$call(request).await };
-            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, call).await.expect("no answer") })
-                .map(Response::into_inner)
+            self.answer(async { self.$service.clone().$call(request).await.map(Response::into_inner) })
         })*
     };
 }
 
 #[allow(dead_code, reason = "each test binary makes other calls")]
 impl Client {
+    fn answer<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                answer = tokio::time::timeout(PATIENCE, call) => answer.expect("no answer"),
+                () = self.ended.cancelled() => Err(Status::from_error("the driver has ended".into())),
+            }
+        })
+    }
+
     /// Calls, and hangs up without an answer once `until` has returned.
     pub(crate) fn publish_and_hang_up(
         &self,
@@ -131,6 +141,11 @@ impl Client {
 
     /// Connects to a socket, once it is there.
     pub(crate) fn connect(endpoint: &Path) -> Self {
+        Self::connect_until(endpoint, CancellationToken::new())
+    }
+
+    /// Connects to a driver that may end at any moment, which is told by `ended`.
+    pub(crate) fn connect_until(endpoint: &Path, ended: CancellationToken) -> Self {
         let runtime = Runtime::new().unwrap();
         let address = format!("unix://{}", endpoint.display());
         let channel = runtime.block_on(async {
@@ -145,6 +160,7 @@ impl Client {
             }
         });
         Self {
+            ended,
             runtime,
             node: NodeClient::new(channel.clone()),
             controller: ControllerClient::new(channel.clone()),

@@ -1,0 +1,318 @@
+//! A driver that is killed again and again while it is busy.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use csi::proto::csi as wire;
+use loopfs::{Bytes, LoopControl, VolumeKind, mountinfo};
+use nix::sys::signal::Signal;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+
+use crate::driver_process::Process;
+use crate::scene::{MIB, Scene, id, read_from, say, write_to};
+use crate::support::*;
+
+const VOLUMES: usize = 200;
+const KILLS: usize = 50;
+const CALLERS: usize = 4;
+/// A process is killed when it has answered fewer calls than this, so that on any machine some die as they start and
+/// most at work.
+const LONGEST_LIFE: u64 = 12;
+/// It lives on for less than this after the last of them: a part of a call.
+const LAST_CALL: Duration = Duration::from_millis(20);
+const STEP: u64 = 4096;
+const LARGEST: u64 = 2 * MIB;
+
+/// SplitMix64: chance that can be repeated.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+/// From `LOOPFS_TEST_SEED`, or the time.
+fn seed() -> u64 {
+    let given = std::env::var("LOOPFS_TEST_SEED").ok().map(|text| text.parse().unwrap());
+    given.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64)
+}
+
+/// A volume, and what its one caller knows of it.
+struct Volume {
+    name: String,
+    kind: VolumeKind,
+    target: PathBuf,
+    staging: PathBuf,
+    published: bool,
+    written: String,
+    size: u64,
+}
+
+impl Volume {
+    fn new(scene: &Scene, number: usize) -> Self {
+        let kind = if number.is_multiple_of(2) { VolumeKind::Filesystem } else { VolumeKind::Block };
+        let name = format!("v-{number}");
+        scene.volume(&name, kind);
+        let target = scene.target(&name);
+        let staging = scene.target(&format!("{name}-staging"));
+        fs::create_dir(&staging).unwrap();
+        Self { name, kind, target, staging, published: false, written: String::new(), size: MIB }
+    }
+
+    fn capability(&self) -> Option<wire::VolumeCapability> {
+        match self.kind {
+            VolumeKind::Filesystem => mount(&[]),
+            VolumeKind::Block => block(),
+        }
+    }
+
+    /// As after a reboot, without having staged it.
+    fn publish(&mut self, driver: &mut Caller<'_>) {
+        let request = publish(&self.name, &self.target, self.capability());
+        driver.until_done(|client| client.node_publish_volume(request.clone()).map(drop));
+        self.published = true;
+    }
+
+    /// A driver that has not opened its storage yet takes the mount away, and leaves the device to be unstaged.
+    fn unpublish(&mut self, driver: &mut Caller<'_>) {
+        let request = unpublish(&self.name, &self.target);
+        driver.until_done(|client| client.node_unpublish_volume(request.clone()).map(drop));
+        if self.kind == VolumeKind::Block {
+            let request = unstage(&self.name, &self.staging);
+            driver.until_done(|client| client.node_unstage_volume(request.clone()).map(drop));
+        }
+        self.published = false;
+    }
+
+    fn expand(&mut self, driver: &mut Caller<'_>) {
+        self.size = (self.size + STEP).min(LARGEST);
+        let size = i64::try_from(self.size).unwrap();
+        driver.until_done(|client| client.controller_expand_volume(grow(&self.name, size, 0)).map(drop));
+        if self.published {
+            let request = expand(&self.name, &self.target, size, 0);
+            driver.until_done(|client| client.node_expand_volume(request.clone()).map(drop));
+        }
+    }
+
+    fn write(&mut self, content: String) {
+        match self.kind {
+            VolumeKind::Filesystem => fs::write(self.target.join("file"), &content).unwrap(),
+            VolumeKind::Block => write_to(&self.target, content.as_bytes()).unwrap(),
+        }
+        self.written = content;
+    }
+
+    fn assert_holds_what_was_written(&self) {
+        let read = match self.kind {
+            VolumeKind::Filesystem => fs::read(self.target.join("file")).unwrap(),
+            VolumeKind::Block => read_from(&self.target, self.written.len()),
+        };
+        assert_eq!(String::from_utf8_lossy(&read), self.written, "{}", self.name);
+    }
+
+    /// One thing that a kubelet or a workload does.
+    fn step(&mut self, driver: &mut Caller<'_>, chance: &mut Chance) {
+        match (chance.below(4), self.published) {
+            (0, _) => self.expand(driver),
+            (_, false) => {
+                self.publish(driver);
+                self.assert_holds_what_was_written();
+            }
+            (1, true) => {
+                let content = format!("{} {}", self.name, chance.below(u64::MAX));
+                self.write(content);
+            }
+            (_, true) => {
+                self.assert_holds_what_was_written();
+                self.unpublish(driver);
+            }
+        }
+    }
+}
+
+/// What all callers share.
+struct Callers<'a> {
+    scene: &'a Scene,
+    /// Of the driver that was started last.
+    ended: Mutex<CancellationToken>,
+    /// Calls that a driver took with it.
+    interrupted: AtomicUsize,
+}
+
+impl Callers<'_> {
+    fn connect(&self) -> Client {
+        // If this driver is killed meanwhile, the connection is to the next and is given up as well.
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Client::connect_until(&self.scene.directories.endpoint, ended)
+    }
+}
+
+/// Calls a driver that may be killed at any moment.
+struct Caller<'a> {
+    all: &'a Callers<'a>,
+    client: Client,
+    /// Told of every call that was answered.
+    answered: Sender<()>,
+}
+
+impl<'a> Caller<'a> {
+    fn new(all: &'a Callers<'a>, answered: Sender<()>) -> Self {
+        Self { all, client: all.connect(), answered }
+    }
+
+    /// Repeats a call until a driver has lived long enough to answer it.
+    fn until_done(&mut self, call: impl Fn(&Client) -> Result<(), Status>) {
+        let start = Instant::now();
+        while let Err(status) = call(&self.client) {
+            assert!(was_interrupted(&status), "{status:?}");
+            assert!(start.elapsed() < PATIENCE, "{status:?}");
+            if status.source().is_some() {
+                self.all.interrupted.fetch_add(1, Ordering::Relaxed);
+                self.client = self.all.connect();
+            } else {
+                // Its storage is being opened, or what a dead caller asked is under way.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        // Nobody counts once the last process was killed.
+        self.answered.send(()).ok();
+    }
+}
+
+/// Whether this says that the driver was killed or has only just begun, and nothing of the call.
+fn was_interrupted(status: &Status) -> bool {
+    let beginning = status.message().contains("are being opened");
+    status.source().is_some() || status.code() == Code::Aborted || beginning
+}
+
+#[test]
+fn volumes_outlive_fifty_killed_drivers() {
+    let seed = seed();
+    say(&format!("LOOPFS_TEST_SEED={seed}"));
+    let mut chance = Chance(seed);
+    let begun = Instant::now();
+    let scene = Scene::without_driver();
+    let started = || Process::start(&scene.directories);
+    let mut process = Some(started());
+    let mut shares: Vec<Vec<Volume>> = (0..CALLERS).map(|_| Vec::new()).collect();
+    for number in 0..VOLUMES {
+        shares[number / 2 % CALLERS].push(Volume::new(&scene, number));
+    }
+    let ended = Mutex::new(process.as_ref().unwrap().ended());
+    let callers = Callers { scene: &scene, ended, interrupted: AtomicUsize::new(0) };
+    let stop = AtomicBool::new(false);
+    let mut calls = Vec::new();
+    let mut storm = begun.elapsed();
+    std::thread::scope(|scope| {
+        let (answered, answers) = mpsc::channel();
+        let threads: Vec<_> = shares
+            .iter_mut()
+            .map(|share| {
+                let (callers, stop, answered) = (&callers, &stop, answered.clone());
+                let mut chance = Chance(chance.below(u64::MAX));
+                scope.spawn(move || {
+                    let mut driver = Caller::new(callers, answered);
+                    for volume in share.iter_mut() {
+                        volume.publish(&mut driver);
+                        volume.write(format!("{} at first", volume.name));
+                    }
+                    while !stop.load(Ordering::Relaxed) {
+                        let count = share.len() as u64;
+                        share[chance.below(count) as usize].step(&mut driver, &mut chance);
+                    }
+                })
+            })
+            .collect();
+        drop(answered);
+        // Fewer come when no caller is left. Each says why when it is joined.
+        let wait_for = |count: usize| answers.iter().take(count).count() == count;
+        let published = wait_for(VOLUMES);
+        storm = begun.elapsed();
+        while published && calls.len() < KILLS {
+            let life = chance.below(LONGEST_LIFE) as usize;
+            if !wait_for(life) {
+                break;
+            }
+            // A moment that nothing announces is what is wanted.
+            std::thread::sleep(Duration::from_micros(chance.below(LAST_CALL.as_micros() as u64)));
+            process.take().map(|process| process.signal(Signal::SIGKILL));
+            calls.push(life + answers.try_iter().count());
+            let next = started();
+            *callers.ended.lock().unwrap_or_else(PoisonError::into_inner) = next.ended();
+            process = Some(next);
+        }
+        stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+    let interrupted = callers.interrupted.load(Ordering::Relaxed);
+    let lives = calls.len();
+    say(&format!(
+        "{VOLUMES} volumes published within {storm:.1?}, {lives} drivers killed within {:.1?}; these answered {} calls, {:?} each, \
+         and took {interrupted} with them",
+        begun.elapsed() - storm,
+        calls.iter().sum::<usize>(),
+        calls.iter().min()..=calls.iter().max(),
+    ));
+    assert!(interrupted > KILLS / 2, "the drivers were killed when they had nothing to do");
+
+    let volumes: Vec<&Volume> = shares.iter().flatten().collect();
+    assert_node_is_as_known(&scene, &volumes);
+    std::thread::scope(|scope| {
+        for share in &mut shares {
+            scope.spawn(|| {
+                let mut last = Caller::new(&callers, mpsc::channel().0);
+                for volume in share {
+                    if !volume.published {
+                        volume.publish(&mut last);
+                    }
+                    volume.assert_holds_what_was_written();
+                    volume.unpublish(&mut last);
+                    fs::remove_dir(&volume.staging).ok();
+                }
+            });
+        }
+    });
+    assert!(process.unwrap().signal(Signal::SIGTERM).success());
+    scene.store.recover().unwrap();
+    drop(callers);
+    scene.finish();
+    say(&format!("all of it took {:.1?}", begun.elapsed()));
+}
+
+/// One device for each published Block volume, one mount for each published volume, the size that was asked for last, and
+/// nothing else.
+fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
+    let published_blocks =
+        volumes.iter().filter(|volume| volume.published && volume.kind == VolumeKind::Block);
+    let expected: BTreeMap<String, usize> = published_blocks.map(|volume| (volume.name.clone(), 1)).collect();
+    let mut devices: BTreeMap<String, usize> = BTreeMap::new();
+    for status in LoopControl::open().unwrap().snapshot().unwrap() {
+        assert!(status.direct_io, "{status:?}");
+        *devices.entry(status.label).or_default() += 1;
+    }
+    assert_eq!(devices, expected, "devices are those of the published Block volumes");
+    let mounts = mountinfo::read().unwrap();
+    for volume in volumes {
+        let shown = mounts.iter().filter(|mount| mount.mount_point == volume.target).count();
+        assert_eq!((shown, volume.target.exists()), (usize::from(volume.published), volume.published));
+        assert_eq!(scene.store.volume(&id(&volume.name)).unwrap().capacity(), Bytes(volume.size));
+    }
+    say(&format!(
+        "{} devices and {} mounts, as published",
+        expected.len(),
+        volumes.iter().filter(|volume| volume.published).count()
+    ));
+}
