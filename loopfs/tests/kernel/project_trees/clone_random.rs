@@ -117,7 +117,7 @@ impl Planting {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_tree_made_by_chance_is_alike(steps in prop::collection::vec(step(), 1..80)) {

@@ -142,8 +142,8 @@ fn names_may_be_any_bytes() {
 }
 
 #[test]
-fn twenty_thousand_entries_in_one_directory_are_met_once_each() {
-    const ENTRIES: u64 = 20_000;
+fn five_thousand_entries_in_one_directory_are_met_once_each() {
+    const ENTRIES: u64 = 5000;
     let scene = Scene::new(5007);
     let mut directories = 1;
     for n in 0..ENTRIES {
@@ -169,7 +169,7 @@ fn twenty_thousand_entries_in_one_directory_are_met_once_each() {
     assert_eq!(report, expected);
     assert_eq!(reports.first(), Some(&(1, 1024, 1023)), "reported before the last of them is changed");
     assert_eq!(reports.last(), Some(&(2, ENTRIES + 1, ENTRIES + 1)));
-    assert_eq!(reports.len(), 40, "every 1024 names, and at the end of both passes");
+    assert_eq!(reports.len(), 10, "every 1024 names, and at the end of both passes");
     assert_eq!(scene.charged().1, ENTRIES + 1);
     scene.end();
 }
