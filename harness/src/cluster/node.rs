@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use tokio::sync::Mutex;
 
 use super::Parts;
 use super::api_error::told;
@@ -19,8 +21,9 @@ use super::waiting::{State, until_one};
 use crate::guest::control::ExecOutput;
 use crate::guest::spec::Mode;
 use crate::images::disk;
+use crate::images::kernel::Module;
 use crate::session::Session;
-use crate::vm::{Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
+use crate::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
 
 /// The kubelet's port inside the machine.
 const KUBELET_PORT: u16 = 10_250;
@@ -33,11 +36,22 @@ const BOOT_DEADLINE: Duration = Duration::from_secs(300);
 /// From the kubelet's start to a Node object that is Ready.
 const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 
-/// A running node. Dropping it is a power cut.
+/// A node of a cluster. Dropping it is a power cut.
 #[derive(Debug)]
 pub struct Node {
     name: String,
-    vm: Vm,
+    machine: Machine,
+    /// None while its power is off. Whoever asks something of a node that boots waits until it is up.
+    vm: Mutex<Option<Vm>>,
+}
+
+/// What a node is each time it boots.
+#[derive(Debug)]
+struct Machine {
+    spec: VmSpec,
+    init: PathBuf,
+    modules: Vec<Module>,
+    mode: Mode,
 }
 
 impl Node {
@@ -52,14 +66,13 @@ impl Node {
         let step = session.progress.step(format!("start {name} ({})", parts.node.hypervisor.accelerator));
         let kubelet = control_plane.kubelet_address(index)?;
         register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
-        let spec = vm_spec(control_plane, parts, &node, kubelet).await?;
+        let machine = machine(control_plane, parts, &node, kubelet).await?;
         step.note("booting");
-        let vm = Vm::start(&spec).await?;
-        vm.wait_ready(BOOT_DEADLINE).await?;
+        let vm = machine.boot().await?;
         step.note("waiting for the kubelet to report");
         joined(control_plane.client(), &name).await?;
         step.done("");
-        Ok(Node { name, vm })
+        Ok(Node { name, machine, vm: Mutex::new(Some(vm)) })
     }
 
     #[must_use]
@@ -72,7 +85,7 @@ impl Node {
     /// # Errors
     /// It cannot be started, runs longer than `timeout`, or the machine ends first.
     pub async fn exec(&self, argv: &[&str], timeout: Duration) -> Result<ExecOutput> {
-        self.vm.control().exec(argv, timeout).await
+        self.control().await?.exec(argv, timeout).await
     }
 
     /// Runs a program as root on the node and answers its output, if it succeeds.
@@ -80,7 +93,28 @@ impl Node {
     /// # Errors
     /// As [`Node::exec`], or another exit code than 0.
     pub async fn output(&self, argv: &[&str], timeout: Duration) -> Result<String> {
-        self.vm.control().output(argv, timeout).await
+        self.control().await?.output(argv, timeout).await
+    }
+
+    /// Takes the power away: nothing is flushed, and nobody is asked.
+    ///
+    /// # Errors
+    /// It is off already, or its process cannot be waited for.
+    pub async fn cut_power(&self) -> Result<()> {
+        let vm = self.vm.lock().await.take().with_context(|| format!("the power of {} is off", self.name))?;
+        vm.power_cut().await
+    }
+
+    /// Boots the node again, on the disks that the cut left, and waits until its services run. Kubernetes
+    /// learns of it later.
+    ///
+    /// # Errors
+    /// Its power is on, or it does not boot.
+    pub async fn boot(&self) -> Result<()> {
+        let mut vm = self.vm.lock().await;
+        anyhow::ensure!(vm.is_none(), "the power of {} is on", self.name);
+        *vm = Some(self.machine.boot().await?);
+        Ok(())
     }
 
     /// Powers the node off in order.
@@ -88,7 +122,26 @@ impl Node {
     /// # Errors
     /// It does not end in time.
     pub async fn stop(self) -> Result<()> {
-        self.vm.power_off().await
+        match self.vm.into_inner() {
+            Some(vm) => vm.power_off().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn control(&self) -> Result<Control> {
+        let vm = self.vm.lock().await;
+        let vm = vm.as_ref().with_context(|| format!("the power of {} is off", self.name))?;
+        Ok(vm.control().clone())
+    }
+}
+
+impl Machine {
+    async fn boot(&self) -> Result<Vm> {
+        // Made for each boot: it has the time, and an emulated machine's own clock is not to be trusted.
+        initramfs(&self.spec.initramfs, &self.init, &self.modules, &[], self.mode.clone())?;
+        let vm = Vm::start(&self.spec).await?;
+        vm.wait_ready(BOOT_DEADLINE).await?;
+        Ok(vm)
     }
 }
 
@@ -116,12 +169,12 @@ async fn joined(client: &Client, name: &str) -> Result<()> {
     .map(drop)
 }
 
-async fn vm_spec(
+async fn machine(
     control_plane: &ControlPlane,
     parts: &Parts,
     node: &NodeName,
     kubelet: SocketAddr,
-) -> Result<VmSpec> {
+) -> Result<Machine> {
     let name = node.name();
     let dir = control_plane.layout().node_dir(&name);
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
@@ -130,16 +183,14 @@ async fn vm_spec(
     let data = dir.join("data.xfs");
     disk::xfs(&data, DATA_MIB).await?;
     let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, DATA_OPTIONS)?);
-    let boot = dir.join("initramfs");
-    initramfs(&boot, &parts.node.init, &parts.node.modules, &[], mode)?;
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
-    Ok(VmSpec {
+    let spec = VmSpec {
         name: name.clone(),
         hypervisor: parts.node.hypervisor.clone(),
         kernel: parts.node.kernel.clone(),
-        initramfs: boot,
+        initramfs: dir.join("initramfs"),
         kernel_args: Vec::new(),
         memory_mib: MEMORY_MIB,
         cpus: 2,
@@ -155,5 +206,6 @@ async fn vm_spec(
             guest_port: KUBELET_PORT,
         }],
         logs: control_plane.layout().logs().join(&name),
-    })
+    };
+    Ok(Machine { spec, init: parts.node.init.clone(), modules: parts.node.modules.clone(), mode })
 }

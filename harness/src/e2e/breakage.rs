@@ -26,17 +26,20 @@ pub(crate) enum Breakage {
     Readonly,
     /// The driver stops before the claims grow.
     Resize,
+    /// What is written before the power is cut is not synced.
+    Unsynced,
     /// A loop device stays attached to a volume.
     Leak,
 }
 
 /// Every breakage, in an order in which each can be repaired before the next.
-pub(super) const ALL: [Breakage; 6] = [
+pub(super) const ALL: [Breakage; 7] = [
     Breakage::Quota,
     Breakage::NoDisk,
     Breakage::WrongDisk,
     Breakage::Readonly,
     Breakage::Resize,
+    Breakage::Unsynced,
     Breakage::Leak,
 ];
 
@@ -49,6 +52,7 @@ impl Breakage {
             Breakage::WrongDisk => "wrong-disk",
             Breakage::Readonly => "readonly",
             Breakage::Resize => "resize",
+            Breakage::Unsynced => "unsynced",
             Breakage::Leak => "leak",
         }
     }
@@ -61,6 +65,7 @@ impl Breakage {
             Breakage::WrongDisk => &["was initialised on file system", DATA_DIR],
             Breakage::Readonly => &["a write was allowed on the read-only volume", "/vol/readonly"],
             Breakage::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
+            Breakage::Unsynced => &["is not what was written", "/vol/power-cut-0-0"],
             Breakage::Leak => &["leaked", "loop device"],
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
 
 use crate::cluster::Node;
@@ -11,7 +11,7 @@ use crate::cluster::Node;
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running container, as containerd knows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Container {
     id: String,
 }
@@ -19,14 +19,31 @@ pub(super) struct Container {
 impl Container {
     /// The container of this name that runs in a pod now.
     pub(super) fn of(pod: &Pod, container: &str) -> Result<Container> {
-        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        let status = statuses.into_iter().find(|status| status.name == container);
-        let id = status.and_then(|status| status.container_id.as_deref());
-        let id = id.and_then(|id| id.strip_prefix("containerd://"));
-        let id =
-            id.with_context(|| format!("container {container} of pod {} does not run", pod.name_any()))?;
-        Ok(Container { id: id.to_owned() })
+        let running = Container::all(pod).find(|(_, status)| status.name == container);
+        running
+            .and_then(|(running, _)| running)
+            .with_context(|| format!("container {container} of pod {} does not run", pod.name_any()))
     }
+
+    /// All of a pod: those that run, and what is said of each.
+    pub(super) fn all(pod: &Pod) -> impl Iterator<Item = (Option<Container>, &ContainerStatus)> {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        statuses.map(|status| {
+            let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
+            let id = status.container_id.as_deref().filter(|_| runs).and_then(bare);
+            (id.map(|id| Container { id: id.to_owned() }), status)
+        })
+    }
+
+    /// Whether this is the one that Kubernetes calls so.
+    pub(super) fn is_named(&self, id: Option<&str>) -> bool {
+        id.and_then(bare) == Some(self.id.as_str())
+    }
+}
+
+/// Kubernetes puts the runtime before the id.
+fn bare(id: &str) -> Option<&str> {
+    id.strip_prefix("containerd://")
 }
 
 /// SIGKILL, as the kernel sends it when memory runs out.

@@ -1,64 +1,103 @@
 //! What the driver has on a node, as the node's kernel and file systems show it to anybody: files,
 //! project quotas, loop devices, mounts. What is more after a run than before has leaked.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sys::stat::makedev;
 
 use crate::cluster::{DATA_DIR, Node};
 
 /// Longer than any of the tools takes on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// One look at a node. Each entry is a sentence that names the thing.
+/// One look at a node. Each entry is a sentence that names the thing, without what a reboot may change: which
+/// loop device it is that a file is attached to, and how many blocks a volume's content takes.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Inventory {
-    entries: BTreeSet<String>,
+    entries: BTreeMap<String, usize>,
+    /// Files of the data directory that have a loop device, once for each they have.
+    attached: Vec<String>,
 }
 
 impl Inventory {
     pub(super) async fn take(node: &Node) -> Result<Inventory> {
-        let files = output(
-            node,
-            &["find", DATA_DIR, "-ignore_readdir_race", "-mindepth", "1", "-printf", "%y %P\\n"],
-        )
-        .await?;
+        let files =
+            output(node, &["find", DATA_DIR, "-ignore_readdir_race", "-printf", "%y %D %i %P\\0"]).await?;
         let report = "report -p -n -N -b -i";
         let quotas = output(node, &["xfs_quota", "-x", "-c", report, DATA_DIR]).await?;
+        let columns = "BACK-MAJ:MIN,BACK-INO,BACK-FILE";
         let loops =
-            output(node, &["losetup", "--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"])
-                .await?;
+            output(node, &["losetup", "--list", "--noheadings", "--raw", "--output", columns]).await?;
         let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
-        let mut entries = BTreeSet::new();
-        entries.extend(parse_files(&files));
-        entries.extend(parse_quotas(&quotas));
-        entries.extend(parse_loops(&loops));
-        entries.extend(parse_mounts(&mounts));
-        Ok(Inventory { entries })
+        let files = Files::parse(&files)?;
+        let loops = parse_loops(&loops, &files)?;
+        let devices = loops.iter().map(|(image, _)| format!("loop device attached to {image}"));
+        let all = files.entries().chain(parse_quotas(&quotas)).chain(devices).chain(parse_mounts(&mounts));
+        let entries = count(all);
+        let ours = loops.into_iter().filter_map(|(image, ours)| ours.then_some(image));
+        Ok(Inventory { entries, attached: ours.collect() })
     }
 
-    /// What is here and was not there before.
+    /// What is here and was not there before, or not as often.
     pub(super) fn beyond(&self, before: &Inventory) -> Vec<String> {
-        self.entries.difference(&before.entries).cloned().collect()
+        let more = self.entries.iter().filter_map(|(entry, count)| {
+            let before = before.entries.get(entry).copied().unwrap_or_default();
+            (*count > before).then(|| match before {
+                0 => entry.clone(),
+                _ => format!("{entry}, {count} times rather than {before}"),
+            })
+        });
+        more.collect()
     }
+
+    /// The images of the driver's volumes that have a loop device, each as often as it has one.
+    pub(super) fn attached(&self) -> &[String] {
+        &self.attached
+    }
+}
+
+fn count(entries: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
+    entries.fold(BTreeMap::new(), |mut counts, entry| {
+        *counts.entry(entry).or_default() += 1;
+        counts
+    })
 }
 
 async fn output(node: &Node, argv: &[&str]) -> Result<String> {
     node.output(argv, TOOL_DEADLINE).await
 }
 
-/// Lines of `TYPE PATH` below the data directory.
-fn parse_files(text: &str) -> impl Iterator<Item = String> {
-    text.lines().filter_map(|line| {
-        let (kind, path) = line.split_once(' ')?;
-        let kind = match kind {
-            "d" => "directory",
-            "f" => "file",
-            _ => "special file",
-        };
-        Some(format!("{kind} {DATA_DIR}/{path}"))
-    })
+/// What is in the data directory, by inode number.
+struct Files {
+    /// Of the file system, as the kernel numbers it.
+    device: u64,
+    by_inode: BTreeMap<u64, (&'static str, String)>,
+}
+
+impl Files {
+    /// `TYPE DEVICE INODE PATH` and a NUL for each, the first of the data directory itself, whose path is empty.
+    fn parse(text: &str) -> Result<Files> {
+        let mut files = text.split_terminator('\0').map(|file| {
+            let mut words = file.splitn(4, ' ');
+            let mut word = || words.next().with_context(|| format!("find printed {file:?}"));
+            let kind = match word()? {
+                "d" => "directory",
+                "f" => "file",
+                _ => "special file",
+            };
+            let (device, inode) = (word()?.parse::<u64>()?, word()?.parse::<u64>()?);
+            Ok((device, inode, kind, format!("{DATA_DIR}/{}", word()?)))
+        });
+        let (device, ..) = files.next().context("find printed nothing")??;
+        let by_inode = files.map(|file| file.map(|(_, inode, kind, path)| (inode, (kind, path))));
+        Ok(Files { device, by_inode: by_inode.collect::<Result<_>>()? })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = String> {
+        self.by_inode.values().map(|(kind, path)| format!("{kind} {path}"))
+    }
 }
 
 /// Rows of `xfs_quota report`: `#ID USED SOFT HARD ..`. Id 0 is everything that has none.
@@ -69,25 +108,43 @@ fn parse_quotas(text: &str) -> impl Iterator<Item = String> {
         let numbers: Vec<&str> =
             words.filter(|word| word.bytes().all(|byte| byte.is_ascii_digit())).collect();
         let (used, hard) = (numbers.first()?, numbers.get(2)?);
-        (*used != "0" || *hard != "0")
-            .then(|| format!("project id {id} with {used} blocks used and a limit of {hard}"))
+        match (*used, *hard) {
+            ("0", "0") => None,
+            (used, "0") => Some(format!("project id {id} without a limit and with {used} blocks used")),
+            (_, hard) => Some(format!("project id {id} with a limit of {hard} blocks")),
+        }
     })
 }
 
-fn parse_loops(text: &str) -> impl Iterator<Item = String> {
-    text.lines().filter_map(|line| {
-        let (device, file) = line.trim().split_once(' ')?;
-        Some(format!("loop device {device} attached to {}", file.trim()))
-    })
+/// Rows of `MAJOR:MINOR INODE PATH`: what each device is attached to, and whether that is a file of the data
+/// directory's file system. Such a file is known by its inode: the path that the kernel tells is the one in the
+/// container that attached it, and only what is left of that once the container is gone.
+fn parse_loops(text: &str, files: &Files) -> Result<Vec<(String, bool)>> {
+    let image = |line: &str| {
+        let mut words = line.trim().splitn(3, ' ');
+        let mut word = || words.next().with_context(|| format!("losetup printed {line:?}"));
+        let (device, inode, told) = (word()?, word()?.parse::<u64>()?, word()?);
+        let (major, minor) = device.split_once(':').with_context(|| format!("losetup printed {line:?}"))?;
+        let ours = makedev(major.parse()?, minor.parse()?) == files.device;
+        let known = files.by_inode.get(&inode).filter(|_| ours).map(|(_, path)| path.as_str());
+        // As the kernel tells of a file that has lost its name, whichever path it told of it.
+        let gone = told.ends_with("(deleted)").then(|| format!("{told}, inode {inode}"));
+        Ok((gone.unwrap_or_else(|| known.unwrap_or(told).to_owned()), ours))
+    };
+    text.lines().map(image).collect()
 }
 
 /// Mounts that CSI volumes are shown through, wherever they lead.
 fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(3);
+        // Of a block volume, the first is the name of its loop device.
         let (root, target) = (words.next()?, words.next()?);
         let of_csi = ["kubernetes.io~csi", "kubernetes.io/csi"].iter().any(|part| target.contains(part));
-        of_csi.then(|| format!("mount of {root} at {target}"))
+        of_csi.then(|| match root.strip_prefix("/loop") {
+            Some(_) => format!("mount of a loop device at {target}"),
+            None => format!("mount of {root} at {target}"),
+        })
     })
 }
 
@@ -118,12 +175,16 @@ mod tests {
         entries.collect()
     }
 
+    /// Device 8:1 as a number.
+    const FOUND: &str = "d 2049 128 \0d 2049 131 volumes\0f 2049 132 volumes/a b\0";
+
     #[test]
     fn files_are_named_with_their_kind() {
         assert_eq!(
-            all(parse_files("d volumes\nf volumes/a b\n")),
+            all(Files::parse(FOUND).unwrap().entries()),
             [format!("directory {DATA_DIR}/volumes"), format!("file {DATA_DIR}/volumes/a b")]
         );
+        assert!(Files::parse("").is_err());
     }
 
     #[test]
@@ -135,34 +196,51 @@ mod tests {
         assert_eq!(
             all(parse_quotas(report)),
             [
-                "project id 2000000 with 0 blocks used and a limit of 1024",
-                "project id 2000001 with 4 blocks used and a limit of 0",
+                "project id 2000000 with a limit of 1024 blocks",
+                "project id 2000001 without a limit and with 4 blocks used",
             ]
         );
     }
 
     #[test]
+    fn an_image_is_known_by_its_inode_whatever_path_is_told_of_it() {
+        let files = Files::parse(FOUND).unwrap();
+        let loops = |text: &str| parse_loops(text, &files).unwrap();
+        let image = format!("{DATA_DIR}/volumes/a b");
+        assert_eq!(loops("8:1 132 /volumes/a b\n"), [(image, true)]);
+        assert_eq!(loops("8:2 132 /srv/disk\n"), [("/srv/disk".to_owned(), false)]);
+        assert_eq!(loops("8:1 140 /volumes/x\n"), [("/volumes/x".to_owned(), true)]);
+    }
+
+    #[test]
     fn loop_devices_keep_what_they_lost() {
-        assert_eq!(
-            all(parse_loops("/dev/loop0 /var/lib/loopfs/data/x (deleted)\n")),
-            ["loop device /dev/loop0 attached to /var/lib/loopfs/data/x (deleted)"]
-        );
+        let files = Files::parse(FOUND).unwrap();
+        let gone = "/volumes/a b (deleted), inode 132".to_owned();
+        assert_eq!(parse_loops("8:1 132 /volumes/a b (deleted)\n", &files).unwrap(), [(gone, true)]);
     }
 
     #[test]
     fn only_mounts_of_csi_volumes_count() {
         let text = "22 1 0:5 / /proc rw - proc proc rw\n\
-                    90 1 8:1 /volumes/v /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount rw - xfs /dev/vdb rw\n";
+                    90 1 8:1 /volumes/v /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount rw - xfs /dev/vdb rw\n\
+                    91 1 0:5 /loop65536 /var/lib/kubelet/plugins/kubernetes.io/csi/b rw - devtmpfs dev rw\n";
         assert_eq!(
             all(parse_mounts(text)),
-            ["mount of /volumes/v at /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount"]
+            [
+                "mount of /volumes/v at /var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount",
+                "mount of a loop device at /var/lib/kubelet/plugins/kubernetes.io/csi/b",
+            ]
         );
     }
 
     #[test]
     fn only_what_is_new_has_leaked() {
-        let take =
-            |entries: &[&str]| Inventory { entries: entries.iter().map(|e| (*e).to_owned()).collect() };
+        let take = |entries: &[&str]| Inventory {
+            entries: count(entries.iter().map(|entry| (*entry).to_owned())),
+            attached: Vec::new(),
+        };
         assert_eq!(take(&["a", "b"]).beyond(&take(&["a", "gone"])), ["b"]);
+        assert_eq!(take(&["a", "a"]).beyond(&take(&["a", "b"])), ["a, 2 times rather than 1"]);
+        assert!(take(&["a"]).beyond(&take(&["a", "a"])).is_empty());
     }
 }

@@ -9,6 +9,7 @@ use kube::Api;
 use super::breakage::{self, Breakage};
 use super::containers::{Container, thaw};
 use super::inventory::Inventory;
+use super::stories::power_cut::{self, Load};
 use super::stories::{flow, install, removal};
 use super::story::Story;
 use super::world::{FOREIGN_NODE, Patience, World};
@@ -83,6 +84,14 @@ impl Checker<'_> {
                         thaw(self.node, &Container::of(&pod, container)?).await?;
                     }
                 }
+                self.clean_up(world).await
+            }
+            Breakage::Unsynced => {
+                flow::create_namespace(world).await?;
+                let story = &mut self.story(inner, power_cut::NAME);
+                let outcome = power_cut::tell(story, world, Load::LEAST, Some(broken)).await;
+                anyhow::ensure!(outcome.is_err(), "the power cut passed");
+                named(inner, told, broken)?;
                 self.clean_up(world).await
             }
             Breakage::Leak => {

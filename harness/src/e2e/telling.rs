@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::breakage::{self, Breakage};
 use super::inventory::Inventory;
+use super::stories::power_cut::{self, Load};
 use super::stories::{bad_claims, driver_restart, flow, install, read_only_claims, removal};
 use super::story::{Story, Told};
 use super::world::World;
@@ -23,6 +24,7 @@ pub(super) async fn tell_all(
         read_only_claims::NAME,
         bad_claims::NAME,
         driver_restart::NAME,
+        power_cut::NAME,
         removal::NAME,
     ];
     let mut teller = Teller { session, report, world, broken, untold };
@@ -54,6 +56,7 @@ impl Teller<'_> {
         read_only_claims::tell(&mut self.begin(read_only_claims::NAME), world).await?;
         bad_claims::tell(&mut self.begin(bad_claims::NAME), world).await?;
         driver_restart::tell(&mut self.begin(driver_restart::NAME), world).await?;
+        power_cut::tell(&mut self.begin(power_cut::NAME), world, Load::FULL, broken).await?;
         let mut story = self.begin(removal::NAME);
         if broken == Some(Breakage::Leak) {
             story.step("break: leak a loop device", breakage::leak_loop_device(world)).await?;

@@ -98,12 +98,31 @@ pub(super) enum Use {
     Device,
 }
 
+/// A claim in a pod.
+#[derive(Clone, Debug)]
+pub(super) struct Held<'a> {
+    pub(super) claim: &'a str,
+    /// Where the container has it.
+    pub(super) path: &'a str,
+    pub(super) r#use: Use,
+    pub(super) read_only: bool,
+}
+
 /// A pod that holds a claim, as `/vol`, and does nothing with it by itself.
 pub(super) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Result<Pod> {
-    let (mounts, devices) = match r#use {
-        Use::Mounted => (json!([{"name": "vol", "mountPath": "/vol"}]), json!([])),
-        Use::Device => (json!([]), json!([{"name": "vol", "devicePath": "/vol"}])),
+    holder_of(name, &[Held { claim, path: "/vol", r#use, read_only }])
+}
+
+/// A pod that holds claims and does nothing with them by itself.
+pub(super) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
+    let used = |r#use: Use, path: &str| -> Vec<Value> {
+        let used = held.iter().filter(|held| held.r#use == r#use);
+        used.map(|held| json!({"name": held.claim, (path): held.path})).collect()
     };
+    let volumes = held.iter().map(|held| {
+        let source = json!({"claimName": held.claim, "readOnly": held.read_only});
+        json!({"name": held.claim, "persistentVolumeClaim": source})
+    });
     typed(json!({
         "metadata": {"name": name},
         "spec": {
@@ -113,10 +132,10 @@ pub(super) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Re
                 "image": VOLUME_CHECK,
                 "imagePullPolicy": "Never",
                 "command": ["/volume-check", "hold"],
-                "volumeMounts": mounts,
-                "volumeDevices": devices,
+                "volumeMounts": used(Use::Mounted, "mountPath"),
+                "volumeDevices": used(Use::Device, "devicePath"),
             }],
-            "volumes": [{"name": "vol", "persistentVolumeClaim": {"claimName": claim, "readOnly": read_only}}],
+            "volumes": volumes.collect::<Vec<_>>(),
         },
     }))
 }

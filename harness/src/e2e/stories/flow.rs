@@ -33,7 +33,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
     let containers: Vec<&str> = world.driver.containers().collect();
     story.step("create the StatefulSet with three claims of 1Mi", create(world, broken)).await?;
     story.step("the claims are bound to volumes of exactly that size", bound(world)).await?;
-    kill_driver(story, world, "kill the driver while the pod starts", &containers[..1]).await?;
+    let killed = kill_driver(story, world, "kill the driver while the pod starts", &containers[..1]).await?;
     story
         .step("[INIT-PASSED]", verdict(world, "[INIT-PASSED]", "[INIT-FAILED]", world.patience.start))
         .await?;
@@ -44,33 +44,39 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
     }
     story.step("exec sees the volume", exec_sees(world, SIZE)).await?;
     story.step("port-forward reaches the pod", forward_reaches(world, "[INIT-PASSED]")).await?;
+    if world.node.is_some() {
+        story.step("the driver that was killed was started again", killed_and_back(world, &killed)).await?;
+    }
     if broken == Some(Breakage::Resize) {
         story.step("freeze the driver, so that nothing grows", freeze_driver(world)).await?;
     }
     story.step("ask for 4Mi", ask_for(world, GROWN)).await?;
-    if broken != Some(Breakage::Resize) {
-        kill_driver(story, world, "kill the driver while the claims grow", &containers).await?;
-    }
+    let killed = match broken {
+        Some(Breakage::Resize) => Vec::new(),
+        _ => kill_driver(story, world, "kill the driver while the claims grow", &containers).await?,
+    };
     story.step("the claims have grown", grown(world)).await?;
     story
         .step("[RESIZE-PASSED]", verdict(world, "[RESIZE-PASSED]", "[INIT-FAILED]", world.patience.grow))
         .await?;
     if world.node.is_some() {
-        story.step("the driver that was killed was started again", killed_and_back(world)).await?;
+        story.step("the driver was started again once more", killed_and_back(world, &killed)).await?;
     }
     story.step("exec sees the grown volume", exec_sees(world, GROWN)).await?;
     story.step("describe shows what happened to the claims", events(world)).await?;
     story.step("logs of the driver can be read", driver_logs(world)).await
 }
 
-async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
+/// Makes the namespace of the stories.
+pub(in crate::e2e) async fn create_namespace(world: &World<'_>) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(world.client.clone());
     let namespace = workload::namespace(&world.namespace)?;
-    namespaces
-        .create(&PostParams::default(), &namespace)
-        .await
-        .map_err(told)
-        .context("create the namespace")?;
+    let made = namespaces.create(&PostParams::default(), &namespace).await;
+    made.map_err(told).context("create the namespace").map(drop)
+}
+
+async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
+    create_namespace(world).await?;
     let flow = workload::flow(&FlowSpec {
         class: &world.driver.class,
         size: SIZE,
@@ -202,33 +208,56 @@ async fn driver_logs(world: &World<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The kills were real: each container has ended by SIGKILL, and runs.
-async fn killed_and_back(world: &World<'_>) -> Result<()> {
+/// The kills were real: each of these containers has ended by SIGKILL, and another runs in its place. Until the
+/// API says so, what it says of the driver's containers is of the past.
+async fn killed_and_back(world: &World<'_>, killed: &[Container]) -> Result<()> {
     const BY_SIGKILL: i32 = 128 + 9;
-    for pod in world.live_driver_pods().await? {
-        for status in pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()) {
-            let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
-            let code = ended.map(|ended| ended.exit_code);
-            anyhow::ensure!(code == Some(BY_SIGKILL), "container {} last ended with {code:?}", status.name);
-            anyhow::ensure!(status.ready, "container {} is not back", status.name);
-        }
-    }
-    Ok(())
+    let scope = watcher::Config::default().labels(world.driver.pod_labels());
+    until(world.driver_pods(), scope, world.patience.start, |pods| {
+        let statuses = || pods.values().flat_map(Container::all);
+        let back = |killed: &Container| {
+            statuses().any(|(_, status)| {
+                let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+                ended.is_some_and(|ended| {
+                    killed.is_named(ended.container_id.as_deref()) && ended.exit_code == BY_SIGKILL
+                })
+            })
+        };
+        let gone =
+            killed.iter().filter(|killed| !back(killed)).map(|killed| format!("{killed:?} has not ended"));
+        let idle = statuses().filter(|(container, status)| {
+            !status.ready || container.as_ref().is_none_or(|it| killed.contains(it))
+        });
+        let idle = idle.map(|(_, status)| format!("container {} is not back", status.name));
+        let complaints: Vec<String> = gone.chain(idle).collect();
+        State::when(complaints.is_empty(), complaints.join("; "))
+    })
+    .await
+    .map(drop)
 }
 
-async fn kill_driver(story: &mut Story<'_>, world: &World<'_>, title: &str, containers: &[&str]) -> Told {
+/// Answers the containers that were killed.
+async fn kill_driver(
+    story: &mut Story<'_>,
+    world: &World<'_>,
+    title: &str,
+    containers: &[&str],
+) -> Told<Vec<Container>> {
     let Some(node) = world.node else {
         story.skip(title, FOREIGN_NODE);
-        return Ok(());
+        return Ok(Vec::new());
     };
     story
         .step(title, async {
+            let mut killed = Vec::new();
             for pod in world.live_driver_pods().await? {
                 for container in containers {
-                    kill(node, &Container::of(&pod, container)?).await?;
+                    let container = Container::of(&pod, container)?;
+                    kill(node, &container).await?;
+                    killed.push(container);
                 }
             }
-            Ok(())
+            Ok(killed)
         })
         .await
 }

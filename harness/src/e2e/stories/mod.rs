@@ -4,5 +4,6 @@ pub(super) mod bad_claims;
 pub(super) mod driver_restart;
 pub(super) mod flow;
 pub(super) mod install;
+pub(super) mod power_cut;
 pub(super) mod read_only_claims;
 pub(super) mod removal;

@@ -5,6 +5,9 @@
 //! to and logs `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running; the other verbs look at
 //! and touch volumes from within a pod, by `kubectl exec`.
 
+mod keep;
+mod pattern;
+
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -19,6 +22,8 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
+use pattern::Pattern;
+
 /// One inode for each 2048 bytes of a Filesystem volume.
 const BYTES_PER_INODE: u64 = 2048;
 /// How often a volume that has not grown yet is looked at again; nothing in a pod announces growth.
@@ -30,6 +35,7 @@ const REQUEST_TIME: Duration = Duration::from_secs(10);
 const USAGE: &str = "\
 usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
        volume-check hold | show PATH | write FILE TEXT | read FILE | poke DEVICE TEXT | peek DEVICE BYTES
+       volume-check keep [--unsynced] VOLUME.. | kept VOLUME..
 VOLUME is writable:PATH, readonly:PATH or block:PATH";
 
 type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -40,6 +46,8 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["watch", rest @ ..] => Watch::parse(rest).and_then(watch),
         ["hold"] => ended_by_signal(|| ()),
+        ["keep", rest @ ..] => keep::keep(rest),
+        ["kept", rest @ ..] => keep::kept(rest),
         ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
         ["poke", file, text] => poke(Path::new(file), text),
@@ -98,6 +106,14 @@ impl Watch {
             listen,
             volumes,
         })
+    }
+}
+
+impl Volume {
+    fn path(&self) -> &Path {
+        match self {
+            Volume::Writable(path) | Volume::Readonly(path) | Volume::Block(path) => path,
+        }
     }
 }
 
@@ -264,29 +280,15 @@ fn check_block(path: &Path, size: u64, before: Option<u64>) -> Checked {
     let mut device = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named("open", e))?;
     expect_equal("size of the device", size, device.seek(SeekFrom::End(0))?)?;
     if let Some(before) = before {
-        check_pattern(&mut device, 0..before).map_err(|e| format!("written before the resize: {e}"))?;
+        Pattern::COMMON
+            .check(&mut device, 0..before)
+            .map_err(|e| format!("written before the resize: {e}"))?;
     }
     device.seek(SeekFrom::Start(0))?;
-    device.write_all(&pattern(0..size)).map_err(|e| named("write the pattern", e))?;
+    device.write_all(&Pattern::COMMON.bytes(0..size)).map_err(|e| named("write the pattern", e))?;
     // Only what reached the backing file counts.
     device.sync_all().map_err(|e| named("sync", e))?;
-    check_pattern(&mut device, 0..size)
-}
-
-fn check_pattern(device: &mut File, range: std::ops::Range<u64>) -> Checked {
-    let expected = pattern(range.clone());
-    let mut found = vec![0; expected.len()];
-    device.seek(SeekFrom::Start(range.start))?;
-    device.read_exact(&mut found).map_err(|e| named("read the pattern back", e))?;
-    match expected.iter().zip(&found).position(|(a, b)| a != b) {
-        None => Ok(()),
-        Some(at) => Err(format!("byte {at} of the pattern is not what was written").into()),
-    }
-}
-
-/// Eight-byte words that each hold their own offset, so that a misplaced block shows.
-fn pattern(range: std::ops::Range<u64>) -> Vec<u8> {
-    range.step_by(8).flat_map(|offset| (offset ^ 0x6c6f_6f70_6673_2121).to_le_bytes()).collect()
+    Pattern::COMMON.check(&mut device, 0..size)
 }
 
 fn show(path: &Path) -> Checked {

@@ -1,0 +1,130 @@
+//! Data that a volume must keep: `keep` writes it, and `kept` says whether it is still what was written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::pattern::Pattern;
+use crate::{Checked, Volume, named, parse_volume};
+
+/// In a Filesystem volume; a block volume is filled.
+const FILE_SIZE: u64 = 64 * 1024;
+
+/// Writes to each volume, and returns when the data would survive a power cut; unless that is not asked for.
+pub(crate) fn keep(words: &[&str]) -> Checked {
+    let (synced, words) = match words {
+        ["--unsynced", words @ ..] => (false, words),
+        words => (true, words),
+    };
+    for volume in volumes(words)? {
+        let path = volume.path();
+        write(&volume, synced).map_err(|reason| format!("{}: {reason}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Looks at all of them before it complains of any.
+pub(crate) fn kept(words: &[&str]) -> Checked {
+    let complaints: Vec<String> = volumes(words)?
+        .iter()
+        .filter_map(|volume| {
+            let reason = compare(volume).err()?;
+            Some(format!("what is in {} is not what was written: {reason}", volume.path().display()))
+        })
+        .collect();
+    if complaints.is_empty() { Ok(()) } else { Err(complaints.join("; ").into()) }
+}
+
+fn volumes(words: &[&str]) -> Checked<Vec<Volume>> {
+    if words.is_empty() {
+        return Err("no volume is given".into());
+    }
+    words.iter().map(|word| parse_volume(word)).collect()
+}
+
+fn write(volume: &Volume, synced: bool) -> Checked {
+    let pattern = pattern(volume);
+    let (mut file, size) = match volume {
+        Volume::Block(device) => {
+            let mut device =
+                OpenOptions::new().read(true).write(true).open(device).map_err(|e| named("open", e))?;
+            let size = device.seek(SeekFrom::End(0))?;
+            device.seek(SeekFrom::Start(0))?;
+            (device, size)
+        }
+        Volume::Writable(directory) | Volume::Readonly(directory) => {
+            let file = file_in(directory);
+            fs::create_dir_all(file.parent().unwrap_or(directory))
+                .map_err(|e| named("create a directory", e))?;
+            (File::create(&file).map_err(|e| named("create a file", e))?, FILE_SIZE)
+        }
+    };
+    file.write_all(&pattern.bytes(0..size)).map_err(|e| named("write", e))?;
+    if synced {
+        file.sync_all().map_err(|e| named("sync", e))?;
+        if let Volume::Writable(directory) | Volume::Readonly(directory) = volume {
+            for named_in in file_in(directory).ancestors().skip(1).take(2) {
+                File::open(named_in)?.sync_all().map_err(|e| named("sync a directory", e))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn compare(volume: &Volume) -> Checked {
+    let (path, size) = match volume {
+        Volume::Block(device) => (device.clone(), None),
+        Volume::Writable(directory) | Volume::Readonly(directory) => (file_in(directory), Some(FILE_SIZE)),
+    };
+    let mut file = File::open(&path).map_err(|e| named(&format!("open {}", path.display()), e))?;
+    let found = file.seek(SeekFrom::End(0))?;
+    if let Some(size) = size.filter(|size| *size != found) {
+        return Err(format!("{found} bytes of {size}").into());
+    }
+    pattern(volume).check(&mut file, 0..found)
+}
+
+fn file_in(directory: &Path) -> PathBuf {
+    directory.join("kept").join("data")
+}
+
+/// The same volume at another path would be the wrong one.
+fn pattern(volume: &Volume) -> Pattern {
+    Pattern::of(&volume.path().to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_kept_is_found_and_what_was_damaged_or_swapped_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["a", "b"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        fs::write(path("device"), vec![0; 8192]).unwrap();
+        let words = [("writable", "a"), ("writable", "b"), ("block", "device")]
+            .map(|(kind, name)| format!("{kind}:{}", path(name).display()));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let reason = kept(&words).unwrap_err().to_string();
+        assert_eq!(reason.matches("what is in ").count(), 3, "{reason}");
+
+        keep(&words).unwrap();
+        kept(&words).unwrap();
+        let mut device = fs::read(path("device")).unwrap();
+        device[8191] ^= 1;
+        fs::write(path("device"), device).unwrap();
+        let reason = kept(&words).unwrap_err().to_string();
+        assert!(reason.contains("device") && !reason.contains("/a"), "{reason}");
+
+        keep(&words).unwrap();
+        fs::rename(path("a"), path("c")).unwrap();
+        fs::rename(path("b"), path("a")).unwrap();
+        fs::rename(path("c"), path("b")).unwrap();
+        let reason = kept(&words).unwrap_err().to_string();
+        assert_eq!(reason.matches("what is in ").count(), 2, "{reason}");
+        assert!(keep(&[]).is_err() && kept(&[]).is_err());
+    }
+}

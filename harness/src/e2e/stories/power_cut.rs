@@ -1,0 +1,324 @@
+//! The node loses its power while many volumes are in use, and boots again on the same disks.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::api::{ListParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, ResourceExt};
+use tokio::time::{Instant, sleep};
+
+use super::install;
+use crate::cluster::Node;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until, until_one};
+use crate::e2e::breakage::Breakage;
+use crate::e2e::inventory::Inventory;
+use crate::e2e::sizes::Size;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::talking::exec_ok;
+use crate::e2e::workload::{Held, Use, claim, holder_of};
+use crate::e2e::world::{FOREIGN_NODE, World};
+
+pub(in crate::e2e) const NAME: &str = "power cut";
+
+const SIZE: Size = Size::mebibytes(1);
+
+/// What the kubelet cleans up after a boot is announced by nobody.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How many volumes are in use: the claims of some pods, mounted and block in turn.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::e2e) struct Load {
+    pods: usize,
+    claims_each: usize,
+}
+
+impl Load {
+    pub(in crate::e2e) const FULL: Load = Load { pods: 5, claims_each: 10 };
+    /// One of each kind: to see that what is lost is noticed.
+    pub(in crate::e2e) const LEAST: Load = Load { pods: 1, claims_each: 2 };
+}
+
+pub(in crate::e2e) async fn tell(
+    story: &mut Story<'_>,
+    world: &World<'_>,
+    load: Load,
+    broken: Option<Breakage>,
+) -> Told {
+    let Some(node) = world.node else {
+        story.skip("cut the power of a node with volumes in use", FOREIGN_NODE);
+        return Ok(());
+    };
+    let users = users(load);
+    let volumes = load.pods * load.claims_each;
+    let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);
+    let before = story.step(&title, start(world, &users)).await?;
+    let held = story.step("what the node holds is what the pods use", settled(world, node, None)).await?;
+    if broken == Some(Breakage::Unsynced) {
+        story.step("each volume is written to, without a sync", keep(world, &users, &["--unsynced"])).await?;
+    } else {
+        story.step("each volume is written to, and synced", keep(world, &users, &[])).await?;
+    }
+    let boot = story.step("cut the power", cut(world, node)).await?;
+    story.step("the node boots on the same disks", booted(world, node, &boot)).await?;
+    story.step("the driver serves", install::served(world)).await?;
+    story.step("the kubelet brings every pod back", back(world, &users, &before)).await?;
+    story.step("every volume has what was written to it", kept(world, &users)).await?;
+    story
+        .step(
+            "loop devices, mounts, project ids and files are those of the volumes in use",
+            settled(world, node, Some(&held)),
+        )
+        .await
+        .map(drop)
+}
+
+/// A pod and its claims.
+struct User {
+    name: String,
+    claims: Vec<(String, Use)>,
+}
+
+fn users(load: Load) -> Vec<User> {
+    let user = |pod: usize| {
+        let name = format!("power-cut-{pod}");
+        let claims = (0..load.claims_each).map(|claim| {
+            let r#use = if claim % 2 == 0 { Use::Mounted } else { Use::Device };
+            (format!("{name}-{claim}"), r#use)
+        });
+        User { claims: claims.collect(), name }
+    };
+    (0..load.pods).map(user).collect()
+}
+
+impl User {
+    fn path(claim: &str) -> String {
+        format!("/vol/{claim}")
+    }
+
+    fn pod(&self) -> Result<Pod> {
+        let paths: Vec<String> = self.claims.iter().map(|(claim, _)| User::path(claim)).collect();
+        let held = self.claims.iter().zip(&paths).map(|((claim, r#use), path)| Held {
+            claim,
+            path,
+            r#use: *r#use,
+            read_only: false,
+        });
+        holder_of(&self.name, &held.collect::<Vec<_>>())
+    }
+
+    /// As the test program takes them.
+    fn volumes(&self) -> Vec<String> {
+        let volume = |(claim, r#use): &(String, Use)| match r#use {
+            Use::Mounted => format!("writable:{}", User::path(claim)),
+            Use::Device => format!("block:{}", User::path(claim)),
+        };
+        self.claims.iter().map(volume).collect()
+    }
+}
+
+/// Answers the pods as they run.
+async fn start(world: &World<'_>, users: &[User]) -> Result<Vec<Pod>> {
+    let class = world.driver.class_name();
+    try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
+        let mode = if *r#use == Use::Device { "Block" } else { "Filesystem" };
+        let claim = claim(name, &class, SIZE, mode, "ReadWriteOnce")?;
+        let made = world.claims().create(&PostParams::default(), &claim).await;
+        made.map_err(told).with_context(|| format!("create claim {name}"))
+    }))
+    .await?;
+    for user in users {
+        let made = world.pods().create(&PostParams::default(), &user.pod()?).await;
+        made.map_err(told).with_context(|| format!("create pod {}", user.name))?;
+    }
+    pods(world, users, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned())).await
+}
+
+/// Waits until `complaint` has nothing to say about any of the pods, and answers them.
+async fn pods(
+    world: &World<'_>,
+    users: &[User],
+    complaint: impl Fn(&Pod) -> Option<String>,
+) -> Result<Vec<Pod>> {
+    let named = |pod: &Pod| users.iter().any(|user| user.name == pod.name_any());
+    let all = until(world.pods(), watcher::Config::default(), world.patience.start, |pods| {
+        let ours: Vec<&Pod> = pods.values().filter(|pod| named(pod)).collect();
+        if ours.len() < users.len() {
+            return State::Waiting(format!("{} of {} pods exist", ours.len(), users.len()));
+        }
+        let complaints: Vec<String> = ours
+            .iter()
+            .filter_map(|pod| Some(format!("pod {} {}", pod.name_any(), complaint(pod)?)))
+            .collect();
+        State::when(complaints.is_empty(), complaints.join("; "))
+    })
+    .await?;
+    Ok(all.into_values().filter(named).collect())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn container(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.as_deref()
+}
+
+async fn keep(world: &World<'_>, users: &[User], options: &[&str]) -> Result<()> {
+    volume_check(world, users, "keep", options).await
+}
+
+async fn kept(world: &World<'_>, users: &[User]) -> Result<()> {
+    volume_check(world, users, "kept", &[]).await
+}
+
+/// Has the test program do something with all volumes of each pod.
+async fn volume_check(world: &World<'_>, users: &[User], verb: &str, options: &[&str]) -> Result<()> {
+    try_join_all(users.iter().map(async |user| {
+        let volumes = user.volumes();
+        let volumes = volumes.iter().map(String::as_str);
+        let argv: Vec<&str> =
+            ["/volume-check", verb].into_iter().chain(options.iter().copied()).chain(volumes).collect();
+        exec_ok(&world.pods(), &user.name, &argv).await
+    }))
+    .await
+    .map(drop)
+}
+
+/// Answers which boot of the node it was that ended.
+async fn cut(world: &World<'_>, node: &Node) -> Result<String> {
+    let nodes: Api<NodeObject> = Api::all(world.client.clone());
+    let object = nodes.get(node.name()).await.map_err(told)?;
+    node.cut_power().await?;
+    boot_id(&object).map(str::to_owned).context("the Node does not say which boot it is of")
+}
+
+async fn booted(world: &World<'_>, node: &Node, before: &str) -> Result<()> {
+    node.boot().await?;
+    until_one::<NodeObject>(Api::all(world.client.clone()), node.name(), world.patience.start, |object| {
+        let anew = object.and_then(boot_id).is_some_and(|boot| boot != before);
+        State::when(anew, "its kubelet has not reported the new boot")
+    })
+    .await
+    .map(drop)
+}
+
+fn boot_id(node: &NodeObject) -> Option<&str> {
+    let info = node.status.as_ref()?.node_info.as_ref()?;
+    Some(&info.boot_id)
+}
+
+/// The same pods, in new containers.
+async fn back(world: &World<'_>, users: &[User], before: &[Pod]) -> Result<()> {
+    pods(world, users, |pod| {
+        let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
+            return Some("has been replaced by another of its name".into());
+        };
+        if container(pod) == container(before) {
+            return Some("has not been started again".into());
+        }
+        (!is_ready(pod)).then(|| "is not ready".into())
+    })
+    .await
+    .map(drop)
+}
+
+/// Waits until the node holds a loop device for each block volume in use, no more and no fewer, and what it held
+/// before, if that is given. Answers what it holds.
+async fn settled(world: &World<'_>, node: &Node, before: Option<&Inventory>) -> Result<Inventory> {
+    let in_use = block_volumes_in_use(world).await?;
+    let deadline = Instant::now() + world.patience.end;
+    loop {
+        let held = Inventory::take(node).await?;
+        let mut complaints = wrongly_attached(&in_use, held.attached());
+        if let Some(before) = before {
+            complaints.extend(held.beyond(before).into_iter().map(|more| format!("leaked: {more}")));
+            complaints.extend(before.beyond(&held).into_iter().map(|less| format!("lost: {less}")));
+        }
+        if complaints.is_empty() {
+            return Ok(held);
+        }
+        anyhow::ensure!(Instant::now() < deadline, "{}", complaints.join("; "));
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// One loop device for each volume and none besides. An image is known by the volume's id in its path.
+fn wrongly_attached(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<String> {
+    let of = |volume: &str| attached.iter().filter(|image| image.contains(volume)).count();
+    let mut complaints: Vec<String> = in_use
+        .iter()
+        .filter(|volume| of(volume) != 1)
+        .map(|volume| format!("block volume {volume} is in use and has {} loop devices", of(volume)))
+        .collect();
+    let idle = attached.iter().filter(|image| !in_use.iter().any(|volume| image.contains(volume.as_str())));
+    complaints.extend(idle.map(|image| format!("leaked: a loop device of {image}, which no pod uses")));
+    complaints
+}
+
+/// The ids of the block volumes that the pods of the stories have.
+async fn block_volumes_in_use(world: &World<'_>) -> Result<BTreeSet<String>> {
+    let all = ListParams::default();
+    let pods = world.pods().list(&all).await.map_err(told).context("list the pods")?;
+    let claims = world.claims().list(&all).await.map_err(told).context("list the claims")?;
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let volumes = volumes.list(&all).await.map_err(told).context("list the volumes")?;
+    let used: BTreeSet<&str> = pods.iter().flat_map(claims_of).collect();
+    let is_used = |claim: &&PersistentVolumeClaim| {
+        claim.metadata.name.as_deref().is_some_and(|name| used.contains(name))
+    };
+    let bound: BTreeSet<&str> = claims
+        .iter()
+        .filter(is_used)
+        .filter_map(|claim| claim.spec.as_ref()?.volume_name.as_deref())
+        .collect();
+    let block = volumes.iter().filter_map(|volume| {
+        let spec = volume.spec.as_ref().filter(|spec| spec.volume_mode.as_deref() == Some("Block"))?;
+        let bound = volume.metadata.name.as_deref().is_some_and(|name| bound.contains(name));
+        bound.then(|| spec.csi.as_ref().map(|csi| csi.volume_handle.clone()))?
+    });
+    Ok(block.collect())
+}
+
+fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_is_half_block_and_every_claim_has_a_place_of_its_own() {
+        let users = users(Load::FULL);
+        let claims: Vec<_> = users.iter().flat_map(|user| &user.claims).collect();
+        assert_eq!(claims.len(), 50);
+        assert_eq!(claims.iter().filter(|(_, r#use)| *r#use == Use::Device).count(), 25);
+        let volumes: BTreeSet<String> = users.iter().flat_map(User::volumes).collect();
+        assert_eq!(volumes.len(), 50);
+        let pod = users[1].pod().unwrap();
+        assert_eq!(claims_of(&pod).count(), 10);
+        let container = &pod.spec.unwrap().containers[0];
+        assert_eq!(container.volume_devices.as_ref().map(Vec::len), Some(5));
+    }
+
+    #[test]
+    fn devices_are_compared_with_the_volumes_in_use() {
+        let in_use = BTreeSet::from(["pvc-1".to_owned(), "pvc-2".to_owned()]);
+        let judge = |images: &[&str]| {
+            wrongly_attached(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())
+        };
+        assert!(judge(&["/d/pvc-1/image", "/d/pvc-2/image"]).is_empty());
+        assert_eq!(judge(&["/d/pvc-1/image"]), ["block volume pvc-2 is in use and has 0 loop devices"]);
+        let twice = judge(&["/d/pvc-1/image", "/d/pvc-1/image", "/d/pvc-2/image"]);
+        assert_eq!(twice, ["block volume pvc-1 is in use and has 2 loop devices"]);
+        let idle = judge(&["/d/pvc-1/image", "/d/pvc-2/image", "/d/pvc-3/image (deleted)"]);
+        assert_eq!(idle, ["leaked: a loop device of /d/pvc-3/image (deleted), which no pod uses"]);
+    }
+}
