@@ -120,6 +120,17 @@ impl Report {
         text
     }
 
+    /// The failed cases as in the table, each after a line break; empty if there are none.
+    #[must_use]
+    pub fn failures(&self) -> String {
+        let mut text = String::new();
+        for case in self.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed(_))) {
+            text.push('\n');
+            case_lines(&mut text, case, true);
+        }
+        text.trim_end().to_owned()
+    }
+
     fn suites(&self) -> Vec<&str> {
         let mut suites: Vec<&str> = Vec::new();
         for case in &self.cases {
@@ -254,10 +265,14 @@ mod tests {
     fn a_long_suite_shows_its_failures_and_folds_the_rest() {
         let mut outcomes = vec![Outcome::Passed; FOLD_ABOVE + 1];
         outcomes.push(Outcome::Failed("asked 1, got 2\nsee log".into()));
-        let table = report(&outcomes).table();
+        let report = report(&outcomes);
+        let table = report.table();
         assert!(table.contains(&format!("passed   {} cases", FOLD_ABOVE + 1)), "{table}");
         assert!(table.contains("asked 1, got 2"), "{table}");
         assert!(!table.contains("case 3 "), "{table}");
+        let failures = report.failures();
+        assert!(failures.starts_with("\n  FAILED   case 25 "), "{failures:?}");
+        assert!(failures.ends_with("\n             see log"), "{failures:?}");
     }
 
     #[test]

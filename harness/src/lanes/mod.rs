@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::e2e;
+use crate::progress::seconds;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
@@ -71,13 +72,16 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
         };
-        match result {
-            Ok(cases) => report.append(cases),
-            Err(error) => {
-                let outcome = Outcome::Failed(format!("{error:#}"));
-                report.push(lane.name(), "run the lane", outcome, started.elapsed());
-            }
-        }
+        let cases = result.unwrap_or_else(|error| {
+            let outcome = Outcome::Failed(format!("{error:#}"));
+            let mut cases = Report::new();
+            cases.push(lane.name(), "run the lane", outcome, started.elapsed());
+            cases
+        });
+        // Now rather than in the table at the end, which may be an hour away.
+        let (summary, time) = (cases.summary(), seconds(started.elapsed()));
+        session.progress.line(format!("lane {}: {summary} in {time}{}", lane.name(), cases.failures()));
+        report.append(cases);
     }
     Ok(report)
 }
