@@ -8,6 +8,7 @@ mod breakage;
 mod containers;
 mod inventory;
 pub(crate) mod manifests;
+mod pods;
 mod self_check;
 mod sizes;
 mod state_dump;
@@ -15,7 +16,6 @@ mod stories;
 mod story;
 mod talking;
 mod telling;
-
 mod workload;
 mod world;
 

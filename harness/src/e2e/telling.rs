@@ -5,7 +5,10 @@ use std::time::Duration;
 use super::breakage::{self, Breakage};
 use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
-use super::stories::{bad_claims, driver_restart, flow, install, read_only_claims, removal};
+use super::stories::{
+    bad_claims, clones, driver_restart, flow, infeasible_resize, install, read_only_claims, removal,
+    retained_volumes,
+};
 use super::story::{Story, Told};
 use super::world::World;
 use crate::report::{Outcome, Report};
@@ -22,6 +25,9 @@ pub(super) async fn tell_all(
         install::NAME,
         flow::NAME,
         read_only_claims::NAME,
+        clones::NAME,
+        infeasible_resize::NAME,
+        retained_volumes::NAME,
         bad_claims::NAME,
         driver_restart::NAME,
         power_cut::NAME,
@@ -54,6 +60,9 @@ impl Teller<'_> {
         let before = self.install().await?;
         flow::tell(&mut self.begin(flow::NAME), world, broken).await?;
         read_only_claims::tell(&mut self.begin(read_only_claims::NAME), world).await?;
+        clones::tell(&mut self.begin(clones::NAME), world).await?;
+        infeasible_resize::tell(&mut self.begin(infeasible_resize::NAME), world).await?;
+        retained_volumes::tell(&mut self.begin(retained_volumes::NAME), world).await?;
         bad_claims::tell(&mut self.begin(bad_claims::NAME), world).await?;
         driver_restart::tell(&mut self.begin(driver_restart::NAME), world).await?;
         power_cut::tell(&mut self.begin(power_cut::NAME), world, Load::FULL, broken).await?;

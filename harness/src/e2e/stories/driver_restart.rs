@@ -8,9 +8,9 @@ use kube::api::{DeleteParams, PostParams};
 use kube::runtime::watcher;
 
 use super::install;
-use super::read_only_claims::{end, start};
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
+use crate::e2e::pods::{end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::exec_ok;

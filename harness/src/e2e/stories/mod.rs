@@ -1,9 +1,12 @@
 //! What is checked, one story per file, in the order in which they are told.
 
 pub(super) mod bad_claims;
+pub(super) mod clones;
 pub(super) mod driver_restart;
 pub(super) mod flow;
+pub(super) mod infeasible_resize;
 pub(super) mod install;
 pub(super) mod power_cut;
 pub(super) mod read_only_claims;
 pub(super) mod removal;
+pub(super) mod retained_volumes;

@@ -1,14 +1,14 @@
 //! Claims that a pod asks for read-only: the driver itself publishes them so.
 
 use anyhow::{Context, Result};
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 
 use crate::cluster::api_error::told;
-use crate::cluster::waiting::{State, until_one};
+use crate::e2e::pods::{end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::{exec, exec_ok};
-use crate::e2e::workload::{Use, claim, holder};
+use crate::e2e::workload::{Use, claim};
 use crate::e2e::world::World;
 
 pub(in crate::e2e) const NAME: &str = "read-only claims";
@@ -59,43 +59,4 @@ async fn write(world: &World<'_>, claim_name: &str, mode: &str, r#use: Use, file
     let verb = if r#use == Use::Device { "poke" } else { "write" };
     exec_ok(&world.pods(), &writer, &["/volume-check", verb, file, TEXT]).await?;
     end(world, &writer).await
-}
-
-/// Starts a pod that holds the claim, and waits until it runs.
-pub(in crate::e2e) async fn start(
-    world: &World<'_>,
-    pod: &str,
-    claim: &str,
-    r#use: Use,
-    read_only: bool,
-) -> Result<()> {
-    let object = holder(pod, claim, r#use, read_only)?;
-    world
-        .pods()
-        .create(&PostParams::default(), &object)
-        .await
-        .map_err(told)
-        .with_context(|| format!("create pod {pod}"))?;
-    until_one(world.pods(), pod, world.patience.start, |pod| {
-        let status = pod.and_then(|pod| pod.status.as_ref());
-        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
-        State::when(phase == "Running", format!("it is {phase}"))
-    })
-    .await
-    .with_context(|| format!("pod {pod} does not run"))
-    .map(drop)
-}
-
-/// Deletes a pod and waits until it is gone, and its volumes with it.
-pub(in crate::e2e) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
-    world
-        .pods()
-        .delete(pod, &DeleteParams::default())
-        .await
-        .map_err(told)
-        .with_context(|| format!("delete pod {pod}"))?;
-    until_one(world.pods(), pod, world.patience.end, |pod| State::when(pod.is_none(), "it still exists"))
-        .await
-        .with_context(|| format!("pod {pod} does not end"))
-        .map(drop)
 }

@@ -1,0 +1,48 @@
+//! Pods that hold a claim for a story, from their start to their end.
+
+use anyhow::{Context, Result};
+use kube::api::{DeleteParams, PostParams};
+
+use super::workload::{Use, holder};
+use super::world::World;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until_one};
+
+/// Starts a pod that holds the claim, and waits until it runs.
+pub(super) async fn start(
+    world: &World<'_>,
+    pod: &str,
+    claim: &str,
+    r#use: Use,
+    read_only: bool,
+) -> Result<()> {
+    let object = holder(pod, claim, r#use, read_only)?;
+    world
+        .pods()
+        .create(&PostParams::default(), &object)
+        .await
+        .map_err(told)
+        .with_context(|| format!("create pod {pod}"))?;
+    until_one(world.pods(), pod, world.patience.start, |pod| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
+        State::when(phase == "Running", format!("it is {phase}"))
+    })
+    .await
+    .with_context(|| format!("pod {pod} does not run"))
+    .map(drop)
+}
+
+/// Deletes a pod and waits until it is gone, and its volumes with it.
+pub(super) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
+    world
+        .pods()
+        .delete(pod, &DeleteParams::default())
+        .await
+        .map_err(told)
+        .with_context(|| format!("delete pod {pod}"))?;
+    until_one(world.pods(), pod, world.patience.end, |pod| State::when(pod.is_none(), "it still exists"))
+        .await
+        .with_context(|| format!("pod {pod} does not end"))
+        .map(drop)
+}

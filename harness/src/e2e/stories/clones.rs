@@ -1,0 +1,82 @@
+//! A claim is filled from another: it has what that had, and from then on each has its own.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::TypedLocalObjectReference;
+use kube::api::PostParams;
+
+use crate::cluster::api_error::told;
+use crate::e2e::pods::{end, start};
+use crate::e2e::sizes::Size;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::talking::exec_ok;
+use crate::e2e::workload::{Use, claim};
+use crate::e2e::world::World;
+
+pub(in crate::e2e) const NAME: &str = "clones";
+
+const SIZE: Size = Size::mebibytes(2);
+const ORIGINAL: &str = "of the original";
+const CHANGED: &str = "no longer shared";
+
+/// Sorts of volumes, and where a pod that has one at `/vol` finds the text.
+const KINDS: [(&str, Use, &str); 2] =
+    [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")];
+
+pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
+    for (mode, r#use, file) in KINDS {
+        let original = format!("original-{}", mode.to_lowercase());
+        let clone = format!("clone-{}", mode.to_lowercase());
+        story
+            .step(&format!("{mode}: a pod writes to the original"), async {
+                create(world, &original, mode, None).await?;
+                start(world, &original, &original, r#use, false).await?;
+                write(world, &original, r#use, file, ORIGINAL).await
+            })
+            .await?;
+        story
+            .step(&format!("{mode}: the clone has what was written"), async {
+                create(world, &clone, mode, Some(&original)).await?;
+                start(world, &clone, &clone, r#use, false).await?;
+                reads(world, &clone, file, ORIGINAL).await
+            })
+            .await?;
+        story
+            .step(&format!("{mode}: what is written to the clone is its own"), async {
+                write(world, &clone, r#use, file, CHANGED).await?;
+                reads(world, &clone, file, CHANGED).await?;
+                reads(world, &original, file, ORIGINAL).await
+            })
+            .await?;
+        story
+            .step(&format!("{mode}: the pods end"), async {
+                end(world, &original).await?;
+                end(world, &clone).await
+            })
+            .await?;
+    }
+    Ok(())
+}
+
+async fn create(world: &World<'_>, name: &str, mode: &str, source: Option<&str>) -> Result<()> {
+    let mut object = claim(name, &world.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+    let source = source.map(|source| TypedLocalObjectReference {
+        api_group: None,
+        kind: "PersistentVolumeClaim".into(),
+        name: source.into(),
+    });
+    object.spec.get_or_insert_default().data_source = source;
+    let created = world.claims().create(&PostParams::default(), &object).await;
+    created.map_err(told).with_context(|| format!("create claim {name}")).map(drop)
+}
+
+async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
+    let verb = if r#use == Use::Device { "poke" } else { "write" };
+    exec_ok(&world.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
+}
+
+async fn reads(world: &World<'_>, pod: &str, file: &str, expected: &str) -> Result<()> {
+    let length = expected.len().to_string();
+    let read = exec_ok(&world.pods(), pod, &["/volume-check", "peek", file, &length]).await?;
+    anyhow::ensure!(read == expected, "pod {pod} reads {read:?}, not {expected:?}");
+    Ok(())
+}
