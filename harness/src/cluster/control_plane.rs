@@ -14,6 +14,7 @@ use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use nix::sys::signal::Signal;
+use tokio::sync::Mutex;
 
 use super::api_error::told;
 use super::components::{self, API_SERVICE_ADDRESS, Durability, HOST_SEEN_FROM_GUEST};
@@ -43,7 +44,11 @@ pub(crate) struct ControlPlane {
     authority: Authority,
     programs: Programs,
     client: Client,
-    // In the order in which they must stop.
+    components: Mutex<Components>,
+}
+
+/// In the order in which they must stop.
+struct Components {
     scheduler: Process,
     controller_manager: Process,
     api_server: Process,
@@ -80,17 +85,8 @@ impl ControlPlane {
         await_health(&manager_health, "/healthz", &controller_manager, &layout).await?;
         await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
         step.done(format!("API server at https://{}", loopback.api_server()));
-        Ok(ControlPlane {
-            layout,
-            loopback,
-            authority,
-            programs,
-            client,
-            scheduler,
-            controller_manager,
-            api_server,
-            etcd,
-        })
+        let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
+        Ok(ControlPlane { layout, loopback, authority, programs, client, components })
     }
 
     /// A client with the administrator's rights.
@@ -134,32 +130,37 @@ impl ControlPlane {
     }
 
     /// Names every process that is expected to run and does not, with the end of its log.
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        for process in [&self.etcd, &self.api_server, &self.controller_manager, &self.scheduler] {
+    pub(crate) async fn check_alive(&self) -> Result<()> {
+        let running = self.components.lock().await;
+        for process in [&running.etcd, &running.api_server, &running.controller_manager, &running.scheduler] {
             ensure_running(process, &self.layout)?;
         }
         Ok(())
     }
 
-    /// Kills the API server with SIGKILL and starts it again at the same address. Components that
-    /// could not do without it, which a node's kubelet would start again, are started again.
-    pub(crate) async fn restart_api_server(&mut self) -> Result<()> {
-        self.api_server.signal(Signal::SIGKILL);
-        self.api_server.wait().await?;
-        self.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback)?;
-        await_health(&self.client, "/readyz", &self.api_server, &self.layout).await?;
-        if self.controller_manager.try_wait().is_some() {
-            self.controller_manager = spawn_controller_manager(&self.programs, &self.layout, &self.loopback)?;
+    /// Kills the API server with SIGKILL, does something while there is none, and starts it again at the same address.
+    /// Components that could not do without it, which a node's kubelet would start again, are started again.
+    pub(crate) async fn without_api_server<T>(&self, meanwhile: impl Future<Output = T>) -> Result<T> {
+        let mut running = self.components.lock().await;
+        running.api_server.signal(Signal::SIGKILL);
+        running.api_server.wait().await?;
+        let done = meanwhile.await;
+        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback)?;
+        await_health(&self.client, "/readyz", &running.api_server, &self.layout).await?;
+        if running.controller_manager.try_wait().is_some() {
+            running.controller_manager =
+                spawn_controller_manager(&self.programs, &self.layout, &self.loopback)?;
         }
-        if self.scheduler.try_wait().is_some() {
-            self.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
+        if running.scheduler.try_wait().is_some() {
+            running.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
         }
-        Ok(())
+        Ok(done)
     }
 
     /// Stops every component, callers before callees, so that no log ends in connection errors.
     pub(crate) async fn stop(self) -> Result<()> {
-        for process in [self.scheduler, self.controller_manager, self.api_server, self.etcd] {
+        let Components { scheduler, controller_manager, api_server, etcd } = self.components.into_inner();
+        for process in [scheduler, controller_manager, api_server, etcd] {
             process.stop(STOP_GRACE).await?;
         }
         Ok(())

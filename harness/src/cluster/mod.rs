@@ -154,12 +154,12 @@ impl Cluster {
         &self.nodes
     }
 
-    /// Kills the API server and starts it again, as a crash on its machine would.
+    /// Kills the API server, as a crash of its machine would, and starts it again when `meanwhile` is done.
     ///
     /// # Errors
     /// It does not come back.
-    pub async fn restart_api_server(&mut self) -> Result<()> {
-        self.control_plane.restart_api_server().await
+    pub async fn without_api_server<T>(&self, meanwhile: impl Future<Output = T>) -> Result<T> {
+        self.control_plane.without_api_server(meanwhile).await
     }
 
     /// Keeps the cluster until the session is cancelled, then stops it.
@@ -170,7 +170,7 @@ impl Cluster {
         loop {
             tokio::select! {
                 () = session.cancel.cancelled() => return self.stop().await,
-                () = tokio::time::sleep(PULSE) => self.control_plane.check_alive()?,
+                () = tokio::time::sleep(PULSE) => self.control_plane.check_alive().await?,
             }
         }
     }

@@ -52,6 +52,16 @@ impl Inventory {
         more.collect()
     }
 
+    /// The volumes that are here and were not there before: images, and directories.
+    pub(super) fn volumes_beyond(&self, before: &Inventory) -> Vec<String> {
+        let volumes = format!("{DATA_DIR}/volumes/");
+        let is_volume = |entry: &String| {
+            let name = entry.split_once(&volumes).map(|(_, name)| name);
+            name.is_some_and(|name| !name.contains('/')) && !entry.starts_with("loop device")
+        };
+        self.beyond(before).into_iter().filter(is_volume).collect()
+    }
+
     /// The images of the driver's volumes that have a loop device, each as often as it has one.
     pub(super) fn attached(&self) -> &[String] {
         &self.attached

@@ -168,7 +168,7 @@ async fn test(
     args: &Args,
     reports: &Path,
 ) -> Result<()> {
-    let world = world(manifests, cluster.client().clone(), cluster.nodes().first())?;
+    let world = world(manifests, cluster.client().clone(), Some(cluster))?;
     telling::tell_all(session, report, &world, args.broken).await;
     state_dump::write(&world, reports).await;
     if args.self_check {
@@ -179,7 +179,7 @@ async fn test(
 
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
-    let world = world(Manifests::of_driver(session)?, cluster.client().clone(), cluster.nodes().first())?;
+    let world = world(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster))?;
     world.manifests.apply(&world.client).await?;
     stories::install::served(&world).await
 }
@@ -207,9 +207,11 @@ async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig
     Ok(report)
 }
 
-fn world(manifests: Manifests, client: Client, node: Option<&cluster::Node>) -> Result<World<'_>> {
+fn world(manifests: Manifests, client: Client, cluster: Option<&Cluster>) -> Result<World<'_>> {
     let driver = Driver::of(&manifests)?;
-    Ok(World { client, node, manifests, driver, namespace: "loopfs-e2e".into(), patience: Patience::FULL })
+    let node = cluster.and_then(|cluster| cluster.nodes().first());
+    let namespace = "loopfs-e2e".into();
+    Ok(World { client, cluster, node, manifests, driver, namespace, patience: Patience::FULL })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::breakage::{self, Breakage};
 use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{
-    bad_claims, clones, driver_restart, flow, infeasible_resize, install, read_only_claims, removal,
+    bad_claims, clones, driver_restart, flow, infeasible_resize, install, outages, read_only_claims, removal,
     retained_volumes,
 };
 use super::story::{Story, Told};
@@ -30,6 +30,7 @@ pub(super) async fn tell_all(
         retained_volumes::NAME,
         bad_claims::NAME,
         driver_restart::NAME,
+        outages::NAME,
         power_cut::NAME,
         removal::NAME,
     ];
@@ -65,6 +66,7 @@ impl Teller<'_> {
         retained_volumes::tell(&mut self.begin(retained_volumes::NAME), world).await?;
         bad_claims::tell(&mut self.begin(bad_claims::NAME), world).await?;
         driver_restart::tell(&mut self.begin(driver_restart::NAME), world).await?;
+        outages::tell(&mut self.begin(outages::NAME), world).await?;
         power_cut::tell(&mut self.begin(power_cut::NAME), world, Load::FULL, broken).await?;
         let mut story = self.begin(removal::NAME);
         if broken == Some(Breakage::Leak) {

@@ -10,12 +10,14 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
 use super::manifests::Manifests;
-use crate::cluster::Node;
 use crate::cluster::api_error::told;
+use crate::cluster::{Cluster, Node};
 
 /// The cluster under test and the driver in it.
 pub(super) struct World<'a> {
     pub(super) client: Client,
+    /// The cluster, where it is one of ours: what is done to its control plane.
+    pub(super) cluster: Option<&'a Cluster>,
     /// The node, where it is one of ours: what is asked of it that Kubernetes has no words for.
     pub(super) node: Option<&'a Node>,
     pub(super) manifests: Manifests,

@@ -6,6 +6,7 @@ pub(super) mod driver_restart;
 pub(super) mod flow;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
+pub(super) mod outages;
 pub(super) mod power_cut;
 pub(super) mod read_only_claims;
 pub(super) mod removal;

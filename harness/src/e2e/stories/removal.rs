@@ -75,7 +75,8 @@ pub(in crate::e2e) async fn no_volumes(world: &World<'_>) -> Result<()> {
     .map(drop)
 }
 
-async fn nothing_left(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
+/// Waits until the node holds no more than before.
+pub(in crate::e2e) async fn nothing_left(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let deadline = Instant::now() + world.patience.end;
     loop {
         let more = Inventory::take(node).await?.beyond(before);
