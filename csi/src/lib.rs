@@ -37,6 +37,7 @@ mod connection;
 mod controller;
 mod driver;
 mod error;
+mod growth;
 mod health;
 mod http;
 mod identity;
@@ -149,6 +150,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
 
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
+    tasks.spawn(growth::follow(work.clone(), Arc::clone(&gate), stop.clone()));
     if let Some(address) = metrics_address {
         let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
         tasks.spawn(Arc::clone(&audit).run(work, Arc::clone(&gate), stop.clone()));

@@ -56,6 +56,10 @@ impl<'a> BlockVolume<'a> {
             .discard(self.settings.provisioning.discard())
             .label(self.volume.id().as_str());
         let device = self.loops.ensure_attached(image.as_fd(), &options)?;
+        // Grown while it was being attached, when whoever tells devices of that could not find this one.
+        if device.status()?.size < size_of(&image)? {
+            device.refresh_capacity(&image)?;
+        }
         if let Some(trouble) = self.trouble_of(&device)? {
             tracing::warn!(%trouble, "attached with less than was wished");
         }
@@ -166,6 +170,11 @@ impl<'a> BlockVolume<'a> {
         let name = device.path();
         Ok(Some(format!("{} has lost direct I/O; unpublish and publish the volume", name.display())))
     }
+}
+
+fn size_of(image: &OwnedFd) -> Result<Bytes> {
+    let failed = |errno| Error::Defect(format!("fstat an image that is open: {errno}"));
+    Ok(Bytes(u64::try_from(fstat(image).map_err(failed)?.st_size).unwrap_or_default()))
 }
 
 /// The node of a device, checked to be that device's.

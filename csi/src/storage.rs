@@ -119,16 +119,20 @@ impl StorageGate {
         drop(state.wait_for(|state| matches!(state, State::Open(_))).await);
     }
 
+    /// Completes when the storage is not open.
+    pub(crate) async fn wait_until_closed(&self) {
+        let mut state = self.state.subscribe();
+        drop(state.wait_for(|state| !matches!(state, State::Open(_))).await);
+    }
+
     /// Opens the storage, and opens it again whenever it has failed, until `stop`.
     pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mounts = MountWatch::new()?;
-        let mut state = self.state.subscribe();
         let mut loops = None;
         let mut backoff = Backoff::new();
         let mut logged = None;
         loop {
-            let closed = state.wait_for(|state| !matches!(state, State::Open(_)));
-            if stop.run_until_cancelled(closed).await.is_none() {
+            if stop.run_until_cancelled(self.wait_until_closed()).await.is_none() {
                 return Ok(());
             }
             match self.open(&mut loops).await {

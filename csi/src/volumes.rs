@@ -236,7 +236,7 @@ impl Volumes {
         }
         let size = match volume.kind() {
             VolumeKind::Filesystem => volume.capacity(),
-            VolumeKind::Block => BlockVolume::open(&volume, &storage.loops)?.expand()?,
+            VolumeKind::Block => show_size(&volume, &storage)?,
         };
         let CapacityRange { at_least, at_most } = expand.capacity;
         match (at_least, at_most) {
@@ -251,6 +251,26 @@ impl Volumes {
             _ => Ok(size),
         }
     }
+
+    /// Has the devices of a Block volume show that it has grown, if it has since they were last told. Answers the size
+    /// they have then.
+    ///
+    /// It needs no guard, and so keeps no call from being served: to show more of the image does no harm to a device that is
+    /// coming or going, and one that is being attached looks at the size once more when it is.
+    pub(crate) fn show_growth(&self, id: &VolumeId) -> Result<Option<Bytes>> {
+        let storage = self.gate.opened()?;
+        let volume = storage.store.volume(id)?;
+        let told = volume.kind() != VolumeKind::Block
+            || volume.refreshed()?.is_some_and(|known| known >= volume.capacity());
+        if told { Ok(None) } else { show_size(&volume, &storage).map(Some) }
+    }
+}
+
+/// Makes the devices of a Block volume as large as its image, and says so to whoever grew it.
+fn show_size(volume: &Volume, storage: &Storage) -> Result<Bytes> {
+    let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
+    volume.record_refreshed(size)?;
+    Ok(size)
 }
 
 /// A volume, to whatever takes away what was made for it.

@@ -61,10 +61,10 @@ pub use project_tree::{
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{
-    AbnormalReason, Census, Condition, ContentSource, FilesystemUuid, Image, ImageDirectIo, ImageSpec,
-    InodeStats, LogicalBlockSize, OwnedContentSource, Provisioning, Recovered, Setting, SettingError,
-    Snapshot, SnapshotId, Space, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStats,
-    VolumeStore,
+    AbnormalReason, Census, Changes, Condition, ContentSource, FilesystemUuid, Image, ImageDirectIo,
+    ImageSpec, InodeStats, LogicalBlockSize, OwnedContentSource, Provisioning, Recovered, Setting,
+    SettingError, Snapshot, SnapshotId, Space, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStats, VolumeStore, VolumeWatch,
 };
 
 /// The README's example compiles.

@@ -410,7 +410,22 @@ async fn what_a_claim_costs_the_api_server_is_told() {
 }
 
 #[tokio::test]
-async fn a_block_claim_is_left_to_the_kubelet_to_finish() {
+async fn a_block_claim_is_finished_once_its_devices_were_told() {
+    let cluster = Cluster::connect().await;
+    cluster.volumes.state().refreshed = true;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("told", json!({"spec": {"volumeMode": "Block"}})).await;
+    cluster.bound("told").await;
+    cluster.ask("told", "4Mi").await;
+    let grown = until(&cluster.claims(), "told", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+    cluster.told("told", "VolumeResizeSuccessful").await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_devices() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;

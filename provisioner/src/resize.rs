@@ -6,9 +6,12 @@
 //! uncertain about, as external-resizer has to be after a timeout: the size that counts is always the one the
 //! store answers.
 //!
-//! A Filesystem volume is finished here, for its quota is its size. The loop device of a Block volume has to
-//! be told on the node, so its last step is the kubelet's: `NodeResizePending`, upon which it calls
-//! NodeExpandVolume.
+//! A Filesystem volume is finished here, for its quota is its size. The loop devices of a Block volume have to
+//! be told. The node's driver does that on its own as soon as the image has grown, which is waited for. Where it does not
+//! answer, the last step is the kubelet's: `NodeResizePending`, upon which it calls NodeExpandVolume when it next looks
+//! at the pod, in a minute or more.
+
+use std::time::Duration;
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -31,6 +34,9 @@ use crate::{
     ownership, quantity,
     storage::StorageError,
 };
+
+/// For the node's driver to tell the devices of an image that it has grown, which takes it milliseconds.
+const REFRESH_TIME: Duration = Duration::from_secs(2);
 
 /// What to do about a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +78,10 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
 /// What growing the volume came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It is this large now.
+    /// It is this large now, for whoever uses it.
     Grown(Bytes),
+    /// It is this large now; whether the pod's block device shows it is not known.
+    AwaitsNode(Bytes),
     /// It cannot be done; asking for less may help.
     Infeasible(String),
     /// It failed; the same may work later.
@@ -117,29 +125,27 @@ pub(crate) fn record(
     now: Timestamp,
 ) -> Record {
     match outcome {
-        Outcome::Grown(size) => {
-            let patch = StatusPatch::of(claim).allocated(*size);
-            let patch = match kind(volume) {
-                VolumeKind::Filesystem => patch
-                    .capacity(*size)
-                    .resize_status(None)
-                    .condition(None, Earlier::Drop, now)
-                    .node_expansion_not_required(true),
-                VolumeKind::Block => {
-                    let message =
-                        "the volume has grown; waiting for the kubelet to tell the pod's block device"
-                            .to_owned();
-                    patch
-                        .resize_status(Some(ResizeStatus::NodePending))
-                        .condition(
-                            Some((ResizeCondition::FileSystemResizePending, message)),
-                            Earlier::Drop,
-                            now,
-                        )
-                        .node_expansion_not_required(false)
-                }
-            };
-            Record { volume: volume_patch(volume, *size), claim: patch.build() }
+        Outcome::Grown(size) => Record {
+            volume: volume_patch(volume, *size),
+            claim: StatusPatch::of(claim)
+                .allocated(*size)
+                .capacity(*size)
+                .resize_status(None)
+                .condition(None, Earlier::Drop, now)
+                .node_expansion_not_required(true)
+                .build(),
+        },
+        Outcome::AwaitsNode(size) => {
+            let message =
+                "the volume has grown; waiting for the kubelet to tell the pod's block device".to_owned();
+            let pending = Some((ResizeCondition::FileSystemResizePending, message));
+            let claim = StatusPatch::of(claim)
+                .allocated(*size)
+                .resize_status(Some(ResizeStatus::NodePending))
+                .condition(pending, Earlier::Drop, now)
+                .node_expansion_not_required(false)
+                .build();
+            Record { volume: volume_patch(volume, *size), claim }
         }
         Outcome::Infeasible(why) => Record {
             volume: None,
@@ -216,16 +222,16 @@ pub(crate) async fn apply(
     if let Some(error) = failed {
         return Err(error);
     }
-    let Outcome::Grown(size) = outcome else { return Ok(()) };
-    match kind(volume) {
-        VolumeKind::Filesystem => {
+    match outcome {
+        Outcome::Grown(size) => {
             ctx.events.publish(claim, Reason::VolumeResizeSuccessful, format!("volume {id} has {size} now"));
         }
-        VolumeKind::Block => {
+        Outcome::AwaitsNode(size) => {
             let note =
                 format!("volume {id} has {size} now; the kubelet has yet to tell the pod's block device");
             ctx.events.publish(claim, Reason::FileSystemResizeRequired, note);
         }
+        Outcome::Infeasible(_) | Outcome::Failed(_) => {}
     }
     Ok(())
 }
@@ -237,19 +243,26 @@ async fn grow(
     ctx: &Context,
 ) -> (Outcome, Option<Error>) {
     let expected = ownership::filesystem_uuid(volume, &ctx.identity).map(str::to_owned);
+    let kind = kind(volume);
     let grown = ctx.storage.run(move |volumes| {
         let present = volumes.filesystem_uuid();
         match expected {
             Some(of_volume) if of_volume != present => {
                 Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
             }
-            _ => volumes.grow(&id, target).map(Ok),
+            _ => {
+                let size = volumes.grow(&id, target)?;
+                // Where that cannot be found out, the kubelet will.
+                let shown = kind == VolumeKind::Filesystem
+                    || volumes.await_refreshed(&id, size, REFRESH_TIME).is_ok_and(|shown| shown);
+                Ok(Ok(if shown { Outcome::Grown(size) } else { Outcome::AwaitsNode(size) }))
+            }
         }
     });
     let error = match grown.await {
-        Ok(Ok(size)) => {
+        Ok(Ok(outcome)) => {
             ctx.capacity.notify_one();
-            return (Outcome::Grown(size), None);
+            return (outcome, None);
         }
         Ok(Err(error)) => error,
         Err(error) => Error::from(error),

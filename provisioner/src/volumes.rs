@@ -3,7 +3,7 @@
 //! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and
 //! decides nothing; the store itself is tested where it lives, on real kernels.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use loopfs::{Bytes, Census, ContentSource, ErrorKind, Space, VolumeId, VolumeSpec, VolumeStore};
 
@@ -21,6 +21,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::grow`]; answers the capacity as stored.
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::await_refreshed`].
+    fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::delete`].
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::list`].
@@ -89,6 +91,10 @@ impl Volumes for VolumeStore {
 
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
         Ok(VolumeStore::grow(self, id, to)?.capacity())
+    }
+
+    fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError> {
+        Ok(VolumeStore::await_refreshed(self, id, capacity, within)?)
     }
 
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {

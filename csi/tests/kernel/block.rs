@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
+use std::time::Duration;
 
 use csi::proto::csi as wire;
 use csi::proto::csi::volume_capability::access_mode::Mode;
@@ -143,6 +144,26 @@ fn a_volume_grows_while_it_is_in_use() {
     }
     let unpublished = scene.node().node_expand_volume(expand("v", &writer, four, 0)).unwrap();
     assert_eq!(unpublished.capacity_bytes, four);
+    scene.finish();
+}
+
+#[test]
+fn a_device_shows_that_its_image_has_grown_before_anybody_asks() {
+    // Only spent when something is wrong.
+    const LONG: Duration = Duration::from_secs(60);
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let target = scene.target("target");
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let open = File::open(&target).unwrap();
+    scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
+    assert!(scene.store.await_refreshed(&id("v"), Bytes(4 * MIB), LONG).unwrap());
+    assert_eq!(device_size(&open), 4 * MIB);
+    drop(open);
+
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    scene.store.grow(&id("v"), Bytes(6 * MIB)).unwrap();
+    assert!(scene.store.await_refreshed(&id("v"), Bytes(6 * MIB), LONG).unwrap(), "it has no device");
     scene.finish();
 }
 

@@ -100,7 +100,7 @@ where
 pub(crate) async fn until_event<K>(
     client: &Client,
     about: &K,
-    reason: &str,
+    reasons: &[&str],
     within: Duration,
     as_it_should_be: impl Fn(&str) -> bool,
 ) -> Result<String>
@@ -116,7 +116,8 @@ where
     };
     let told = |event: &Event| -> Option<String> {
         let message = event.message.clone().unwrap_or_default();
-        (event.reason.as_deref() == Some(reason) && as_it_should_be(&message)).then_some(message)
+        let reason = event.reason.as_deref().unwrap_or_default();
+        (reasons.contains(&reason) && as_it_should_be(&message)).then_some(message)
     };
     let events = until(api, watch::Config::default().fields(&fields), within, |events| {
         let seen = events.values().map(|event| {
@@ -125,7 +126,10 @@ where
         });
         State::when(
             events.values().any(|event| told(event).is_some()),
-            format!("no such event {reason} about {kind} {name}; there are {:?}", seen.collect::<Vec<_>>()),
+            format!(
+                "no such event of {reasons:?} about {kind} {name}; there are {:?}",
+                seen.collect::<Vec<_>>()
+            ),
         )
     })
     .await?;

@@ -137,7 +137,7 @@ impl Checker<'_> {
         let nodes: Api<NodeObject> = Api::all(world.client.clone());
         let node = nodes.get(self.node.name()).await.map_err(told)?;
         let message =
-            until_event(&world.client, &node, "StorageUnavailable", world.patience.end, |message| {
+            until_event(&world.client, &node, &["StorageUnavailable"], world.patience.end, |message| {
                 broken.named_by().iter().all(|word| message.contains(word))
             });
         message.await.map(drop)

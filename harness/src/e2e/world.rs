@@ -35,8 +35,8 @@ pub(super) const FOREIGN_NODE: &str = "the node is not ours: only Kubernetes' ow
 pub(super) struct Patience {
     /// Driver pods that start, claims that are bound, pods that run.
     pub(super) start: Duration,
-    /// A claim that grows. The kubelet looks at a block volume's size once in its sync period, a minute
-    /// and up to half of it more.
+    /// A claim that grows. Where the driver is away, a block volume waits for the kubelet, which looks at its
+    /// size once in its sync period: a minute, and up to half of it more.
     pub(super) grow: Duration,
     /// Pods that end and volumes that go.
     pub(super) end: Duration,

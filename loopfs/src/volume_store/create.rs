@@ -9,12 +9,12 @@ use nix::unistd::{fsync, linkat};
 use super::attributes::Attributes;
 use super::grow::allocate;
 use super::id::VolumeId;
-use super::recorded_capacity;
 use super::space::Promise;
 use super::{
     ContentSource, Image, OwnedContentSource, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore,
     inodes_for, sharing,
 };
+use super::{recorded_capacity, refreshed};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device;
 use crate::units::Bytes;
@@ -134,7 +134,10 @@ impl VolumeStore {
     pub(super) fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
         let parent = self.layout.parent(entry)?;
         loop_device::record_attachments(image).context("set up", entry)?;
-        recorded_capacity::write(image, Bytes(fstat(image).context("fstat", entry)?.st_size as u64))?;
+        let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
+        recorded_capacity::write(image, size)?;
+        // It has no devices yet.
+        refreshed::write(image, size).context("set up", entry)?;
         fsync(image).context("fsync", entry)?;
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
         linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)

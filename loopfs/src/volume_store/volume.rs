@@ -23,7 +23,7 @@ use crate::units::{Bytes, Inodes};
 pub struct Volume {
     id: VolumeId,
     kind: VolumeKind,
-    entry: OwnedFd,
+    pub(super) entry: OwnedFd,
     capacity: Bytes,
 }
 

@@ -11,6 +11,7 @@ mod command_line;
 mod conditions;
 mod directory_copies;
 mod environment;
+mod growth;
 mod in_use;
 mod loop_devices;
 mod many_devices;

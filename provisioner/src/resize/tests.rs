@@ -130,9 +130,9 @@ fn a_filesystem_volume_is_finished_here() {
 }
 
 #[test]
-fn a_block_volume_is_handed_to_the_kubelet() {
+fn a_block_volume_whose_devices_nobody_told_is_handed_to_the_kubelet() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record = record(&begun, &volume("Block", "1Mi"), &Outcome::Grown(Bytes(4 * MIB)), NOW);
+    let record = record(&begun, &volume("Block", "1Mi"), &Outcome::AwaitsNode(Bytes(4 * MIB)), NOW);
     assert!(record.volume.is_some());
     let patch = record.claim.unwrap();
     assert_eq!(patch["status"]["allocatedResourceStatuses"], json!({ "storage": "NodeResizePending" }));
@@ -223,10 +223,11 @@ const STATES: [Option<&str>; 7] = [
 /// writing it once more changes nothing.
 #[test]
 fn every_state_and_every_event() {
-    let outcomes = |target: u64| {
-        let grown = |size| Outcome::Grown(Bytes(size));
+    let outcomes = |mode: &str, target: u64| {
+        let sizes = [Bytes(target), Bytes(target + MIB)];
         let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
-        [grown(target), grown(target + MIB)].into_iter().chain(failed)
+        let pending = sizes.map(Outcome::AwaitsNode).into_iter().filter(|_| mode == "Block");
+        sizes.map(Outcome::Grown).into_iter().chain(pending.collect::<Vec<_>>()).chain(failed)
     };
     let mut seen = 0;
     for mode in ["Filesystem", "Block"] {
@@ -251,7 +252,7 @@ fn every_state_and_every_event() {
                     continue;
                 };
                 assert_eq!(target, Bytes(request * MIB));
-                for outcome in outcomes(target.0) {
+                for outcome in outcomes(mode, target.0) {
                     seen += 1;
                     let mut after = before.clone();
                     let begun = begin(&read(&after), target, NOW);
@@ -266,10 +267,14 @@ fn every_state_and_every_event() {
                     assert!(capacity(&volume) >= recorded_size("1Mi"), "never lowered");
                     let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
                     assert_eq!(again, Record::default(), "{mode} {state:?} {outcome:?}");
-                    if let Outcome::Grown(size) = outcome {
+                    let next = match outcome {
+                        Outcome::Grown(size) => Some((size, Plan::Settled)),
+                        Outcome::AwaitsNode(size) => Some((size, Plan::AwaitNode)),
+                        _ => None,
+                    };
+                    if let Some((size, next)) = next {
                         assert!(capacity(&volume) >= Some(size));
-                        let next = plan(&read(&after), &volume, &fixtures::identity());
-                        assert_eq!(next, if mode == "Block" { Plan::AwaitNode } else { Plan::Settled });
+                        assert_eq!(plan(&read(&after), &volume, &fixtures::identity()), next);
                     }
                 }
             }
@@ -291,13 +296,13 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Out
         .as_ref()
         .unwrap()
         .contains_key("volume.kubernetes.io/node-expansion-not-required");
-    assert_eq!(done, mode == "Filesystem" && matches!(outcome, Outcome::Grown(_)), "{shown}");
+    assert_eq!(done, matches!(outcome, Outcome::Grown(_)), "{shown}");
     match outcome {
-        Outcome::Grown(grown) if mode == "Filesystem" => {
+        Outcome::Grown(grown) => {
             assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*grown)), "{shown}");
             assert_eq!((allocated, conditions), (Some(*grown), vec!["ModifyingVolume"]), "{shown}");
         }
-        Outcome::Grown(grown) => {
+        Outcome::AwaitsNode(grown) => {
             assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{shown}");
             assert_eq!((allocated, size(&claim)), (Some(*grown), size(&earlier)), "{shown}");
             assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{shown}");

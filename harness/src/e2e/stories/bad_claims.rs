@@ -97,10 +97,10 @@ async fn refused(
     let says = |message: &str| message.contains(word);
     let event = match by {
         Refusal::ProvisioningFailed => {
-            until_event(&world.client, &object, "ProvisioningFailed", world.patience.start, says).await
+            until_event(&world.client, &object, &["ProvisioningFailed"], world.patience.start, says).await
         }
         Refusal::FailedScheduling => {
-            until_event(&world.client, &pod, "FailedScheduling", world.patience.start, says).await
+            until_event(&world.client, &pod, &["FailedScheduling"], world.patience.start, says).await
         }
     };
     event.with_context(|| format!("expected an event that says {word:?}"))?;

@@ -183,18 +183,19 @@ async fn grown(world: &World<'_>) -> Result<()> {
 async fn events(world: &World<'_>) -> Result<()> {
     for name in FLOW_CLAIMS {
         let claim = world.claims().get(name).await?;
-        for reason in ["ProvisioningSucceeded", "Resizing", growth_event(&claim)] {
-            until_event(&world.client, &claim, reason, world.patience.start, |_| true).await?;
+        for reasons in [&["ProvisioningSucceeded"], &["Resizing"], growth_events(&claim)] {
+            until_event(&world.client, &claim, reasons, world.patience.start, |_| true).await?;
         }
     }
     Ok(())
 }
 
-/// Whoever finishes the growth says so: the provisioner, or for a block volume the kubelet.
-fn growth_event(claim: &PersistentVolumeClaim) -> &'static str {
+/// Whoever finishes the growth says so: the provisioner, or for a block volume the kubelet where the driver did not show
+/// the growth in time, as when it is killed.
+fn growth_events(claim: &PersistentVolumeClaim) -> &'static [&'static str] {
     match claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) {
-        Some("Block") => "FileSystemResizeSuccessful",
-        _ => "VolumeResizeSuccessful",
+        Some("Block") => &["VolumeResizeSuccessful", "FileSystemResizeSuccessful"],
+        _ => &["VolumeResizeSuccessful"],
     }
 }
 

@@ -55,7 +55,7 @@ async fn refused(world: &World<'_>) -> Result<()> {
     .await?
     .context("the claim is gone")?;
     let says = |message: &str| message.contains("available");
-    until_event(&world.client, &claim, "VolumeResizeFailed", world.patience.start, says).await.map(drop)
+    until_event(&world.client, &claim, &["VolumeResizeFailed"], world.patience.start, says).await.map(drop)
 }
 
 async fn met(world: &World<'_>) -> Result<()> {

@@ -30,6 +30,10 @@ const SIZE: Size = Size::mebibytes(1);
 /// What the kubelet cleans up after a boot is announced by nobody.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// From a driver that serves to pods that run. The kubelet has tried to mount in vain meanwhile, and waits up to two minutes
+/// before it tries again; then it starts all pods at once.
+const RETURN: Duration = Duration::from_secs(420);
+
 /// How many volumes are in use: the claims of some pods, mounted and block in turn.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::e2e) struct Load {
@@ -135,17 +139,18 @@ async fn start(world: &World<'_>, users: &[User]) -> Result<Vec<Pod>> {
         let made = world.pods().create(&PostParams::default(), &user.pod()?).await;
         made.map_err(told).with_context(|| format!("create pod {}", user.name))?;
     }
-    pods(world, users, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned())).await
+    pods(world, users, world.patience.start, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned())).await
 }
 
 /// Waits until `complaint` has nothing to say about any of the pods, and answers them.
 async fn pods(
     world: &World<'_>,
     users: &[User],
+    within: Duration,
     complaint: impl Fn(&Pod) -> Option<String>,
 ) -> Result<Vec<Pod>> {
     let named = |pod: &Pod| users.iter().any(|user| user.name == pod.name_any());
-    let all = until(world.pods(), watcher::Config::default(), world.patience.start, |pods| {
+    let all = until(world.pods(), watcher::Config::default(), within, |pods| {
         let ours: Vec<&Pod> = pods.values().filter(|pod| named(pod)).collect();
         if ours.len() < users.len() {
             return State::Waiting(format!("{} of {} pods exist", ours.len(), users.len()));
@@ -215,7 +220,7 @@ fn boot_id(node: &NodeObject) -> Option<&str> {
 
 /// The same pods, in new containers.
 async fn back(world: &World<'_>, users: &[User], before: &[Pod]) -> Result<()> {
-    pods(world, users, |pod| {
+    pods(world, users, RETURN, |pod| {
         let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
             return Some("has been replaced by another of its name".into());
         };

@@ -77,7 +77,7 @@ async fn release(world: &World<'_>, volume: &str) -> Result<()> {
     .await?
     .context("the volume is gone")?;
     let says = |message: &str| message.contains(volume);
-    until_event(&world.client, &released, "VolumeRetained", world.patience.start, says).await.map(drop)
+    until_event(&world.client, &released, &["VolumeRetained"], world.patience.start, says).await.map(drop)
 }
 
 /// As an administrator does it: the old claim is taken off the volume, and the new one names it.

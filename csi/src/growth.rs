@@ -1,0 +1,78 @@
+//! Loop devices show a larger image as soon as it has grown. The kubelet asks for that too, once in its sync period, which is a
+//! minute and up to half of it more; so whoever grew the image waits for this, and for the kubelet only where nobody answers.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use anyhow::Context;
+use loopfs::{Changes, ErrorKind};
+use tokio::io::Interest;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::Backoff;
+use crate::error::Error;
+use crate::readiness;
+use crate::storage::StorageGate;
+use crate::volume_work::VolumeWork;
+
+/// Follows the volumes of whichever storage is open, until `stop`.
+pub(crate) async fn follow(
+    work: VolumeWork,
+    gate: Arc<StorageGate>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let following = async {
+        let mut backoff = Backoff::new();
+        loop {
+            gate.wait_until_open().await;
+            tokio::select! {
+                ended = follow_storage(&work, &gate) => if let Err(error) = ended {
+                    let reason = format!("{error:#}");
+                    tracing::warn!(%reason, "block volumes that grow are seen when the kubelet looks");
+                },
+                () = gate.wait_until_closed() => {}
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+    };
+    stop.run_until_cancelled(following).await;
+    Ok(())
+}
+
+/// Ends when nothing more will be seen.
+async fn follow_storage(work: &VolumeWork, gate: &StorageGate) -> anyhow::Result<()> {
+    let watch = gate.opened()?.store.watch()?;
+    let readable = watch.as_fd().try_clone_to_owned().context("duplicate a descriptor")?;
+    let readable = readiness::register(readable, Interest::READABLE).context("watch the volumes")?;
+    loop {
+        // Cleared before it is read, so that what comes meanwhile is seen.
+        readable.ready(Interest::READABLE).await?.clear_ready();
+        let changes = watch.read().context("read what changed about the volumes")?;
+        show(work, &changes).await;
+        if changes.ended {
+            anyhow::bail!("the directory of the volumes is gone");
+        }
+    }
+}
+
+/// What cannot be done now is the kubelet's to ask for.
+async fn show(work: &VolumeWork, changes: &Changes) {
+    if changes.overflowed {
+        tracing::warn!(
+            "more volumes changed at once than the kernel remembers; the kubelet has the others looked at"
+        );
+    }
+    for volume in &changes.volumes {
+        let id = volume.clone();
+        match work.query(move |volumes| volumes.show_growth(&id)).await {
+            Ok(None) => {}
+            Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {}
+            Ok(Some(size)) => {
+                tracing::info!(%volume, %size, "the devices of the volume show that it has grown")
+            }
+            Err(error) => {
+                tracing::info!(%volume, %error, "the devices are told of the volume's size when the kubelet asks");
+            }
+        }
+    }
+}

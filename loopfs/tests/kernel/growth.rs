@@ -1,0 +1,56 @@
+//! Who grows an image learns that its devices were told.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use loopfs::{Bytes, ErrorKind, VolumeKind, VolumeSpec};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::environment::{Leaks, id, store};
+use crate::store::{MIB, remove};
+
+/// Only spent when something is wrong.
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn growth_is_seen_by_who_watches_and_awaited_until_that_one_has_recorded_it() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("image"));
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    assert_eq!(volume.refreshed().unwrap(), Some(Bytes(MIB)), "it has no device that could show less");
+    assert!(store.await_refreshed(&id, Bytes(MIB), Duration::ZERO).unwrap());
+
+    let watch = store.watch().unwrap();
+    let grown = store.grow(&id, Bytes(2 * MIB)).unwrap();
+    assert!(!store.await_refreshed(&id, Bytes(2 * MIB), Duration::from_millis(1)).unwrap(), "nobody has");
+    poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+    let changes = watch.read().unwrap();
+    assert_eq!(changes.volumes.iter().collect::<Vec<_>>(), [&id]);
+    assert!(!changes.overflowed && !changes.ended);
+
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.await_refreshed(&id, Bytes(2 * MIB), LONG).unwrap());
+        // Whether it waits already or not, it must see this.
+        grown.record_refreshed(Bytes(2 * MIB)).unwrap();
+        assert!(waiting.join().unwrap());
+    });
+    watch.read().unwrap();
+    grown.record_refreshed(Bytes(2 * MIB)).unwrap();
+    assert!(watch.read().unwrap().volumes.is_empty(), "what is recorded is not written again");
+
+    drop((watch, volume, grown));
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[test]
+fn a_directory_has_no_devices_to_wait_for() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("directory"));
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    assert_eq!(volume.refreshed().unwrap(), None);
+    assert_eq!(volume.record_refreshed(Bytes(MIB)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    drop(volume);
+    remove(&store, &id);
+    leaks.check();
+}
