@@ -10,14 +10,14 @@ use tonic::Code;
 use crate::scene::{Scene, id, is_block_device};
 use crate::support::*;
 
-fn hold_up(scene: &Scene, volume: &str) -> Flock<OwnedFd> {
+pub(crate) fn hold_up(scene: &Scene, volume: &str) -> Flock<OwnedFd> {
     let image = scene.store.volume(&id(volume)).unwrap().open_image(Access::ReadOnly).unwrap();
     Flock::lock(image, FlockArg::LockExclusive).unwrap()
 }
 
 /// Waits until a call about the volume is in progress: an expansion of a volume without a device, which is not held up,
 /// is refused then. (It keeps the volume to itself for a moment, so the other call may have to be repeated.)
-fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
+pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
     let start = Instant::now();
     while node.node_expand_volume(expand(volume, target, 0, 0)).is_ok() {
         assert!(start.elapsed() < PATIENCE, "nothing is in progress");

@@ -15,6 +15,7 @@ mod metrics;
 mod mount;
 mod restart;
 mod restart_storm;
+mod rpc_table;
 mod scene;
 mod secrets;
 mod settings;
