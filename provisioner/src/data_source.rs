@@ -1,26 +1,37 @@
-//! What a claim's volume is to be filled with: nothing, or what another claim of its namespace holds.
+//! What a claim's volume is to be filled with: nothing, or what another claim of its namespace holds, or a VolumeSnapshot of it.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use kube::ResourceExt;
-use loopfs::{Bytes, VolumeId};
+use loopfs::{Bytes, OwnedContentSource};
 
 use crate::{
     claim_status::recorded, context::Context, error::Error, identity::Identity, ownership, provision::Refusal,
 };
 
-/// The volume to copy.
+pub(crate) mod snapshot;
+
+/// What to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
-    pub(crate) id: VolumeId,
-    pub(crate) mode: String,
+    pub(crate) id: OwnedContentSource,
+    /// None where it is not known.
+    pub(crate) mode: Option<String>,
+    /// The least that a copy can have.
     pub(crate) capacity: Bytes,
 }
 
-/// The name of the claim to copy, if any.
+/// The object to copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named<'a> {
+    Claim(&'a str),
+    Snapshot(&'a str),
+}
+
+/// The object to copy, if any.
 ///
 /// # Errors
 /// [`Refusal::DataSource`] for any other source.
-pub(crate) fn named(claim: &PersistentVolumeClaim) -> Result<Option<&str>, Refusal> {
+pub(crate) fn named(claim: &PersistentVolumeClaim) -> Result<Option<Named<'_>>, Refusal> {
     let Some(PersistentVolumeClaimSpec { data_source, data_source_ref, .. }) = &claim.spec else {
         return Ok(None);
     };
@@ -32,10 +43,11 @@ pub(crate) fn named(claim: &PersistentVolumeClaim) -> Result<Option<&str>, Refus
     let namespace = data_source_ref.as_ref().and_then(|source| source.namespace.as_ref());
     let ambiguous = older.zip(newer).is_some_and(|(older, newer)| older != newer);
     let local = namespace.is_none() || namespace == claim.metadata.namespace.as_ref();
-    if group.unwrap_or_default().is_empty() && kind == "PersistentVolumeClaim" && local && !ambiguous {
-        return Ok(Some(name));
+    match (group.unwrap_or_default(), kind.as_str()) {
+        ("", "PersistentVolumeClaim") if local && !ambiguous => Ok(Some(Named::Claim(name))),
+        (snapshot::GROUP, snapshot::KIND) if local && !ambiguous => Ok(Some(Named::Snapshot(name))),
+        _ => Err(Refusal::DataSource(format!("{kind} {name:?}"))),
     }
-    Err(Refusal::DataSource(format!("{kind} {name:?}")))
 }
 
 /// Decides whether a claim as it was found can be copied, and its volume if it has one.
@@ -47,7 +59,7 @@ fn origin(
     volume: Option<&PersistentVolume>,
     identity: &Identity,
 ) -> Result<Origin, Error> {
-    let refused = |why: &'static str| Refusal::Source { claim: source.name_any(), why };
+    let refused = |why: &'static str| Refusal::Source { source_object: shown(&source.name_any()), why };
     if source.metadata.deletion_timestamp.is_some() {
         return Err(refused("is being deleted").into());
     }
@@ -60,17 +72,24 @@ fn origin(
         return Err(refused("does not have the volume that it names").into());
     }
     if let Some(node) = ownership::other_node(volume, identity) {
-        return Err(Error::SourceElsewhere { claim: source.name_any(), node: node.to_owned() });
+        return Err(Error::SourceElsewhere {
+            source_object: shown(&source.name_any()),
+            node: node.to_owned(),
+        });
     }
     if !ownership::is_our_volume(volume, identity) {
         return Err(refused("has a volume of another driver").into());
     }
     let spec = volume.spec.as_ref();
     Ok(Origin {
-        id: ownership::volume_id(volume, identity)?,
-        mode: spec.and_then(|spec| spec.volume_mode.clone()).unwrap_or_else(|| "Filesystem".to_owned()),
+        id: OwnedContentSource::Volume(ownership::volume_id(volume, identity)?),
+        mode: spec.and_then(|spec| spec.volume_mode.clone()).or_else(|| Some("Filesystem".to_owned())),
         capacity: recorded(spec.and_then(|spec| spec.capacity.as_ref())).unwrap_or_default(),
     })
+}
+
+fn shown(claim: &str) -> String {
+    format!("claim {claim:?}")
 }
 
 /// Finds what the claim is to be filled with.
@@ -78,11 +97,15 @@ fn origin(
 /// # Errors
 /// When that cannot be copied here, or the API server does not tell.
 pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Option<Origin>, Error> {
-    let Some(name) = named(claim)? else { return Ok(None) };
+    let name = match named(claim)? {
+        None => return Ok(None),
+        Some(Named::Snapshot(name)) => return snapshot::find(claim, name, ctx).await.map(Some),
+        Some(Named::Claim(name)) => name,
+    };
     let claims = ctx.claim_api(&claim.namespace().unwrap_or_default());
     let source = claims.get_opt(name).await.map_err(|error| Error::api("read claim", name, error))?;
     let Some(source) = source else {
-        return Err(Refusal::Source { claim: name.to_owned(), why: "does not exist" }.into());
+        return Err(Refusal::Source { source_object: shown(name), why: "does not exist" }.into());
     };
     let volume = match ownership::bound_volume(&source) {
         Some(volume) => {
@@ -96,6 +119,7 @@ pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result
 
 #[cfg(test)]
 mod tests {
+    use loopfs::VolumeId;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -108,16 +132,18 @@ mod tests {
 
     #[rstest]
     #[case::nothing(json!({}), Ok(None))]
-    #[case::older(json!({"dataSource": local("a")}), Ok(Some("a")))]
-    #[case::newer(json!({"dataSourceRef": local("a")}), Ok(Some("a")))]
-    #[case::both(json!({"dataSource": local("a"), "dataSourceRef": local("a")}), Ok(Some("a")))]
-    #[case::empty_group(json!({"dataSource": {"apiGroup": "", "kind": "PersistentVolumeClaim", "name": "a"}}), Ok(Some("a")))]
-    #[case::own_namespace(json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "a", "namespace": "shop"}}), Ok(Some("a")))]
+    #[case::older(json!({"dataSource": local("a")}), Ok(Some(Named::Claim("a"))))]
+    #[case::newer(json!({"dataSourceRef": local("a")}), Ok(Some(Named::Claim("a"))))]
+    #[case::both(json!({"dataSource": local("a"), "dataSourceRef": local("a")}), Ok(Some(Named::Claim("a"))))]
+    #[case::empty_group(json!({"dataSource": {"apiGroup": "", "kind": "PersistentVolumeClaim", "name": "a"}}), Ok(Some(Named::Claim("a"))))]
+    #[case::own_namespace(json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "a", "namespace": "shop"}}), Ok(Some(Named::Claim("a"))))]
     #[case::other_namespace(json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "a", "namespace": "bank"}}), Err("PersistentVolumeClaim \"a\""))]
     #[case::two(json!({"dataSource": local("a"), "dataSourceRef": local("b")}), Err("PersistentVolumeClaim \"b\""))]
-    #[case::snapshot(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}}), Err("VolumeSnapshot \"s\""))]
+    #[case::snapshot(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}}), Ok(Some(Named::Snapshot("s"))))]
+    #[case::snapshot_of_another_namespace(json!({"dataSourceRef": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s", "namespace": "bank"}}), Err("VolumeSnapshot \"s\""))]
+    #[case::content(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshotContent", "name": "s"}}), Err("VolumeSnapshotContent"))]
     #[case::foreign_group(json!({"dataSource": {"apiGroup": "x.dev", "kind": "PersistentVolumeClaim", "name": "a"}}), Err("\"a\""))]
-    fn sources(#[case] spec: Value, #[case] expected: Result<Option<&str>, &str>) {
+    fn sources(#[case] spec: Value, #[case] expected: Result<Option<Named<'_>>, &str>) {
         let claim = fixtures::claim(json!({"spec": spec}));
         match (named(&claim), expected) {
             (Ok(name), Ok(expected)) => assert_eq!(name, expected),
@@ -139,8 +165,9 @@ mod tests {
         let (source, volume) = (fixtures::bound_claim(source), fixtures::volume(volume));
         match (origin(&source, Some(&volume), &fixtures::identity()), expected) {
             (Ok(origin), Ok(())) => {
-                let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-                assert_eq!(origin, Origin { id, mode: "Filesystem".to_owned(), capacity: Bytes(1 << 20) });
+                let id = OwnedContentSource::Volume(VolumeId::parse(fixtures::VOLUME).unwrap());
+                let mode = Some("Filesystem".to_owned());
+                assert_eq!(origin, Origin { id, mode, capacity: Bytes(1 << 20) });
             }
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             other => panic!("{other:?}"),

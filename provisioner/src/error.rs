@@ -29,10 +29,10 @@ pub(crate) enum Error {
     OtherFilesystem { of_volume: String, of_node: String },
     /// What the claim is to be filled with is on another node.
     #[error(
-        "claim {claim:?}, which is to be copied, has its volume on node {node:?}, and only there can it be copied; have the pod \
-         run there, by its nodeSelector"
+        "{source_object}, which is to be copied, is on node {node:?}, and only there can it be copied; have the pod run there, by its \
+         nodeSelector"
     )]
-    SourceElsewhere { claim: String, node: String },
+    SourceElsewhere { source_object: String, node: String },
     /// Another task of this process has it in hand; a matter of milliseconds.
     #[error("volume {0} is being made or removed at this moment")]
     InFlight(VolumeId),

@@ -51,6 +51,7 @@ mod audit;
 mod builtin;
 mod node_loss;
 mod nodes;
+mod snapshots;
 
 const MIB: u64 = 1 << 20;
 
@@ -396,7 +397,6 @@ async fn what_a_claim_costs_the_api_server_is_told() {
         // Twice, where the cache lags behind what was written.
         r#"operations_total{operation="delete",result="success",reason=""} "#,
         r#"api_writes_total{verb="delete",resource="persistentvolumes",code="200"} "#,
-        "claims_waiting 0\n",
         // Never twice.
         "api_writes_total{verb=\"create\",resource=\"persistentvolumes\",code=\"201\"} 1\n",
     ];

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{ResourceExt, api::PostParams};
-use loopfs::{Bytes, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
 
 use crate::{
     claim_status,
@@ -48,8 +48,8 @@ pub(crate) struct Creation {
     pub(crate) spec: VolumeSpec,
     pub(crate) reclaim_policy: ReclaimPolicy,
     pub(crate) mount_options: Option<Vec<String>>,
-    /// The volume it is a copy of.
-    pub(crate) source: Option<VolumeId>,
+    /// What it is a copy of.
+    pub(crate) source: Option<OwnedContentSource>,
     pub(crate) node_loss: Policy,
 }
 
@@ -81,11 +81,11 @@ pub(crate) enum Refusal {
     Size(#[from] QuantityError),
     #[error(
         "the claim wants to be filled from {0}, and an empty volume would not do; a data source can be a PersistentVolumeClaim \
-         of the same namespace"
+         or a VolumeSnapshot of the same namespace"
     )]
     DataSource(String),
-    #[error("claim {claim:?}, which is to be copied, {why}")]
-    Source { claim: String, why: &'static str },
+    #[error("{source_object}, which is to be copied, {why}")]
+    Source { source_object: String, why: &'static str },
     #[error(
         "the claim is to be filled from one whose volumeMode is {0:?}, which therefore has to be its own"
     )]
@@ -163,8 +163,8 @@ pub(crate) fn plan(
         Some(requested) => requested,
     };
     if let Some(origin) = &origin {
-        if origin.mode != kind.to_string() {
-            return Err(Refusal::SourceMode(origin.mode.clone()).into());
+        if let Some(mode) = origin.mode.as_ref().filter(|mode| **mode != kind.to_string()) {
+            return Err(Refusal::SourceMode(mode.clone()).into());
         }
         if requested < origin.capacity {
             return Err(Refusal::SourceSize { of_source: origin.capacity, asked: requested }.into());
@@ -245,8 +245,11 @@ pub(crate) async fn apply(
     let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
     // A volume that is being copied is not deleted meanwhile, however long it takes.
     let _source = match &source {
-        Some(source) => Some(ctx.in_flight.enter(source).ok_or_else(|| Error::InFlight(source.clone()))?),
-        None => None,
+        Some(OwnedContentSource::Volume(source)) => {
+            Some(ctx.in_flight.enter(source).ok_or_else(|| Error::InFlight(source.clone()))?)
+        }
+        // The store notices one that is deleted meanwhile, over CSI, and makes nothing of it.
+        Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
     let (intents, intent, wanted) = (ctx.intents.clone(), Intent::of(claim), id.clone());
     let made = ctx.storage.run(move |volumes| {
@@ -254,7 +257,7 @@ pub(crate) async fn apply(
         // this fails, until an attempt succeeds or the claim is gone.
         intents.record(&wanted, &intent).map_err(unrecorded)?;
         let capacity = match &source {
-            Some(source) => volumes.clone_from(source, &wanted, &spec)?,
+            Some(source) => volumes.clone_from(source.as_ref(), &wanted, &spec)?,
             None => volumes.create(&wanted, &spec)?,
         };
         Ok((capacity, volumes.filesystem_uuid()))
@@ -448,8 +451,8 @@ mod tests {
     #[case::of_the_other_mode("1Mi", "Block", Err("volumeMode is \"Block\""))]
     fn copies(#[case] size: &str, #[case] mode: &str, #[case] expected: Result<(), &str>) {
         let claim = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
-        let id = VolumeId::parse("pvc-source").unwrap();
-        let origin = Origin { id: id.clone(), mode: mode.to_owned(), capacity: Bytes(1 << 20) };
+        let id = OwnedContentSource::Volume(VolumeId::parse("pvc-source").unwrap());
+        let origin = Origin { id: id.clone(), mode: Some(mode.to_owned()), capacity: Bytes(1 << 20) };
         let class = fixtures::class(json!({}));
         match (plan(&claim, Some(&class), None, Place::Here, Some(origin), &fixtures::identity()), expected) {
             (Ok(Plan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),

@@ -66,7 +66,7 @@ mod tests {
 
     #[rstest]
     #[case::full(json!({}), refused(ErrorKind::NoSpace), true)]
-    #[case::to_be_copied_elsewhere(json!({}), Error::SourceElsewhere { claim: "a".to_owned(), node: "node-b".to_owned() }, true)]
+    #[case::to_be_copied_elsewhere(json!({}), Error::SourceElsewhere { source_object: "claim \"a\"".to_owned(), node: "node-b".to_owned() }, true)]
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
     #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), false)]
     #[case::under_way(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use loopfs::{Bytes, Census, ErrorKind, Space, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, Census, ContentSource, ErrorKind, SnapshotId, Space, VolumeId, VolumeKind, VolumeSpec};
 
 use crate::{
     fixtures,
@@ -24,7 +24,8 @@ pub(crate) struct State {
     pub(crate) size: Bytes,
     pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
     /// What was made from what.
-    pub(crate) copies: BTreeMap<VolumeId, VolumeId>,
+    pub(crate) copies: BTreeMap<VolumeId, String>,
+    pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
     pub(crate) trash: Vec<Bytes>,
     /// What is wrong with the store as a whole.
     pub(crate) broken: Option<VolumeError>,
@@ -93,12 +94,25 @@ impl Volumes for VolumeModel {
         Ok(capacity)
     }
 
-    fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
-        if !self.state().volumes.contains_key(source) {
-            return Err(error(ErrorKind::NotFound, format!("volume {source}: there is none")));
+    fn clone_from(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+    ) -> Result<Bytes, VolumeError> {
+        let kind = match source {
+            ContentSource::Volume(source) => self.state().volumes.get(source).map(|(kind, _)| *kind),
+            ContentSource::Snapshot(source) => self.state().snapshots.get(source).copied(),
+        };
+        match kind {
+            None => return Err(error(ErrorKind::NotFound, format!("{source}: there is none"))),
+            Some(kind) if kind != spec.kind => {
+                return Err(error(ErrorKind::InvalidInput, format!("{source} is a {kind} one")));
+            }
+            Some(_) => {}
         }
         let capacity = self.create(id, spec)?;
-        self.state().copies.insert(id.clone(), source.clone());
+        self.state().copies.insert(id.clone(), source.to_string());
         Ok(capacity)
     }
 

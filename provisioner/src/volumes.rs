@@ -17,8 +17,13 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn recover(&self) -> Result<String, VolumeError>;
     /// See [`VolumeStore::create`]; answers the capacity as stored.
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
-    /// A copy of a volume; see [`VolumeStore::clone_from`]. Answers the capacity as stored.
-    fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
+    /// A copy of a volume or snapshot; see [`VolumeStore::clone_from`]. Answers the capacity as stored.
+    fn clone_from(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+    ) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::grow`]; answers the capacity as stored.
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::await_refreshed`].
@@ -85,8 +90,13 @@ impl Volumes for VolumeStore {
         Ok(VolumeStore::create(self, id, spec)?.capacity())
     }
 
-    fn clone_from(&self, source: &VolumeId, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
-        Ok(VolumeStore::clone_from(self, ContentSource::Volume(source), id, spec)?.capacity())
+    fn clone_from(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+    ) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::clone_from(self, source, id, spec)?.capacity())
     }
 
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {

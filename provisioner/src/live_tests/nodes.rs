@@ -246,7 +246,8 @@ async fn a_claim_is_filled_from_another_where_that_is() {
     let original = cluster.bound("original").await;
     let copy = cluster.bound("copy").await;
     let id = |volume: &PersistentVolume| loopfs::VolumeId::parse(&volume.name_any()).unwrap();
-    assert_eq!(cluster.volumes.state().copies.get(&id(&copy)), Some(&id(&original)));
+    let source = format!("volume {}", id(&original));
+    assert_eq!(cluster.volumes.state().copies.get(&id(&copy)), Some(&source));
     assert_eq!(cluster.volumes.capacity(&copy.name_any()), Some(Bytes(2 * MIB)));
 
     cluster.claim("small", copy_of("copy", "1Mi")).await;
