@@ -51,6 +51,7 @@ mod audit;
 mod builtin;
 mod node_loss;
 mod nodes;
+mod outages;
 mod snapshots;
 
 const MIB: u64 = 1 << 20;
@@ -147,6 +148,17 @@ impl Cluster {
     ) -> Provisioner {
         let writes = ApiWrites::default();
         let client = self.client_of(node, &writes).await;
+        self.start(node, volumes, options, client, writes).await
+    }
+
+    async fn start(
+        &self,
+        node: &str,
+        volumes: &Arc<VolumeModel>,
+        options: Options,
+        client: Client,
+        writes: ApiWrites,
+    ) -> Provisioner {
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
         let volumes: Arc<dyn Volumes> = volumes.clone();
         let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));

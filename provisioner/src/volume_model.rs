@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// A store of a given size. What is deleted takes its room until the trash is emptied, as in the real one.
-#[derive(Debug)]
 pub(crate) struct VolumeModel {
     state: Mutex<State>,
+    once_made: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,11 +37,16 @@ pub(crate) struct State {
 
 impl VolumeModel {
     pub(crate) fn of_size(size: Bytes) -> Self {
-        VolumeModel { state: Mutex::new(State { size, ..State::default() }) }
+        VolumeModel { state: Mutex::new(State { size, ..State::default() }), once_made: Mutex::default() }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+
+    /// Has something happen when the next volume has been made, before its maker knows.
+    pub(crate) fn once_made(&self, happen: impl FnOnce() + Send + 'static) {
+        *self.once_made.lock().unwrap() = Some(Box::new(happen));
     }
 
     pub(crate) fn capacity(&self, id: &str) -> Option<Bytes> {
@@ -91,6 +96,10 @@ impl Volumes for VolumeModel {
             None => state.require(id, capacity)?,
         }
         state.volumes.insert(id.clone(), (spec.kind, capacity));
+        drop(state);
+        if let Some(happen) = self.once_made.lock().unwrap().take() {
+            happen();
+        }
         Ok(capacity)
     }
 
