@@ -49,6 +49,7 @@ use crate::{
 
 mod audit;
 mod builtin;
+mod growth;
 mod node_loss;
 mod nodes;
 mod outages;
@@ -417,80 +418,6 @@ async fn what_a_claim_costs_the_api_server_is_told() {
         lines.iter().all(|line| told.contains(&format!("\nloopfs_provisioner_{line}"))).then_some(())
     })
     .await;
-    provisioner.stop().await;
-    cluster.finish().await;
-}
-
-#[tokio::test]
-async fn a_block_claim_is_finished_once_its_devices_were_told() {
-    let cluster = Cluster::connect().await;
-    cluster.volumes.state().refreshed = true;
-    let provisioner = cluster.provisioner().await;
-    cluster.claim("told", json!({"spec": {"volumeMode": "Block"}})).await;
-    cluster.bound("told").await;
-    cluster.ask("told", "4Mi").await;
-    let grown = until(&cluster.claims(), "told", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
-    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
-    cluster.told("told", "VolumeResizeSuccessful").await;
-    provisioner.stop().await;
-    cluster.finish().await;
-}
-
-#[tokio::test]
-async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_devices() {
-    let cluster = Cluster::connect().await;
-    let provisioner = cluster.provisioner().await;
-    cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
-    cluster.bound("disk").await;
-    cluster.ask("disk", "4Mi").await;
-    let pending = |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::NodePending);
-    let claim = until(&cluster.claims(), "disk", pending).await;
-    assert_eq!(size_of(&claim), Some(Bytes(MIB)), "the kubelet's to set");
-    assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
-    let volume = cluster.bound("disk").await;
-    assert_eq!(recorded(volume.spec.as_ref().unwrap().capacity.as_ref()), Some(Bytes(4 * MIB)));
-    cluster.told("disk", "FileSystemResizeRequired").await;
-
-    // No pod uses it yet, and more is asked.
-    cluster.ask("disk", "6Mi").await;
-    eventually("grown on", || async {
-        (cluster.volumes.capacity(&volume.name_any()) == Some(Bytes(6 * MIB))).then_some(())
-    })
-    .await;
-
-    // What a kubelet does once a pod uses the volume.
-    until(&cluster.claims(), "disk", pending).await;
-    let done = json!({"status": {
-        "capacity": {"storage": "6Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
-    }});
-    cluster.claims().patch_status("disk", &PatchParams::default(), &Patch::Merge(done)).await.unwrap();
-    cluster.delete_claim("disk").await;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
-    provisioner.stop().await;
-    cluster.finish().await;
-}
-
-#[tokio::test]
-async fn a_full_store_is_retried_once_there_is_room() {
-    let cluster = Cluster::connect().await;
-    let provisioner = cluster.provisioner().await;
-    cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    cluster.bound("first").await;
-    cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    let told = cluster.told("second", "ProvisioningFailed").await;
-    assert!(told.contains("62914560 bytes asked, 4194304 available"), "{told}");
-    assert_eq!(cluster.volumes.state().volumes.len(), 1);
-    let given_back = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
-    until(&cluster.claims(), "second", given_back).await;
-    cluster.delete_claim("first").await;
-    eventually("room", || async { (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(()) })
-        .await;
-    // What the scheduler does about it; the back-off of the failure before does not count any more.
-    let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
-    cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
-    cluster.bound("second").await;
-    cluster.delete_claim("second").await;
-    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
     provisioner.stop().await;
     cluster.finish().await;
 }
