@@ -45,6 +45,7 @@ impl VolumeModel {
     }
 
     /// Has something happen when the next volume has been made, before its maker knows.
+    #[cfg(feature = "apiserver-tests")]
     pub(crate) fn once_made(&self, happen: impl FnOnce() + Send + 'static) {
         *self.once_made.lock().unwrap() = Some(Box::new(happen));
     }
