@@ -21,19 +21,24 @@ use crate::{packages, rust_build};
 /// Where the guest has an empty XFS with project quotas.
 pub(super) const XFS: &str = "/mnt/xfs";
 
+/// Enough for most, in MiB.
+pub(super) const DISK_MIB: u64 = 4096;
+
 const NAME: &str = "bench";
 /// Under emulation; hardware help is ten times as fast.
 const TIME: Duration = Duration::from_secs(1800);
 /// How often the last line of the program is shown.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// Runs `program` once for each of `runs`, which are its arguments, in one boot of a guest that has the files `beside`.
+/// Runs `program` once for each of `runs`, which are its arguments, in one boot of a guest that has the files `beside` and an
+/// empty file system of `disk_mib`, of which the host keeps only what is written.
 pub(super) async fn run(
     session: &Session,
     kernel: Option<&str>,
     program: &Path,
     beside: Vec<GuestFile>,
     runs: &[Vec<String>],
+    disk_mib: u64,
 ) -> Result<Vec<Part>> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let kernel = Kernel::prepare(session, kernel).await?;
@@ -45,7 +50,7 @@ pub(super) async fn run(
     cache::remove_dir(&logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
-    disk::xfs(&data, 4096).await?;
+    disk::xfs(&data, disk_mib).await?;
     let file = GuestFile { path: format!("/tests/{NAME}"), mode: 0o755, host: program.to_owned() };
     let tests = TestsSpec {
         mounts: vec![xfs("data", XFS, &format!("prjquota,{HARDENED}"))],

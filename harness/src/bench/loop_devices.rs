@@ -39,7 +39,9 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
         in_guest.push(words("devices", guest::XFS.as_ref()));
     }
     in_guest.push(words("ids", guest::XFS.as_ref()));
-    parts.extend(guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &in_guest).await?);
+    parts.extend(
+        guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &in_guest, guest::DISK_MIB).await?,
+    );
     let measurements = Measurements { parts };
     Ok(Outcome { name: "loop", claims: claims(&measurements), plots: plots(), measurements })
 }

@@ -3,6 +3,7 @@
 //! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
 
 mod claim;
+mod clones;
 mod guest;
 mod loop_devices;
 mod measurement;
@@ -24,7 +25,7 @@ use plot::Plot;
 pub struct Args {
     #[arg(value_name = "NAME")]
     bench: Bench,
-    /// A short run: fewer devices, ids, files and repetitions. What it claims is not what is claimed of a full run.
+    /// A short run: fewer devices, ids, files, bytes and repetitions. What it claims is not what is claimed of a full run.
     #[arg(long)]
     quick: bool,
     /// Fail if a claim does not hold.
@@ -45,6 +46,8 @@ enum Bench {
     Loop,
     /// Statistics of volumes with few files and with many.
     Csi,
+    /// Cloning and snapshotting images, and cloning directory trees.
+    Clone,
 }
 
 /// What a benchmark found.
@@ -63,6 +66,7 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     let outcome = match args.bench {
         Bench::Loop => loop_devices::run(session, args).await?,
         Bench::Csi => volume_stats::run(session, args).await?,
+        Bench::Clone => clones::run(session, args).await?,
     };
     let directory = directory(session)?;
     let json = directory.join(format!("{}.json", outcome.name));

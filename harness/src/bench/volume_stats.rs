@@ -19,7 +19,8 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let mut words: Vec<String> = [guest::XFS, BUSYBOX, "du"].map(str::to_owned).into();
     words.extend(args.quick.then(|| "--quick".to_owned()));
     let beside = vec![GuestFile { path: BUSYBOX.to_owned(), mode: 0o755, host: busybox }];
-    let parts = guest::run(session, args.kernel.as_deref(), &program, beside, &[words]).await?;
+    let parts =
+        guest::run(session, args.kernel.as_deref(), &program, beside, &[words], guest::DISK_MIB).await?;
     let measurements = Measurements { parts };
     Ok(Outcome { name: "csi", claims: claims(&measurements), plots: plots(), measurements })
 }

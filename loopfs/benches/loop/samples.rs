@@ -17,10 +17,32 @@ impl Samples {
     }
 
     /// Of work on many devices, the share of one.
+    #[allow(dead_code, reason = "of those who include this file, only benches/loop measures devices")]
     pub(crate) fn per_device(name: &'static str, n: usize) -> Self {
         Self { unit: "us/device", ..Self::new(name, n) }
     }
 
+    /// Of work on a tree, the share of one inode.
+    #[allow(dead_code, reason = "of those who include this file, only benches/clone measures trees")]
+    pub(crate) fn per_inode(name: &'static str, n: usize) -> Self {
+        Self { unit: "us/inode", ..Self::new(name, n) }
+    }
+
+    /// Times work on `parts` of what is measured; a run to warm up does not count.
+    #[allow(dead_code, reason = "of those who include this file, only benches/clone warms up so")]
+    pub(crate) fn share<T>(&mut self, counts: bool, parts: usize, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = work();
+        if counts {
+            self.push(started.elapsed() / parts as u32);
+        }
+        result
+    }
+
+    #[allow(
+        dead_code,
+        reason = "of those who include this file, only benches/loop measures without warming up"
+    )]
     pub(crate) fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let result = work();

@@ -1,0 +1,49 @@
+//! `bench clone`: copies that share blocks, of images and of directory trees.
+
+use anyhow::Result;
+
+use super::claim::{self, Claim};
+use super::measurement::Measurements;
+use super::plot::Plot;
+use super::{Args, Outcome, guest};
+use crate::rust_build;
+use crate::session::Session;
+
+/// An image of 8 GiB, its clone and its snapshot, each promised in full. What is written is 8 GiB.
+const DISK_MIB: u64 = 32 << 10;
+
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+    let program = session.until_cancelled(rust_build::bench(session, "loopfs", "clone")).await?;
+    let words = |kind: &str| {
+        let mut words = vec![kind.to_owned(), guest::XFS.to_owned()];
+        words.extend(args.quick.then(|| "--quick".to_owned()));
+        words
+    };
+    let runs = [words("images"), words("trees")];
+    let disk_mib = if args.quick { guest::DISK_MIB } else { DISK_MIB };
+    let parts = guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &runs, disk_mib).await?;
+    let measurements = Measurements { parts };
+    Ok(Outcome { name: "clone", claims: claims(&measurements), plots: plots(), measurements })
+}
+
+fn claims(all: &Measurements) -> Vec<Claim> {
+    let mut claims = vec![
+        claim::flat(all, "cloning an image: within twice the time at any size", "clone_image", 2.0),
+        claim::flat(all, "a snapshot of an image: within twice the time at any size", "snapshot_image", 2.0),
+        claim::flat(all, "cloning a tree: within twice the time for each inode", "clone_tree", 2.0),
+    ];
+    for n in all.counts("clone_tree") {
+        let text =
+            format!("cloning a tree of {n} files: at most twice a copy that reads and writes and keeps less");
+        claims.push(claim::at_most(all, &text, ("clone_tree", n), 2.0, ("read_and_write", n)));
+    }
+    claims
+}
+
+fn plots() -> Vec<Plot> {
+    let plot = |title, x, names: &[&'static str]| Plot { title, x, names: names.to_vec() };
+    vec![
+        plot("Clone or snapshot an image", "MiB", &["clone_image", "snapshot_image"]),
+        plot("Copy a tree, each inode", "files", &["clone_tree", "read_and_write", "cp_reflink"]),
+    ]
+}

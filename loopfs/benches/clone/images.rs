@@ -1,0 +1,105 @@
+//! Clones and snapshots of images of several sizes.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use loopfs::{
+    Access, Bytes, ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+};
+
+use crate::samples::Samples;
+use crate::{Result, Size, machine, stop};
+
+const CHUNK: usize = 8 << 20;
+
+struct Plan {
+    mebibytes: &'static [u64],
+    runs: usize,
+}
+
+impl Size {
+    fn image_plan(self) -> Plan {
+        match self {
+            Size::Full => Plan { mebibytes: &[1, 1 << 10, 8 << 10], runs: 30 },
+            Size::Quick => Plan { mebibytes: &[1, 256], runs: 10 },
+        }
+    }
+}
+
+/// `directory` is the root of an XFS with project quotas, with nothing else on it.
+pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
+    machine::print(directory)?;
+    let plan = size.image_plan();
+    let store = VolumeStore::open(directory, StoreOptions::default())?;
+    let images: Result<Vec<Image>> =
+        plan.mebibytes.iter().map(|mebibytes| Image::make(&store, *mebibytes)).collect();
+    let mut images = images?;
+    // In turn, so that whatever else this machine does meanwhile is the same to all. What is measured first finds the
+    // caches cold.
+    for run in 0..=plan.runs {
+        eprintln!("run {run} of {}", plan.runs);
+        for image in &mut images {
+            stop::check()?;
+            image.measure(&store, run > 0)?;
+        }
+    }
+    for image in images {
+        remove(&store, &image.id)?;
+        image.clones.print();
+        image.snapshots.print();
+    }
+    Ok(())
+}
+
+/// An image, and how long it took to copy it.
+struct Image {
+    id: VolumeId,
+    spec: VolumeSpec,
+    clones: Samples,
+    snapshots: Samples,
+}
+
+impl Image {
+    fn make(store: &VolumeStore, mebibytes: u64) -> Result<Image> {
+        let id = VolumeId::parse(&format!("bench-{mebibytes}"))?;
+        let spec = VolumeSpec::new(VolumeKind::Block, Bytes(mebibytes << 20));
+        // One that a killed run left.
+        remove(store, &id)?;
+        let volume = store.create(&id, &spec)?;
+        fill(&volume.open_image(Access::ReadWrite)?.into(), mebibytes << 20)?;
+        let n = usize::try_from(mebibytes)?;
+        let (clones, snapshots) = (Samples::new("clone_image", n), Samples::new("snapshot_image", n));
+        Ok(Image { id, spec, clones, snapshots })
+    }
+
+    fn measure(&mut self, store: &VolumeStore, counts: bool) -> Result<()> {
+        let clone = VolumeId::parse("bench-clone")?;
+        let snapshot = SnapshotId::parse("bench-snapshot")?;
+        self.clones
+            .share(counts, 1, || store.clone_from(ContentSource::Volume(&self.id), &clone, &self.spec))?;
+        self.snapshots.share(counts, 1, || store.create_snapshot(&self.id, &snapshot))?;
+        store.delete_snapshot(&snapshot)?;
+        remove(store, &clone)
+    }
+}
+
+/// Written in full: what is only preallocated is not shared.
+fn fill(image: &std::fs::File, size: u64) -> Result<()> {
+    let chunk = vec![0x5a; CHUNK.min(size as usize)];
+    for offset in (0..size).step_by(CHUNK) {
+        stop::check()?;
+        image.write_all_at(&chunk, offset)?;
+        if offset.is_multiple_of(256 << 20) {
+            eprintln!("{} MiB of {} written", offset >> 20, size >> 20);
+        }
+    }
+    image.sync_all()?;
+    Ok(nix::unistd::syncfs(image.as_fd())?)
+}
+
+fn remove(store: &VolumeStore, id: &VolumeId) -> Result<()> {
+    store.delete(id)?;
+    store.empty_trash()?;
+    Ok(())
+}

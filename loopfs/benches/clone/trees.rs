@@ -1,0 +1,130 @@
+//! Clones of directory trees, beside copies that read and write, and beside cp(1) where there is one.
+
+use std::fs::{self, File, FileTimes};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use loopfs::clone_tree;
+use nix::unistd::syncfs;
+
+use crate::samples::Samples;
+use crate::{Result, Size, machine, stop};
+
+const FILES_OF_A_DIRECTORY: usize = 100;
+const FILE_BYTES: usize = 16 << 10;
+
+struct Plan {
+    files: &'static [usize],
+    runs: usize,
+}
+
+impl Size {
+    fn tree_plan(self) -> Plan {
+        match self {
+            Size::Full => Plan { files: &[1000, 4000], runs: 5 },
+            Size::Quick => Plan { files: &[500], runs: 5 },
+        }
+    }
+}
+
+/// `directory` is on an XFS.
+pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
+    machine::print(directory)?;
+    let directory = directory.join("loopfs-bench-trees");
+    // What a killed run left.
+    if directory.exists() {
+        fs::remove_dir_all(&directory)?;
+    }
+    fs::create_dir(&directory)?;
+    let plan = size.tree_plan();
+    let result = plan.files.iter().try_for_each(|files| measure(&directory, *files, plan.runs));
+    fs::remove_dir_all(&directory)?;
+    result
+}
+
+fn measure(directory: &Path, files: usize, runs: usize) -> Result<()> {
+    let source = directory.join("source");
+    plant(&source, files)?;
+    let mut clone = Samples::per_inode("clone_tree", files);
+    let mut copy = Samples::per_inode("read_and_write", files);
+    let mut cp = Samples::per_inode("cp_reflink", files);
+    let inodes = files + files.div_ceil(FILES_OF_A_DIRECTORY) + 1;
+    let has_cp = Command::new("cp").arg("--version").output().is_ok_and(|output| output.status.success());
+    // What is measured first finds the caches cold.
+    for run in 0..=runs {
+        stop::check()?;
+        eprintln!("{files} files: run {run} of {runs}");
+        let target = empty(directory)?;
+        let (from, to) = (File::open(&source)?, File::open(&target)?);
+        let report = clone.share(run > 0, inodes, || clone_tree(from.as_fd(), to.as_fd()))?;
+        if !report.is_complete() {
+            return Err(format!("the clone is not complete: {report:?}").into());
+        }
+        let target = empty(directory)?;
+        copy.share(run > 0, inodes, || copy_tree(&source, &target))?;
+        if has_cp {
+            let target = empty(directory)?;
+            let mut program = Command::new("cp");
+            program.args(["-a", "--reflink=always", "-T"]).args([&source, &target]);
+            let status = cp.share(run > 0, inodes, || program.status())?;
+            if !status.success() {
+                return Err(format!("cp: {status}").into());
+            }
+        }
+    }
+    for samples in [clone, copy, cp] {
+        samples.print();
+    }
+    Ok(fs::remove_dir_all(source)?)
+}
+
+fn plant(source: &Path, files: usize) -> Result<()> {
+    fs::create_dir(source)?;
+    for n in 0..files {
+        let directory = source.join(format!("{}", n / FILES_OF_A_DIRECTORY));
+        if n.is_multiple_of(FILES_OF_A_DIRECTORY) {
+            stop::check()?;
+            fs::create_dir(&directory)?;
+        }
+        fs::write(directory.join(format!("{n}")), [n as u8; FILE_BYTES])?;
+    }
+    Ok(syncfs(File::open(source)?)?)
+}
+
+/// An empty directory for the next run, and nothing left to be written of the one before.
+fn empty(directory: &Path) -> Result<PathBuf> {
+    let target = directory.join("target");
+    if target.exists() {
+        fs::remove_dir_all(&target)?;
+    }
+    fs::create_dir(&target)?;
+    syncfs(File::open(directory)?)?;
+    Ok(target)
+}
+
+/// What any copy must do: content, owner, mode and times. `std::fs::copy` would share blocks.
+fn copy_tree(source: &Path, target: &Path) -> Result<()> {
+    let mut content = vec![0; FILE_BYTES];
+    for entry in fs::read_dir(source)? {
+        let entry = entry?;
+        let (from, to) = (entry.path(), target.join(entry.file_name()));
+        let status = entry.metadata()?;
+        let made = if status.is_dir() {
+            fs::create_dir(&to)?;
+            copy_tree(&from, &to)?;
+            File::open(&to)?
+        } else {
+            File::open(&from)?.read_exact(&mut content)?;
+            let mut made = File::create_new(&to)?;
+            made.write_all(&content)?;
+            made
+        };
+        fchown(&made, Some(status.uid()), Some(status.gid()))?;
+        made.set_permissions(status.permissions())?;
+        made.set_times(FileTimes::new().set_accessed(status.accessed()?).set_modified(status.modified()?))?;
+    }
+    Ok(())
+}
