@@ -5,6 +5,7 @@
 //! of ours, and reported as skipped elsewhere.
 
 mod breakage;
+mod claims;
 mod containers;
 mod inventory;
 pub(crate) mod manifests;

@@ -20,11 +20,20 @@ pub(super) struct Said {
     pub(super) stderr: String,
 }
 
-/// Runs a program in a pod's container to its end.
+/// Runs a program in a pod of one container to its end.
 pub(super) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Said> {
+    exec_with(pods, pod, &AttachParams::default(), argv).await
+}
+
+/// Runs a program in one of a pod's containers to its end.
+pub(super) async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<Said> {
+    exec_with(pods, pod, &AttachParams::default().container(container), argv).await
+}
+
+async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&str]) -> Result<Said> {
     let what = || format!("exec {} in pod {pod}", argv.join(" "));
     let run = async {
-        let mut process = pods.exec(pod, argv.iter().copied(), &AttachParams::default().stderr(true)).await?;
+        let mut process = pods.exec(pod, argv.iter().copied(), params).await?;
         let (mut stdout, mut stderr) = (String::new(), String::new());
         let mut out = process.stdout().context("no standard output")?;
         let mut err = process.stderr().context("no standard error")?;

@@ -6,8 +6,8 @@ use super::breakage::{self, Breakage};
 use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{
-    bad_claims, clones, driver_restart, flow, infeasible_resize, install, outages, read_only_claims, removal,
-    retained_volumes,
+    bad_claims, clones, deletion_in_use, driver_restart, flow, infeasible_resize, install, orphans, outages,
+    read_only_claims, removal, retained_volumes,
 };
 use super::story::{Story, Told};
 use super::world::World;
@@ -28,6 +28,8 @@ pub(super) async fn tell_all(
         clones::NAME,
         infeasible_resize::NAME,
         retained_volumes::NAME,
+        deletion_in_use::NAME,
+        orphans::NAME,
         bad_claims::NAME,
         driver_restart::NAME,
         outages::NAME,
@@ -64,6 +66,8 @@ impl Teller<'_> {
         clones::tell(&mut self.begin(clones::NAME), world).await?;
         infeasible_resize::tell(&mut self.begin(infeasible_resize::NAME), world).await?;
         retained_volumes::tell(&mut self.begin(retained_volumes::NAME), world).await?;
+        deletion_in_use::tell(&mut self.begin(deletion_in_use::NAME), world).await?;
+        orphans::tell(&mut self.begin(orphans::NAME), world).await?;
         bad_claims::tell(&mut self.begin(bad_claims::NAME), world).await?;
         driver_restart::tell(&mut self.begin(driver_restart::NAME), world).await?;
         outages::tell(&mut self.begin(outages::NAME), world).await?;

@@ -1,10 +1,9 @@
 //! A claim is filled from another: it has what that had, and from then on each has its own.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
-use kube::api::PostParams;
 
-use crate::cluster::api_error::told;
+use crate::e2e::claims;
 use crate::e2e::pods::{end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
@@ -65,8 +64,7 @@ async fn create(world: &World<'_>, name: &str, mode: &str, source: Option<&str>)
         name: source.into(),
     });
     object.spec.get_or_insert_default().data_source = source;
-    let created = world.claims().create(&PostParams::default(), &object).await;
-    created.map_err(told).with_context(|| format!("create claim {name}")).map(drop)
+    claims::create(world, &object).await.map(drop)
 }
 
 async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {

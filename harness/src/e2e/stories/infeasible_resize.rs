@@ -3,11 +3,12 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_event, until_one};
+use crate::e2e::claims;
 use crate::e2e::pods::{end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
@@ -28,8 +29,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
     story
         .step("a pod uses a claim of 1Mi", async {
             let object = claim(CLAIM, &world.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
-            let created = world.claims().create(&PostParams::default(), &object).await;
-            created.map_err(told).context("create the claim")?;
+            claims::create(world, &object).await?;
             start(world, CLAIM, CLAIM, Use::Mounted, false).await
         })
         .await?;

@@ -2,10 +2,12 @@
 
 pub(super) mod bad_claims;
 pub(super) mod clones;
+pub(super) mod deletion_in_use;
 pub(super) mod driver_restart;
 pub(super) mod flow;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
+pub(super) mod orphans;
 pub(super) mod outages;
 pub(super) mod power_cut;
 pub(super) mod read_only_claims;

@@ -1,15 +1,15 @@
 //! A class that retains: the claim is deleted, the data stays, and another claim is given it.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::cluster::api_error::told;
-use crate::cluster::waiting::{State, until_event, until_one};
+use crate::cluster::waiting::until_event;
+use crate::e2e::claims;
 use crate::e2e::pods::{end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
@@ -35,10 +35,6 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
     story.step("deleted with its claim, once that is its policy", discard(world, &class, &volume)).await
 }
 
-fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
-    Api::all(world.client.clone())
-}
-
 /// Answers the name of the class.
 async fn retaining(world: &World<'_>) -> Result<String> {
     let mut class: StorageClass = world.driver.class.clone();
@@ -53,39 +49,26 @@ async fn retaining(world: &World<'_>) -> Result<String> {
 
 /// Answers the volume's name.
 async fn write(world: &World<'_>, class: &str) -> Result<String> {
-    let claim = create(world, claim(FIRST, class, SIZE, "Filesystem", "ReadWriteOnce")?).await?;
+    claims::create(world, &claim(FIRST, class, SIZE, "Filesystem", "ReadWriteOnce")?).await?;
     start(world, FIRST, FIRST, Use::Mounted, false).await?;
     exec_ok(&world.pods(), FIRST, &["/volume-check", "write", FILE, TEXT]).await?;
     end(world, FIRST).await?;
-    let bound = world.claims().get(&claim.name_any()).await.map_err(told)?;
-    bound.spec.and_then(|spec| spec.volume_name).context("the claim of a pod that ran names no volume")
-}
-
-async fn create(world: &World<'_>, claim: PersistentVolumeClaim) -> Result<PersistentVolumeClaim> {
-    let created = world.claims().create(&PostParams::default(), &claim).await;
-    created.map_err(told).with_context(|| format!("create claim {}", claim.name_any()))
+    Ok(claims::volume_of(world, FIRST).await?.name_any())
 }
 
 async fn release(world: &World<'_>, volume: &str) -> Result<()> {
-    let deleted = world.claims().delete(FIRST, &DeleteParams::default()).await;
-    deleted.map_err(told).context("delete the claim")?;
-    let released = until_one(volumes(world), volume, world.patience.end, |volume| {
-        let status = volume.and_then(|volume| volume.status.as_ref());
-        let phase = status.and_then(|status| status.phase.as_deref());
-        State::when(phase == Some("Released"), format!("it is {phase:?}"))
-    })
-    .await?
-    .context("the volume is gone")?;
+    claims::delete(world, FIRST).await?;
+    let released = claims::released(world, volume).await?;
     let says = |message: &str| message.contains(volume);
     until_event(&world.client, &released, &["VolumeRetained"], world.patience.start, says).await.map(drop)
 }
 
 /// As an administrator does it: the old claim is taken off the volume, and the new one names it.
 async fn given(world: &World<'_>, class: &str, volume: &str) -> Result<()> {
-    patch(world, volume, &json!({"spec": {"claimRef": null}})).await?;
+    claims::patch_volume(world, volume, &json!({"spec": {"claimRef": null}})).await?;
     let mut second = claim(SECOND, class, SIZE, "Filesystem", "ReadWriteOnce")?;
     second.spec.get_or_insert_default().volume_name = Some(volume.to_owned());
-    create(world, second).await?;
+    claims::create(world, &second).await?;
     start(world, SECOND, SECOND, Use::Mounted, false).await?;
     let read = exec_ok(&world.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
     anyhow::ensure!(read == TEXT, "what was kept is not what is read: {read:?}");
@@ -93,19 +76,11 @@ async fn given(world: &World<'_>, class: &str, volume: &str) -> Result<()> {
 }
 
 async fn discard(world: &World<'_>, class: &str, volume: &str) -> Result<()> {
-    patch(world, volume, &json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}})).await?;
-    let deleted = world.claims().delete(SECOND, &DeleteParams::default()).await;
-    deleted.map_err(told).context("delete the claim")?;
-    until_one(volumes(world), volume, world.patience.end, |volume| {
-        State::when(volume.is_none(), "the volume still exists")
-    })
-    .await?;
+    let policy = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+    claims::patch_volume(world, volume, &policy).await?;
+    claims::delete(world, SECOND).await?;
+    claims::gone(world, volume).await?;
     // It is not in the namespace that is deleted at the end.
     let classes: Api<StorageClass> = Api::all(world.client.clone());
     classes.delete(class, &DeleteParams::default()).await.map_err(told).context("delete the class").map(drop)
-}
-
-async fn patch(world: &World<'_>, volume: &str, change: &serde_json::Value) -> Result<()> {
-    let patched = volumes(world).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
-    patched.map_err(told).with_context(|| format!("patch volume {volume}")).map(drop)
 }

@@ -1,0 +1,64 @@
+//! Claims of a story and the volumes that they are given.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::Value;
+
+use super::world::World;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until_one};
+
+pub(super) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
+    Api::all(world.client.clone())
+}
+
+pub(super) async fn create(
+    world: &World<'_>,
+    claim: &PersistentVolumeClaim,
+) -> Result<PersistentVolumeClaim> {
+    let created = world.claims().create(&PostParams::default(), claim).await;
+    created.map_err(told).with_context(|| format!("create claim {}", claim.name_any()))
+}
+
+pub(super) async fn delete(world: &World<'_>, claim: &str) -> Result<()> {
+    let deleted = world.claims().delete(claim, &DeleteParams::default()).await;
+    deleted.map_err(told).with_context(|| format!("delete claim {claim}")).map(drop)
+}
+
+/// The volume of a claim that a pod has used.
+pub(super) async fn volume_of(world: &World<'_>, claim: &str) -> Result<PersistentVolume> {
+    let bound =
+        world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;
+    let name = bound.spec.and_then(|spec| spec.volume_name);
+    let name = name.with_context(|| format!("claim {claim} names no volume"))?;
+    volumes(world).get(&name).await.map_err(told).with_context(|| format!("read volume {name}"))
+}
+
+pub(super) async fn patch_volume(world: &World<'_>, volume: &str, change: &Value) -> Result<()> {
+    let patched = volumes(world).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
+    patched.map_err(told).with_context(|| format!("patch volume {volume}")).map(drop)
+}
+
+/// Waits until the volume has lost its claim, and answers it.
+pub(super) async fn released(world: &World<'_>, volume: &str) -> Result<PersistentVolume> {
+    until_one(volumes(world), volume, world.patience.end, |volume| {
+        let status = volume.and_then(|volume| volume.status.as_ref());
+        let phase = status.and_then(|status| status.phase.as_deref());
+        State::when(phase == Some("Released"), format!("it is {phase:?}"))
+    })
+    .await
+    .with_context(|| format!("volume {volume} is not released"))?
+    .context("the volume is gone")
+}
+
+/// Waits until there is no such volume any more.
+pub(super) async fn gone(world: &World<'_>, volume: &str) -> Result<()> {
+    until_one(volumes(world), volume, world.patience.end, |volume| {
+        State::when(volume.is_none(), "it still exists")
+    })
+    .await
+    .with_context(|| format!("volume {volume} does not go"))
+    .map(drop)
+}
