@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use loopfs::{LoopControl, ProjectId, ProjectQuota, mountinfo};
+use loopfs::{LoopControl, ProjectId, ProjectQuota, VolumeKind, mountinfo};
 
-use crate::scene::path_from;
-use crate::support::PATIENCE;
+use crate::scene::{Scene, path_from};
+use crate::support::*;
 
 /// A driver may remove in the background what it has deleted.
 #[test]
@@ -24,6 +24,28 @@ fn nothing() {
         assert!(start.elapsed() < PATIENCE, "left behind:\n{}", left.join("\n"));
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+#[test]
+fn whatever_is_left_is_named() {
+    let scene = Scene::new();
+    let data = scene.directories.data.clone();
+    for (name, kind, capability) in
+        [("directory", VolumeKind::Filesystem, mount(&[])), ("image", VolumeKind::Block, block())]
+    {
+        scene.volume(name, kind);
+        scene.node().node_publish_volume(publish(name, &scene.target(name), capability)).unwrap();
+    }
+    let left = left_behind(&data).join("\n");
+    let devices = scene.target("image").display().to_string();
+    let mounts = scene.target("directory").display().to_string();
+    for named in ["the loop device", "the project", "volumes/directory", "volumes/image", &devices, &mounts] {
+        assert!(left.contains(named), "{named} is not among\n{left}");
+    }
+    for name in ["directory", "image"] {
+        scene.node().node_unpublish_volume(unpublish(name, &scene.target(name))).unwrap();
+    }
+    scene.finish();
 }
 
 fn left_behind(data: &Path) -> Vec<String> {
