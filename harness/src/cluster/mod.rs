@@ -1,7 +1,7 @@
 //! A Kubernetes control plane on the host and its nodes in virtual machines.
 //!
 //! The control plane is processes on the host's loopback; a node is a machine with containerd, kubelet and
-//! kube-proxy, and a disk for the driver. A second node is another call of [`Cluster::add_node`].
+//! kube-proxy, and a disk for the driver. Another node is a call of [`Cluster::boot_node`].
 
 pub(crate) mod api_error;
 pub(crate) mod background;
@@ -116,19 +116,18 @@ impl Cluster {
         let control_plane =
             ControlPlane::start(session, parts.programs.clone(), layout, spec.durability).await?;
         let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
-        cluster.add_node(session).await?;
+        let node = cluster.boot_node(session, 0).await?;
+        cluster.nodes.push(node);
         Ok(cluster)
     }
 
-    /// Boots another node and waits until Kubernetes calls it ready.
+    /// Boots a node and waits until Kubernetes calls it ready. The first is the cluster's own; another is the caller's to
+    /// stop, before the cluster.
     ///
     /// # Errors
     /// It does not boot, or does not become ready in time.
-    pub async fn add_node(&mut self, session: &Session) -> Result<&Node> {
-        let index = u8::try_from(self.nodes.len()).context("too many nodes")?;
-        let node = Node::start(session, &self.control_plane, &self.parts, index).await?;
-        self.nodes.push(node);
-        self.nodes.last().context("a node was just added")
+    pub async fn boot_node(&self, session: &Session, index: u8) -> Result<Node> {
+        Node::start(session, &self.control_plane, &self.parts, index).await
     }
 
     /// A client with the administrator's rights.

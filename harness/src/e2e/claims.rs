@@ -10,6 +10,19 @@ use super::world::World;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_one};
 
+/// As the scheduler tells a provisioner where it put the first pod.
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// The claim as if its first pod had been put on the node.
+pub(super) fn on_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
+    claim.annotations_mut().insert(SELECTED_NODE.into(), node.into());
+    claim
+}
+
+pub(super) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
+    claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
+}
+
 pub(super) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
     Api::all(world.client.clone())
 }

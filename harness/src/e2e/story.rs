@@ -37,6 +37,10 @@ impl<'a> Story<'a> {
         Story { session, report, name, shown: false }
     }
 
+    pub(super) fn session(&self) -> &'a Session {
+        self.session
+    }
+
     /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the story.
     pub(super) async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Told<T> {
         let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.name)));

@@ -5,6 +5,7 @@ pub(super) mod clones;
 pub(super) mod deletion_in_use;
 pub(super) mod driver_restart;
 pub(super) mod flow;
+pub(super) mod full_node;
 pub(super) mod infeasible_resize;
 pub(super) mod install;
 pub(super) mod orphans;

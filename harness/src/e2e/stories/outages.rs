@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
+use kube::api::ListParams;
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
 
 use super::removal;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
 use crate::cluster::{Cluster, Node};
+use crate::e2e::claims;
 use crate::e2e::containers::{Container, kill};
 use crate::e2e::inventory::Inventory;
 use crate::e2e::sizes::Size;
@@ -26,8 +27,6 @@ const SIZE: Size = Size::mebibytes(1);
 /// Enough that some are in the making when the first is done.
 const CLAIMS: usize = 20;
 const PROVISIONER: &str = "provisioner";
-/// As the scheduler tells a provisioner where it put the first pod.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
     let (Some(cluster), Some(node)) = (world.cluster, world.node) else {
@@ -48,16 +47,14 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
 async fn create(world: &World<'_>, prefix: &str) -> Result<BTreeSet<String>> {
     let class = world.driver.class_name();
     let node = world.node.context(FOREIGN_NODE)?.name();
-    let claims = (0..CLAIMS).map(async |index| {
+    let made = (0..CLAIMS).map(async |index| {
         let name = format!("{prefix}-{index}");
         let mode = if index % 2 == 0 { "Filesystem" } else { "Block" };
-        let mut object = claim(&name, &class, SIZE, mode, "ReadWriteOnce")?;
-        object.annotations_mut().insert(SELECTED_NODE.into(), node.into());
-        let created = world.claims().create(&PostParams::default(), &object).await;
-        created.map_err(told).with_context(|| format!("create claim {name}"))?;
+        let object = claim(&name, &class, SIZE, mode, "ReadWriteOnce")?;
+        claims::create(world, &claims::on_node(object, node)).await?;
         Ok::<String, anyhow::Error>(name)
     });
-    Ok(try_join_all(claims).await?.into_iter().collect())
+    Ok(try_join_all(made).await?.into_iter().collect())
 }
 
 async fn kill_provisioner(world: &World<'_>, node: &Node) -> Result<()> {
@@ -80,7 +77,7 @@ async fn kill_api_server(world: &World<'_>, cluster: &Cluster) -> Result<()> {
 async fn until_bound(world: &World<'_>, names: &BTreeSet<String>, least: usize) -> Result<()> {
     let bound = |claims: &BTreeMap<String, PersistentVolumeClaim>| {
         let ours = claims.values().filter(|claim| names.contains(&claim.name_any()));
-        ours.filter(|claim| is_bound(claim)).count()
+        ours.filter(|claim| claims::is_bound(claim)).count()
     };
     until(world.claims(), watcher::Config::default(), world.patience.start, |claims| {
         let bound = bound(claims);
@@ -90,10 +87,6 @@ async fn until_bound(world: &World<'_>, names: &BTreeSet<String>, least: usize) 
     .map(drop)
 }
 
-fn is_bound(claim: &PersistentVolumeClaim) -> bool {
-    claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
-}
-
 /// All claims of this story are bound, and there are as many objects and as many volumes on the node, no more.
 async fn one_each(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let claims =
@@ -101,8 +94,8 @@ async fn one_each(world: &World<'_>, node: &Node, before: &Inventory) -> Result<
     let names =
         claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)).collect::<BTreeSet<_>>();
     until_bound(world, &names, names.len()).await?;
-    let objects: Api<PersistentVolume> = Api::all(world.client.clone());
-    let objects = objects.list(&ListParams::default()).await.map_err(told).context("list the volumes")?;
+    let objects = claims::volumes(world).list(&ListParams::default()).await;
+    let objects = objects.map_err(told).context("list the volumes")?;
     let of_ours = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
     let mut of_ours: Vec<String> = of_ours.filter(|name| is_ours(name)).collect();
     of_ours.sort();
@@ -130,8 +123,7 @@ async fn remove(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()
     let claims =
         world.claims().list(&ListParams::default()).await.map_err(told).context("list the claims")?;
     for name in claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)) {
-        let deleted = world.claims().delete(&name, &DeleteParams::default()).await;
-        deleted.map_err(told).with_context(|| format!("delete claim {name}"))?;
+        claims::delete(world, &name).await?;
     }
     removal::nothing_left(world, node, before).await
 }
