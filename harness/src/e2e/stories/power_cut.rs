@@ -61,12 +61,12 @@ pub(in crate::e2e) async fn tell(
     let volumes = load.pods * load.claims_each;
     let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);
     let before = story.step(&title, start(world, &users)).await?;
-    let held = story.step("what the node holds is what the pods use", settled(world, node, None)).await?;
     if broken == Some(Breakage::Unsynced) {
         story.step("each volume is written to, without a sync", keep(world, &users, &["--unsynced"])).await?;
     } else {
         story.step("each volume is written to, and synced", keep(world, &users, &[])).await?;
     }
+    let held = story.step("what the node holds is what the pods use", settled(world, node, None)).await?;
     let boot = story.step("cut the power", cut(world, node)).await?;
     story.step("the node boots on the same disks", booted(world, node, &boot)).await?;
     story.step("the driver serves", install::served(world)).await?;
