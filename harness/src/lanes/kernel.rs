@@ -32,9 +32,9 @@ const TOOL_PATH: &str = "/tests/programs/loopfs";
 /// Repeats what a test has left to chance.
 const SEED: &str = "LOOPFS_TEST_SEED";
 
-/// What takes long and shows what the driver leaves behind rather than what a kernel does: where all kernels are booted,
-/// the default one is enough.
-const ON_ONE_KERNEL: [&str; 2] = ["restart_storm::", "rpc_table::"];
+/// What takes long and shows what many volumes, calls or devices come to rather than what a kernel does: where all kernels
+/// are booted, the default one is enough.
+const ON_ONE_KERNEL: [&str; 3] = ["many_devices::", "restart_storm::", "rpc_table::"];
 
 const BINARY_TIME: Duration = Duration::from_secs(1200);
 
