@@ -51,7 +51,7 @@ impl Patience {
     };
     /// For runs that are broken on purpose, where waiting longer would change nothing.
     pub(super) const SHORT: Patience = Patience {
-        start: Duration::from_secs(45),
+        start: Duration::from_secs(75),
         grow: Duration::from_secs(20),
         end: Duration::from_secs(60),
     };
