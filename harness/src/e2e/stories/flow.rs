@@ -22,7 +22,7 @@ use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::{exec_ok, http_get, last_words};
 use crate::e2e::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT};
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::e2e::world::{FOREIGN_NODE, Patience, World};
 
 pub(in crate::e2e) const NAME: &str = "flow";
 
@@ -55,7 +55,12 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
         Some(Breakage::Resize) => Vec::new(),
         _ => kill_driver(story, world, "kill the driver while the claims grow", &containers).await?,
     };
-    story.step("the claims have grown", grown(world)).await?;
+    // A driver that is frozen for long is taken for dead, and started again.
+    let within = match broken {
+        Some(Breakage::Resize) => Patience::SHORT.grow,
+        _ => world.patience.grow,
+    };
+    story.step("the claims have grown", grown(world, within)).await?;
     story
         .step("[RESIZE-PASSED]", verdict(world, "[RESIZE-PASSED]", "[INIT-FAILED]", world.patience.grow))
         .await?;
@@ -161,9 +166,9 @@ async fn ask_for(world: &World<'_>, size: Size) -> Result<()> {
 }
 
 /// The status says what the request says, and that nothing is left to be done.
-async fn grown(world: &World<'_>) -> Result<()> {
+async fn grown(world: &World<'_>, within: std::time::Duration) -> Result<()> {
     let asked = Quantity(GROWN.quantity());
-    until_claims(world, world.patience.grow, |claim| {
+    until_claims(world, within, |claim| {
         let status = claim.status.clone().unwrap_or_default();
         let capacity = status.capacity.unwrap_or_default().remove("storage").unwrap_or_default();
         if capacity != asked {
