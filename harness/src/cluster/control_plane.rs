@@ -138,13 +138,12 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Kills the API server with SIGKILL, does something while there is none, and starts it again at the same address.
-    /// Components that could not do without it, which a node's kubelet would start again, are started again.
-    pub(crate) async fn without_api_server<T>(&self, meanwhile: impl Future<Output = T>) -> Result<T> {
+    /// Kills the API server with SIGKILL and starts it again at the same address. Components that
+    /// could not do without it, which a node's kubelet would start again, are started again.
+    pub(crate) async fn restart_api_server(&self) -> Result<()> {
         let mut running = self.components.lock().await;
         running.api_server.signal(Signal::SIGKILL);
         running.api_server.wait().await?;
-        let done = meanwhile.await;
         running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback)?;
         await_health(&self.client, "/readyz", &running.api_server, &self.layout).await?;
         if running.controller_manager.try_wait().is_some() {
@@ -154,7 +153,7 @@ impl ControlPlane {
         if running.scheduler.try_wait().is_some() {
             running.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
         }
-        Ok(done)
+        Ok(())
     }
 
     /// Stops every component, callers before callees, so that no log ends in connection errors.

@@ -153,12 +153,12 @@ impl Cluster {
         &self.nodes
     }
 
-    /// Kills the API server, as a crash of its machine would, and starts it again when `meanwhile` is done.
+    /// Kills the API server and starts it again, as a crash on its machine would.
     ///
     /// # Errors
     /// It does not come back.
-    pub async fn without_api_server<T>(&self, meanwhile: impl Future<Output = T>) -> Result<T> {
-        self.control_plane.without_api_server(meanwhile).await
+    pub async fn restart_api_server(&self) -> Result<()> {
+        self.control_plane.restart_api_server().await
     }
 
     /// Keeps the cluster until the session is cancelled, then stops it.

@@ -40,7 +40,7 @@ pub(super) async fn delete(world: &World<'_>, claim: &str) -> Result<()> {
     deleted.map_err(told).with_context(|| format!("delete claim {claim}")).map(drop)
 }
 
-/// The volume of a claim that a pod has used.
+/// The volume of a claim that is bound.
 pub(super) async fn volume_of(world: &World<'_>, claim: &str) -> Result<PersistentVolume> {
     let bound =
         world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;

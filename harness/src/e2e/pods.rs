@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use kube::api::{DeleteParams, PostParams};
 
+use super::talking::exec_ok;
 use super::workload::{Use, holder};
 use super::world::World;
 use crate::cluster::api_error::told;
@@ -45,4 +46,18 @@ pub(super) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
         .await
         .with_context(|| format!("pod {pod} does not end"))
         .map(drop)
+}
+
+/// Has a pod write a text to a file of a mounted volume, or to the beginning of a device.
+pub(super) async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
+    let verb = if r#use == Use::Device { "poke" } else { "write" };
+    exec_ok(&world.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
+}
+
+/// Fails unless what a pod reads there begins with the text.
+pub(super) async fn reads(world: &World<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
+    let length = text.len().to_string();
+    let read = exec_ok(&world.pods(), pod, &["/volume-check", "peek", file, &length]).await?;
+    anyhow::ensure!(read == text, "what was written before is not what pod {pod} reads: {read:?}");
+    Ok(())
 }

@@ -4,10 +4,9 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 
 use crate::e2e::claims;
-use crate::e2e::pods::{end, start};
+use crate::e2e::pods::{end, reads, start, write};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::exec_ok;
 use crate::e2e::workload::{Use, claim};
 use crate::e2e::world::World;
 
@@ -65,16 +64,4 @@ async fn create(world: &World<'_>, name: &str, mode: &str, source: Option<&str>)
     });
     object.spec.get_or_insert_default().data_source = source;
     claims::create(world, &object).await.map(drop)
-}
-
-async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
-    let verb = if r#use == Use::Device { "poke" } else { "write" };
-    exec_ok(&world.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
-}
-
-async fn reads(world: &World<'_>, pod: &str, file: &str, expected: &str) -> Result<()> {
-    let length = expected.len().to_string();
-    let read = exec_ok(&world.pods(), pod, &["/volume-check", "peek", file, &length]).await?;
-    anyhow::ensure!(read == expected, "pod {pod} reads {read:?}, not {expected:?}");
-    Ok(())
 }

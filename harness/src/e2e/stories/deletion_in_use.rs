@@ -8,10 +8,9 @@ use serde_json::json;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_event, until_one};
 use crate::e2e::claims;
-use crate::e2e::pods::{end, start};
+use crate::e2e::pods::{end, reads, start, write};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::exec_ok;
 use crate::e2e::workload::{Use, claim};
 use crate::e2e::world::World;
 
@@ -21,16 +20,14 @@ const SIZE: Size = Size::mebibytes(1);
 const TEXT: &str = "still here";
 
 pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
-    for (mode, r#use, verb, file) in
-        [("Filesystem", Use::Mounted, "write", "/vol/file"), ("Block", Use::Device, "poke", "/vol")]
-    {
+    for (mode, r#use, file) in [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")] {
         let name = format!("in-use-{}", mode.to_lowercase());
         let volume = story
             .step(&format!("{mode}: a pod writes to a claim"), async {
                 let object = claim(&name, &world.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
                 claims::create(world, &object).await?;
                 start(world, &name, &name, r#use, false).await?;
-                exec_ok(&world.pods(), &name, &["/volume-check", verb, file, TEXT]).await?;
+                write(world, &name, r#use, file, TEXT).await?;
                 Ok(claims::volume_of(world, &name).await?.name_any())
             })
             .await?;
@@ -43,14 +40,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
                 until_event(&world.client, &released, &reasons, world.patience.start, says).await.map(drop)
             })
             .await?;
-        story
-            .step(&format!("{mode}: the pod still has its data"), async {
-                let length = TEXT.len().to_string();
-                let read = exec_ok(&world.pods(), &name, &["/volume-check", "peek", file, &length]).await?;
-                anyhow::ensure!(read == TEXT, "it reads {read:?}");
-                Ok(())
-            })
-            .await?;
+        story.step(&format!("{mode}: the pod still has its data"), reads(world, &name, file, TEXT)).await?;
         story
             .step(&format!("{mode}: the pod ends, and the volume goes"), async {
                 end(world, &name).await?;

@@ -102,8 +102,7 @@ async fn goes_to(world: &World<'_>, node: &Node) -> Result<()> {
 }
 
 async fn clear(world: &World<'_>) -> Result<()> {
-    let filled = world.claims().get(FILLER).await.map_err(told).context("read the claim")?;
-    let filled = filled.spec.and_then(|spec| spec.volume_name).context("the claim names no volume")?;
+    let filled = claims::volume_of(world, FILLER).await?.name_any();
     let moved = claims::volume_of(world, MOVED).await?.name_any();
     end(world, MOVED).await?;
     for (claim, volume) in [(FILLER, &filled), (MOVED, &moved)] {

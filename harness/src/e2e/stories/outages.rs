@@ -70,7 +70,7 @@ async fn kill_provisioner(world: &World<'_>, node: &Node) -> Result<()> {
 async fn kill_api_server(world: &World<'_>, cluster: &Cluster) -> Result<()> {
     let names = create(world, "unanswered").await?;
     until_bound(world, &names, 1).await?;
-    cluster.without_api_server(async {}).await
+    cluster.restart_api_server().await
 }
 
 /// Waits until at least so many of the claims are bound.

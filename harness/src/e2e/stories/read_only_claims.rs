@@ -1,13 +1,12 @@
 //! Claims that a pod asks for read-only: the driver itself publishes them so.
 
-use anyhow::{Context, Result};
-use kube::api::PostParams;
+use anyhow::Result;
 
-use crate::cluster::api_error::told;
-use crate::e2e::pods::{end, start};
+use crate::e2e::claims;
+use crate::e2e::pods::{self, end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::{exec, exec_ok};
+use crate::e2e::talking::exec;
 use crate::e2e::workload::{Use, claim};
 use crate::e2e::world::World;
 
@@ -28,11 +27,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
         story
             .step(&format!("{name}: a pod that asked for it read-only reads it"), async {
                 start(world, &reader, &claim_name, r#use, true).await?;
-                let length = TEXT.len().to_string();
-                let peek = ["/volume-check", "peek", file, &length];
-                let read = exec_ok(&world.pods(), &reader, &peek).await?;
-                anyhow::ensure!(read == TEXT, "what was written before is not what is read: {read:?}");
-                Ok(())
+                pods::reads(world, &reader, file, TEXT).await
             })
             .await?;
         story
@@ -53,10 +48,9 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
 async fn write(world: &World<'_>, claim_name: &str, mode: &str, r#use: Use, file: &str) -> Result<()> {
     let class = world.driver.class_name();
     let claim = claim(claim_name, &class, SIZE, mode, "ReadWriteOnce")?;
-    world.claims().create(&PostParams::default(), &claim).await.map_err(told).context("create the claim")?;
+    claims::create(world, &claim).await?;
     let writer = format!("{claim_name}-writer");
     start(world, &writer, claim_name, r#use, false).await?;
-    let verb = if r#use == Use::Device { "poke" } else { "write" };
-    exec_ok(&world.pods(), &writer, &["/volume-check", verb, file, TEXT]).await?;
+    pods::write(world, &writer, r#use, file, TEXT).await?;
     end(world, &writer).await
 }
