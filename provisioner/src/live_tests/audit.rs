@@ -45,20 +45,6 @@ impl Cluster {
         .await;
     }
 
-    /// The text of an event in the namespace of those about objects without one.
-    async fn told_at_large(&self, name: &str, reason: &str, word: &str) -> String {
-        let events: Api<Event> = Api::namespaced(self.admin.clone(), "default");
-        eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
-            let events = events.list(&ListParams::default()).await.unwrap();
-            let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
-            let found = events.items.into_iter().filter(|event| {
-                event.reason.as_deref() == Some(reason) && about(event).as_deref() == Some(name)
-            });
-            found.filter_map(|event| event.note).find(|note| note.contains(word))
-        })
-        .await
-    }
-
     async fn remove_objects(&self, names: &[&str]) {
         for name in names {
             self.objects().delete(name, &DeleteParams::default()).await.unwrap();
@@ -81,8 +67,8 @@ async fn what_does_not_fit_together_is_told_and_left_alone() {
     let volume = cluster.bound("data").await;
 
     cluster.found(&provisioner, 1, 1).await;
-    assert!(cluster.told_at_large(&lost, "VolumeMissing", "there is no volume").await.contains(HERE));
-    cluster.told_at_large(HERE, "OrphanedVolumes", orphan.as_str()).await;
+    assert!(cluster.told_in("default", &lost, "VolumeMissing", "there is no volume").await.contains(HERE));
+    cluster.told_in("default", HERE, "OrphanedVolumes", orphan.as_str()).await;
     assert!(cluster.volumes.capacity(orphan.as_str()).is_some());
 
     // Named by an object of somebody's making, of whatever name.
@@ -127,7 +113,7 @@ async fn what_is_nobodys_is_removed_where_that_is_asked() {
     cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
     for id in [&orphan, &busy] {
-        cluster.told_at_large(HERE, "OrphanedVolumeRemoved", id.as_str()).await;
+        cluster.told_in("default", HERE, "OrphanedVolumeRemoved", id.as_str()).await;
         assert_eq!(cluster.volumes.capacity(id.as_str()), None);
     }
     assert_eq!(cluster.bound("waiting").await.name_any(), pending.as_str());
