@@ -7,6 +7,8 @@
 //! # cargo bench -p loopfs --features bench --bench clone -- trees /mnt/xfs
 //! ```
 
+#[path = "../loop/command.rs"]
+mod command;
 mod images;
 #[path = "../loop/machine.rs"]
 mod machine;
@@ -16,34 +18,10 @@ mod samples;
 mod stop;
 mod trees;
 
-use std::path::Path;
 use std::process::ExitCode;
 
-type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
-
-/// How long a run is.
-#[derive(Clone, Copy, Debug)]
-enum Size {
-    Full,
-    Quick,
-}
+use command::{Result, Size};
 
 fn main() -> ExitCode {
-    // Cargo itself adds the first of these.
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let size = if args.iter().any(|arg| arg == "--quick") { Size::Quick } else { Size::Full };
-    let words: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with("--")).collect();
-    stop::on_signals();
-    let result = match words[..] {
-        ["images", directory] => images::run(Path::new(directory), size),
-        ["trees", directory] => trees::run(Path::new(directory), size),
-        _ => Err("give `images DIRECTORY` or `trees DIRECTORY`, and --quick for a short run".into()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command::run([("images", images::run), ("trees", trees::run)])
 }

@@ -1,0 +1,44 @@
+//! The command line that benchmarks share: what to measure, where, and how long.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::stop;
+
+pub(crate) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Size {
+    Full,
+    Quick,
+}
+
+/// Something to measure by its name, in a directory.
+pub(crate) type Subject = (&'static str, fn(&Path, Size) -> Result<()>);
+
+pub(crate) fn run(subjects: [Subject; 2]) -> ExitCode {
+    // Cargo itself adds the first of these.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let size = if args.iter().any(|arg| arg == "--quick") { Size::Quick } else { Size::Full };
+    let words: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with("--")).collect();
+    stop::on_signals();
+    let subject = match words[..] {
+        [name, directory] => subjects.iter().find(|(of, _)| *of == name).map(|(_, run)| (run, directory)),
+        _ => None,
+    };
+    let result = match subject {
+        Some((run, directory)) => run(Path::new(directory), size),
+        None => {
+            let known = subjects.map(|(name, _)| format!("`{name} DIRECTORY`")).join(" or ");
+            Err(format!("give {known}, and --quick for a short run").into())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
