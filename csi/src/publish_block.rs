@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use loopfs::{
     Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, DeviceNumber, Image, ImageDirectIo,
-    LoopControl, LoopDevice, MountFlags, Volume, mountinfo,
+    LoopControl, LoopDevice, MountFlags, Status, Volume, mountinfo,
 };
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
@@ -57,10 +57,11 @@ impl<'a> BlockVolume<'a> {
             .label(self.volume.id().as_str());
         let device = self.loops.ensure_attached(image.as_fd(), &options)?;
         // Grown while it was being attached, when whoever tells devices of that could not find this one.
-        if device.status()?.size < size_of(&image)? {
+        let status = device.status()?;
+        if status.size < size_of(&image)? {
             device.refresh_capacity(&image)?;
         }
-        if let Some(trouble) = self.trouble_of(&device)? {
+        if let Some(trouble) = self.trouble_of(&device, &status)? {
             tracing::warn!(%trouble, "attached with less than was wished");
         }
         Ok(device)
@@ -154,7 +155,7 @@ impl<'a> BlockVolume<'a> {
     /// What is wrong with the devices, if anything is.
     pub(crate) fn trouble(&self) -> Result<Option<String>> {
         for device in self.devices()? {
-            if let Some(trouble) = self.trouble_of(&device)? {
+            if let Some(trouble) = self.trouble_of(&device, &device.status()?)? {
                 return Ok(Some(trouble));
             }
         }
@@ -162,9 +163,9 @@ impl<'a> BlockVolume<'a> {
     }
 
     /// That a device lacks direct I/O is as was asked only of a volume that prefers it and shares blocks, which costs it.
-    fn trouble_of(&self, device: &LoopDevice) -> Result<Option<String>> {
+    fn trouble_of(&self, device: &LoopDevice, status: &Status) -> Result<Option<String>> {
         let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
-        if device.status()?.direct_io || preferred && self.volume.may_share_blocks()? {
+        if status.direct_io || preferred && self.volume.may_share_blocks()? {
             return Ok(None);
         }
         let name = device.path();
