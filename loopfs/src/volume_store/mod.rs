@@ -33,6 +33,7 @@ mod recover;
 mod refreshed;
 mod settings;
 mod sharing;
+mod size_attribute;
 mod snapshot;
 mod source;
 mod space;

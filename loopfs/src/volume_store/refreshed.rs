@@ -13,16 +13,15 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
 
-use super::{Volume, VolumeId, VolumeKind, VolumeStore};
+use super::{Volume, VolumeId, VolumeKind, VolumeStore, size_attribute};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::xattr;
 use crate::units::Bytes;
 
 const NAME: &CStr = c"trusted.loopfs.refreshed";
 
 /// Records it of an image that has no name yet, or as [`Volume::record_refreshed`] says.
-pub(super) fn write(image: impl AsFd, Bytes(size): Bytes) -> std::result::Result<(), Errno> {
-    xattr::set(image, NAME, size.to_string().as_bytes())
+pub(super) fn write(image: impl AsFd, size: Bytes) -> std::result::Result<(), Errno> {
+    size_attribute::write(image, NAME, size)
 }
 
 impl VolumeStore {
@@ -64,20 +63,10 @@ impl Volume {
     /// # Errors
     /// Those of fgetxattr(2); [`ErrorKind::Other`]: recorded by a later version.
     pub fn refreshed(&self) -> Result<Option<Bytes>> {
-        const OPERATION: &str = "read what the devices show of volume";
         if self.kind() != VolumeKind::Block {
             return Ok(None);
         }
-        let Some(value) = xattr::get(&self.entry, NAME).context(OPERATION, self.id())? else {
-            return Ok(None);
-        };
-        let text = String::from_utf8_lossy(&value);
-        match text.parse() {
-            Ok(size) => Ok(Some(Bytes(size))),
-            Err(_not_a_number) => {
-                Err(Error::new(ErrorKind::Other, OPERATION, self.id(), format!("{text:?} is not understood")))
-            }
-        }
+        size_attribute::read(&self.entry, NAME, "read what the devices show of volume", self.id())
     }
 
     /// Records that all loop devices of the image show `size` bytes, for whoever grew it. The caller keeps others from
