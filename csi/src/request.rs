@@ -11,7 +11,6 @@ use crate::topology::ThisNode;
 
 mod capability;
 mod controller;
-mod mount_flags;
 mod name;
 mod page_token;
 mod parameters;

@@ -49,7 +49,7 @@ pub use loop_device::{
     Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DeviceCensus, DirectIo, Discard, Extent,
     IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
-pub use mount::{AccessTime, MountFlags, bind_mount, unmount};
+pub use mount::{AccessTime, MountFlags, MountOptionError, bind_mount, unmount};
 pub use project_quota::{
     Bounds, Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, Reclaimed, Release,
     StoredLimits, Usage, assign_project, project_of,

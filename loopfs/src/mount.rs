@@ -1,5 +1,7 @@
 //! Bind mounts that are never visible without their flags.
 
+mod options;
+
 use std::ffi::CString;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,6 +12,8 @@ use nix::mount::{MntFlags, umount2};
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::mount::{self as sys, mount_attr};
+
+pub use options::MountOptionError;
 
 /// When reading a file updates its access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use loopfs::{MountFlags, VolumeKind};
 
-use super::{InvalidRequest, Result, mount_flags};
+use super::{InvalidRequest, Result};
 use crate::proto::csi::volume_capability::{self as wire, access_mode::Mode};
 
 const FIELD: &str = "volume_capability";
@@ -61,7 +61,9 @@ impl Capability {
                         "volume_mount_group is not supported; the orchestrator sets the group".to_owned(),
                     );
                 }
-                AccessType::Mount(mount_flags::read(&mount_flags)?)
+                let flags = MountFlags::from_options(&mount_flags)
+                    .map_err(|error| InvalidRequest::new("mount_flags", error.to_string()))?;
+                AccessType::Mount(flags)
             }
         };
         let mode = capability.access_mode.map_or(0, |access_mode| access_mode.mode);

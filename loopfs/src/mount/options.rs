@@ -1,0 +1,151 @@
+//! Mount options as words: those of mount(8) that a bind mount has flags for.
+
+use super::{AccessTime, MountFlags};
+
+/// Why mount options were not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountOptionError {
+    /// Not shown is which: whoever asks may have put credentials there, as CSI allows.
+    #[error("an option is none of: {}", MountFlags::OPTIONS)]
+    Unknown,
+    /// Two say the opposite of each other.
+    #[error("{earlier} and {later} contradict each other")]
+    Contradiction {
+        /// The first of the two.
+        earlier: &'static str,
+        /// The other.
+        later: &'static str,
+    },
+}
+
+/// The properties an option may set, each at most one way.
+#[derive(Default)]
+struct Choices {
+    read_only: Choice<bool>,
+    nosuid: Choice<bool>,
+    nodev: Choice<bool>,
+    noexec: Choice<bool>,
+    access_time: Choice<AccessTime>,
+    nodiratime: Choice<bool>,
+}
+
+struct Choice<T>(Option<(&'static str, T)>);
+
+impl<T> Default for Choice<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Copy + PartialEq> Choice<T> {
+    fn set(&mut self, later: &'static str, value: T) -> Result<(), MountOptionError> {
+        match self.0 {
+            Some((earlier, other)) if other != value => {
+                Err(MountOptionError::Contradiction { earlier, later })
+            }
+            _ => {
+                self.0 = Some((later, value));
+                Ok(())
+            }
+        }
+    }
+
+    fn value(&self) -> Option<T> {
+        self.0.map(|(_, value)| value)
+    }
+}
+
+impl MountFlags {
+    /// All words that [`from_options`](Self::from_options) knows, for people.
+    pub const OPTIONS: &str = "ro, rw, nosuid, suid, nodev, dev, noexec, exec, noatime, relatime, strictatime, nodiratime, diratime";
+
+    /// Reads options, a word each. What is not asked is as in any plain mount: `rw,suid,dev,exec,relatime`,
+    /// whatever the file system that is shown is mounted with.
+    ///
+    /// # Errors
+    /// [`MountOptionError`]: a word that is none of [`OPTIONS`](Self::OPTIONS), or two that contradict each other.
+    pub fn from_options<S: AsRef<str>>(options: &[S]) -> Result<MountFlags, MountOptionError> {
+        let mut choices = Choices::default();
+        for option in options {
+            match option.as_ref() {
+                "ro" => choices.read_only.set("ro", true),
+                "rw" => choices.read_only.set("rw", false),
+                "nosuid" => choices.nosuid.set("nosuid", true),
+                "suid" => choices.nosuid.set("suid", false),
+                "nodev" => choices.nodev.set("nodev", true),
+                "dev" => choices.nodev.set("dev", false),
+                "noexec" => choices.noexec.set("noexec", true),
+                "exec" => choices.noexec.set("exec", false),
+                "noatime" => choices.access_time.set("noatime", AccessTime::Never),
+                "relatime" => choices.access_time.set("relatime", AccessTime::Relative),
+                "strictatime" => choices.access_time.set("strictatime", AccessTime::Strict),
+                "nodiratime" => choices.nodiratime.set("nodiratime", true),
+                "diratime" => choices.nodiratime.set("diratime", false),
+                _ => Err(MountOptionError::Unknown),
+            }?;
+        }
+        Ok(MountFlags {
+            read_only: choices.read_only.value().unwrap_or_default(),
+            nosuid: choices.nosuid.value().unwrap_or_default(),
+            nodev: choices.nodev.value().unwrap_or_default(),
+            noexec: choices.noexec.value().unwrap_or_default(),
+            access_time: choices.access_time.value().unwrap_or_default(),
+            nodiratime: choices.nodiratime.value().unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn flags(options: &str) -> Result<MountFlags, MountOptionError> {
+        let options: Vec<&str> = options.split(',').filter(|option| !option.is_empty()).collect();
+        MountFlags::from_options(&options)
+    }
+
+    #[rstest]
+    #[case::nothing_asked("", MountFlags::default())]
+    #[case::opposites_of_flags("rw,suid,dev,exec,relatime,diratime", MountFlags::default())]
+    #[case::hardened("nosuid,nodev,noexec", MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() })]
+    #[case::read_only("ro", MountFlags { read_only: true, ..MountFlags::default() })]
+    #[case::repeated("nodev,nodev", MountFlags { nodev: true, ..MountFlags::default() })]
+    #[case::times("noatime,nodiratime", MountFlags { access_time: AccessTime::Never, nodiratime: true, ..MountFlags::default() })]
+    #[case::strict("strictatime", MountFlags { access_time: AccessTime::Strict, ..MountFlags::default() })]
+    fn understood(#[case] options: &str, #[case] expected: MountFlags) {
+        assert_eq!(flags(options), Ok(expected));
+    }
+
+    #[rstest]
+    #[case::contradiction("ro,rw")]
+    #[case::contradiction_of_times("noatime,relatime")]
+    #[case::unknown("discard")]
+    #[case::bind("bind")]
+    #[case::upper_case("RO")]
+    #[case::space(" ro")]
+    #[case::quota("prjquota")]
+    fn refused(#[case] options: &str) {
+        assert!(flags(options).is_err());
+    }
+
+    #[test]
+    fn a_list_in_one_option_is_not_taken_apart() {
+        assert_eq!(MountFlags::from_options(&["ro,nosuid"]), Err(MountOptionError::Unknown));
+    }
+
+    #[test]
+    fn a_refusal_lists_what_is_allowed_and_not_what_was_given() {
+        let message = flags("password=x").unwrap_err().to_string();
+        assert!(message.contains("nosuid") && !message.contains("password"), "{message}");
+    }
+
+    #[test]
+    fn each_word_that_is_listed_is_known() {
+        for word in MountFlags::OPTIONS.split(", ") {
+            assert!(MountFlags::from_options(&[word]).is_ok(), "{word}");
+        }
+    }
+}
