@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, mkdirat};
-use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
 use super::space::Promise;
@@ -129,10 +129,11 @@ impl Staged<'_> {
     }
 
     /// Gives it its name, durably. The shared lock must be held.
+    ///
+    /// What was done to it before needs no fsync of its own: the log of XFS is written in order, and ends with the name.
     pub(super) fn publish(self) -> Result<()> {
-        let Self { store, entry, ref name, ref directory, .. } = self;
-        let published = fsync(&**directory).context("fsync", entry).and_then(|()| {
-            let parent = store.layout.parent(entry)?;
+        let Self { store, entry, ref name, .. } = self;
+        let published = store.layout.parent(entry).and_then(|parent| {
             store.layout.rename(&store.layout.staging, name, parent, entry.id()).context("create", entry)
         });
         match published {
