@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{ResourceExt, api::PostParams};
-use loopfs::{Bytes, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, MountFlags, MountOptionError, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
 
 use crate::{
     claim_status,
@@ -62,6 +62,8 @@ pub(crate) enum Refusal {
     ClassUnnamed,
     #[error("storage class {class:?}: {source}")]
     Parameters { class: String, source: ParametersError },
+    #[error("storage class {class:?}: mountOptions: {source}")]
+    MountOptions { class: String, source: MountOptionError },
     #[error("storage class {class:?}: reclaimPolicy is {policy:?}; allowed: Delete, Retain")]
     ReclaimPolicy { class: String, policy: String },
     #[error(
@@ -157,6 +159,7 @@ pub(crate) fn plan(
         .map_err(|source| Refusal::Parameters { class: class_name.clone(), source })?;
     let reclaim_policy = reclaim_policy(class, &class_name)?;
     let kind = check_spec(&spec)?;
+    check_mount_options(class, &class_name, kind)?;
     let requested = match claim_status::requested(claim).map_err(Refusal::Size)? {
         None => return Err(Refusal::NoSize.into()),
         Some(Bytes(0)) => return Err(Refusal::ZeroSize.into()),
@@ -198,6 +201,17 @@ fn reclaim_policy(class: &StorageClass, name: &str) -> Result<ReclaimPolicy, Ref
         None | Some("Delete") => Ok(ReclaimPolicy::Delete),
         Some("Retain") => Ok(ReclaimPolicy::Retain),
         Some(policy) => Err(Refusal::ReclaimPolicy { class: name.to_owned(), policy: policy.to_owned() }),
+    }
+}
+
+/// What the kubelet hands to the driver when the volume is published, and would be refused in every pod.
+fn check_mount_options(class: &StorageClass, name: &str, kind: VolumeKind) -> Result<(), Refusal> {
+    match (kind, &class.mount_options) {
+        (VolumeKind::Filesystem, Some(options)) => MountFlags::from_options(options)
+            .map(drop)
+            .map_err(|source| Refusal::MountOptions { class: name.to_owned(), source }),
+        // A device is not mounted.
+        (VolumeKind::Block, _) | (_, None) => Ok(()),
     }
 }
 
@@ -406,6 +420,8 @@ mod tests {
 
     #[rstest]
     #[case::unknown_parameter(json!({}), json!({"parameters": {"fstype": "ext4"}}), "unknown parameter \"fstype\"; allowed parameters: bytesPerInode")]
+    #[case::mount_option(json!({}), json!({"mountOptions": ["discard"]}), "mountOptions: an option is none of: ro, rw, nosuid")]
+    #[case::mount_options(json!({}), json!({"mountOptions": ["nodev", "dev"]}), "nodev and dev contradict each other")]
     #[case::recycle(json!({}), json!({"reclaimPolicy": "Recycle"}), "allowed: Delete, Retain")]
     #[case::many_readers(json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}), json!({}), "access mode \"ReadOnlyMany\" is not supported")]
     #[case::many_writers(json!({"spec": {"accessModes": ["ReadWriteMany"]}}), json!({}), "allowed: ReadWriteOnce, ReadWriteOncePod")]
@@ -429,6 +445,12 @@ mod tests {
             Ok(Plan::Create(_)) => assert_eq!(expected, "created"),
             Ok(plan) => panic!("{plan:?}"),
         }
+    }
+
+    #[test]
+    fn mount_options_are_nothing_to_a_device() {
+        let block = creation(json!({"spec": {"volumeMode": "Block"}}), json!({"mountOptions": ["discard"]}));
+        assert_eq!(block.spec.kind, VolumeKind::Block);
     }
 
     #[test]
