@@ -6,6 +6,9 @@
 //! record is never touched, for it may be one whose object somebody deleted, or the whole of another
 //! cluster's.
 //!
+//! A record is the target of a symbolic link, which is there whole or not at all, and durable with its
+//! directory.
+//!
 //! The records lie beside the data directory and not on it. If one of the two is lost, that is harmless: a
 //! record without a volume means nothing, and a volume without a record is kept.
 
@@ -13,6 +16,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
+    os::unix::{ffi::OsStrExt, fs::symlink},
     path::{Path, PathBuf},
 };
 
@@ -86,19 +90,18 @@ impl Intents {
             return Err(IntentError::at("make the directory", &self.directory)(error));
         }
         let path = self.path(id);
-        if path.exists() {
-            return Ok(());
+        let text = serde_json::to_string(intent)
+            .map_err(io::Error::other)
+            .map_err(IntentError::at("write", &path))?;
+        match symlink(text, &path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(IntentError::at("write", &path)(error))
+            }
+            // Whoever wrote it may have died before it was durable.
+            _ => File::open(&self.directory)
+                .and_then(|directory| directory.sync_all())
+                .map_err(IntentError::at("fsync", &self.directory)),
         }
-        // Complete or not there: a reader never sees half a record.
-        let temporary = self.directory.join(format!(".{id}"));
-        let write = || {
-            let mut file = File::create(&temporary)?;
-            serde_json::to_writer(&mut file, intent)?;
-            file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            File::open(&self.directory)?.sync_all()
-        };
-        write().map_err(IntentError::at("write", &path))
     }
 
     /// Takes a record away. If the machine dies before that is on disk, the record is there again, and found
@@ -131,7 +134,8 @@ impl Intents {
         for entry in entries {
             let path = entry.map_err(failed())?.path();
             let id = path.file_name().and_then(|name| VolumeId::parse(name.to_str()?).ok());
-            let intent = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+            let text = fs::read_link(&path).ok();
+            let intent = text.and_then(|text| serde_json::from_slice(text.as_os_str().as_bytes()).ok());
             match (id, intent) {
                 (Some(id), Some(intent)) => drop(intents.insert(id, intent)),
                 _ => tracing::warn!(path = %path.display(), "not a record of provisioning; left alone"),
@@ -181,8 +185,8 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let intents = Intents::beside(&scratch.path().join("data"));
         fs::create_dir(&intents.directory).unwrap();
-        fs::write(intents.directory.join(".pvc-half"), "{").unwrap();
-        fs::write(intents.directory.join("pvc-garbled"), "{").unwrap();
+        fs::write(intents.directory.join("pvc-file"), "{}").unwrap();
+        symlink("{", intents.directory.join("pvc-garbled")).unwrap();
         assert!(intents.list().unwrap().is_empty());
         assert_eq!(fs::read_dir(&intents.directory).unwrap().count(), 2);
     }
