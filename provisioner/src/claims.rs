@@ -27,6 +27,9 @@ use crate::{
     ownership, placement, provision, reschedule, resize,
 };
 
+/// Claims reconciled at once. Most of it is waiting for the API server; the store serialises what it must.
+const AT_ONCE: u16 = 32;
+
 /// After a conflict: the watch will have brought the object's newer form by then.
 const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
@@ -46,7 +49,7 @@ pub(crate) async fn run(
     let retried =
         controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.claim_backoff);
     let queue = stream::select(touched, stream::select(controller::receiver(related), retried));
-    controller::run(queue, ctx.claims.clone(), reconcile, ctx, stop).await;
+    controller::run(AT_ONCE, queue, ctx.claims.clone(), reconcile, ctx, stop).await;
 }
 
 /// What an event means: a claim to reconcile, or one to forget.

@@ -17,10 +17,6 @@ use tokio::sync::mpsc;
 
 use crate::{backoff::Backoff, context::Chances};
 
-/// Objects reconciled at once. Most of a reconcile is waiting for the API server; the store serialises what
-/// it must.
-const CONCURRENCY: u16 = 32;
-
 /// Objects as an API server holds them.
 pub(crate) trait Object:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static
@@ -28,8 +24,9 @@ pub(crate) trait Object:
 }
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
 
-/// Reconciles what `queue` names until `stop` is done and what was under way has ended.
+/// Reconciles what `queue` names, so many `at_once`, until `stop` is done and what was under way has ended.
 pub(crate) async fn run<K, Ctx, Reconciling>(
+    at_once: u16,
     queue: impl Stream<Item = ObjectRef<K>> + Send + 'static,
     cache: Store<K>,
     reconcile: impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
@@ -46,7 +43,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
         Box::pin(async move { Ok::<_, Infallible>(reconciling.await) })
     };
     let never = |_object: Arc<K>, never: &Infallible, _ctx: Arc<Ctx>| match *never {};
-    let config = Config::default().concurrency(CONCURRENCY);
+    let config = Config::default().concurrency(at_once);
     let results = applier(reconcile, never, ctx, cache, queue, config);
     results
         .for_each(async |result| match result {

@@ -38,11 +38,6 @@ where
     /// Remembers an object as the API server returned it from a write.
     pub(crate) fn remember(&self, written: K) -> Arc<K> {
         let written = Arc::new(written);
-        if written.meta().deletion_timestamp.is_some() && written.finalizers().is_empty() {
-            // This write was its last: no watch event will come that could take it out again.
-            self.forget(&ObjectRef::from_obj(&*written));
-            return written;
-        }
         self.lock().insert(ObjectRef::from_obj(&*written), Arc::clone(&written));
         written
     }
@@ -52,7 +47,7 @@ where
         let key = ObjectRef::from_obj(&*cached);
         let mut written = self.lock();
         match written.get(&key) {
-            Some(own) if is_newer(&**own, &*cached) => Arc::clone(own),
+            Some(own) if supersedes(&**own, &*cached) => Arc::clone(own),
             Some(_) => {
                 written.remove(&key);
                 cached
@@ -83,15 +78,21 @@ where
     }
 }
 
-/// Whether `own` is the same object as `cached`, at a later resource version.
+/// Whether a write left nothing of an object: it was marked for deletion, and the last finalizer is off.
+fn is_gone<K: Resource>(written: &K) -> bool {
+    written.meta().deletion_timestamp.is_some() && written.finalizers().is_empty()
+}
+
+/// Whether `own` is the same object as `cached`, at a later resource version or gone: the write that takes
+/// an object away is answered with the version of before.
 ///
 /// Resource versions of one resource type compare as numbers (Kubernetes 1.35 made it part of the API
 /// contract). One that is no number, or another object under the same name, makes the cache win: the write
 /// that follows carries a precondition.
-fn is_newer<K: Resource>(own: &K, cached: &K) -> bool {
+fn supersedes<K: Resource>(own: &K, cached: &K) -> bool {
     let version = |object: &K| object.resource_version().and_then(|version| version.parse::<u128>().ok());
-    own.meta().uid == cached.meta().uid
-        && matches!((version(own), version(cached)), (Some(own), Some(cached)) if own > cached)
+    let is_newer = || matches!((version(own), version(cached)), (Some(own), Some(cached)) if own > cached);
+    own.meta().uid == cached.meta().uid && (is_gone(own) || is_newer())
 }
 
 #[cfg(test)]
@@ -134,14 +135,15 @@ mod tests {
         assert_eq!(writes.get(&ObjectRef::new("data").within("ns")), None);
     }
 
-    #[test]
-    fn an_object_that_is_gone_with_the_write_is_not_remembered() {
+    #[rstest]
+    #[case::same_object("u", true)]
+    #[case::recreated_under_the_same_name("other", false)]
+    fn what_a_write_took_away_stays_away(#[case] cached: &str, #[case] gone: bool) {
         let writes = OwnWrites::default();
-        let mut last = claim("u", "11");
+        let mut last = claim("u", "10");
         last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        writes.remember(claim("u", "10"));
         writes.remember(last);
-        assert_eq!(writes.get(&ObjectRef::new("data").within("ns")), None);
+        assert_eq!(is_gone(&*writes.newest(Arc::new(claim(cached, "11")))), gone);
     }
 
     #[test]

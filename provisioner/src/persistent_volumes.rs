@@ -26,6 +26,10 @@ use crate::{
     ownership,
 };
 
+/// Volumes reconciled at once: fewer than claims, which people wait for. Many are deleted together, and a claim
+/// in their midst is to have its volume as soon as ever.
+const AT_ONCE: u16 = 4;
+
 /// After a conflict: the watch will have brought the object's newer form by then.
 const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
@@ -47,7 +51,7 @@ pub(crate) async fn run(
     let retried =
         controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.volume_backoff);
     let queue = stream::select(touched, retried);
-    controller::run(queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
+    controller::run(AT_ONCE, queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
 }
 
 /// What an event means: a volume to reconcile, and its claim with it, or one to forget.
@@ -168,7 +172,11 @@ mod tests {
     }
 
     fn bench(exchanges: Vec<Exchange>) -> Bench {
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), Caches::default(), exchanges);
+        bench_with(Caches::default(), exchanges)
+    }
+
+    fn bench_with(caches: Caches, exchanges: Vec<Exchange>) -> Bench {
+        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, exchanges);
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
         bench.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
         bench
@@ -211,6 +219,30 @@ mod tests {
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&bench, marked).await, Action::await_change());
         assert_eq!(bench.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_is_let_go_is_left_alone_while_the_watch_lags_behind() {
+        let marked = released(
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "201"}}),
+        );
+        let mut gone = marked.clone();
+        gone.metadata.finalizers = None;
+        let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
+        let bench = bench_with(caches, vec![lets_go().answer(gone)]);
+        for _ in 0..2 {
+            assert_eq!(reconciled(&bench, marked.clone()).await, Action::await_change());
+        }
+        assert_eq!(bench.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn what_the_watch_has_forgotten_is_not_remembered() {
+        let bench = bench(vec![lets_go()]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        reconciled(&bench, marked.clone()).await;
+        assert_eq!(bench.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
+        bench.finish().await;
     }
 
     #[tokio::test]
