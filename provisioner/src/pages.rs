@@ -71,11 +71,14 @@ impl monitoring::Pages for Pages {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Instant};
+    use std::time::Instant;
 
     use http::Method;
     use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
-    use monitoring::Pages as _;
+    use monitoring::{
+        Pages as _,
+        documentation::{documented, served},
+    };
     use prometheus_client::encoding::text;
     use serde_json::json;
 
@@ -100,33 +103,6 @@ mod tests {
         text
     }
 
-    /// Name and type of each metric, as a query has to name it.
-    fn served(text: &str) -> BTreeMap<String, String> {
-        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        types
-            .map(|line| {
-                let (name, kind) = line.split_once(' ').unwrap();
-                let suffix = match kind {
-                    "counter" => "_total",
-                    "info" => "_info",
-                    _ => "",
-                };
-                (format!("{name}{suffix}"), kind.to_owned())
-            })
-            .collect()
-    }
-
-    /// As the table in README.md has it.
-    fn documented() -> BTreeMap<String, String> {
-        let rows = include_str!("../README.md").lines();
-        rows.filter(|line| line.starts_with("| `loopfs_provisioner_"))
-            .map(|row| {
-                let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-                (cells[1].trim_matches('`').to_owned(), cells[2].to_owned())
-            })
-            .collect()
-    }
-
     #[tokio::test]
     async fn what_is_served_is_what_is_documented() {
         let (_bench, pages) = bench(Caches::default(), vec![]);
@@ -134,7 +110,8 @@ mod tests {
         pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         pages.ctx.audit.set(Some(Findings::default()));
         pages.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
-        assert_eq!(served(&scraped(&pages).await), documented());
+        let readme = include_str!("../README.md");
+        assert_eq!(served(&scraped(&pages).await), documented(readme, "loopfs_provisioner_"));
     }
 
     #[tokio::test]

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod address;
+#[cfg(any(test, feature = "documentation"))]
+pub mod documentation;
 mod gauges;
 mod server;
 

@@ -1,41 +1,15 @@
 //! What a Prometheus server is told, compared with what README.md says of it and with what is so.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use loopfs::{Bytes, VolumeKind};
+use monitoring::documentation::{documented, served};
 use tonic::Code;
 
 use crate::scene::{MIB, Scene, id};
 use crate::support::*;
-
-/// Name and type of each metric, as a query has to name it.
-fn served(text: &str) -> BTreeMap<String, String> {
-    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-    types
-        .map(|line| {
-            let (name, kind) = line.split_once(' ').unwrap();
-            let suffix = match kind {
-                "counter" => "_total",
-                "info" => "_info",
-                _ => "",
-            };
-            (format!("{name}{suffix}"), kind.to_owned())
-        })
-        .collect()
-}
-
-/// As the table in README.md has it.
-fn documented() -> BTreeMap<String, String> {
-    let rows = include_str!("../../README.md").lines().filter(|line| line.starts_with("| `loopfs_csi_"));
-    rows.map(|row| {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        (cells[1].trim_matches('`').to_owned(), cells[2].to_owned())
-    })
-    .collect()
-}
 
 fn scrape(address: SocketAddr) -> String {
     let (status, text) = http::get(address, "/metrics");
@@ -93,7 +67,7 @@ fn metrics_say_what_is_so_and_are_those_that_are_documented() {
             r#"loopfs_csi_abnormal_volumes{reason="ProjectChanged"} 0"#,
         ],
     );
-    assert_eq!(served(&text), documented());
+    assert_eq!(served(&text), documented(include_str!("../../README.md"), "loopfs_csi_"));
     let mut names = text.lines().filter(|line| line.starts_with("loopfs_csi_")).collect::<Vec<_>>();
     let count = names.len();
     names.sort_unstable();
