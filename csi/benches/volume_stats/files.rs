@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::sys::stat::{Mode, SFlag, mknodat};
 
@@ -9,6 +10,8 @@ use crate::Result;
 
 /// Directories of a size that people have.
 const IN_EACH: usize = 1000;
+/// How many of them are made between two lines that say so.
+const TOLD: usize = 50;
 
 /// How many directories so many files are in.
 pub(crate) fn directories(files: usize) -> usize {
@@ -18,10 +21,16 @@ pub(crate) fn directories(files: usize) -> usize {
 /// Makes them from as many threads as there are processors: a million take their time.
 pub(crate) fn make(volume: &Path, files: usize) -> Result<()> {
     let threads = std::thread::available_parallelism()?.get();
+    let all = directories(files);
+    let made = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let make = |first: usize| {
-            for directory in (first..directories(files)).step_by(threads) {
+            for directory in (first..all).step_by(threads) {
                 fill(&volume.join(directory.to_string()), IN_EACH.min(files - directory * IN_EACH))?;
+                let made = made.fetch_add(1, Ordering::Relaxed) + 1;
+                if made.is_multiple_of(TOLD) {
+                    eprintln!("made {made} of {all} directories");
+                }
             }
             std::io::Result::Ok(())
         };

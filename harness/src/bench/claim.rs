@@ -17,17 +17,43 @@ pub(super) type Figure<'a> = (&'a str, u64);
 
 /// `ours` takes at most `factor` times as long as `other`.
 pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
-    compare(all, text, ours, other, |ratio| {
-        (ratio <= factor, format!("{ratio:.2} times; at most {factor} is claimed"))
-    })
+    compare(all, Measurements::median, text, ours, other, up_to(factor))
+}
+
+/// The slowest hundredth of `ours` takes at most `factor` times as long as that of `other`.
+pub(super) fn p99_at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
+    compare(all, Measurements::p99, text, ours, other, up_to(factor))
+}
+
+fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
+    move |ratio| (ratio <= factor, format!("{ratio:.2} times; at most {factor} is claimed"))
 }
 
 /// `ours` is at least `factor` times as fast as `other`.
 pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
-    compare(all, text, ours, other, |ratio| {
+    compare(all, Measurements::median, text, ours, other, |ratio| {
         let gain = 1.0 / ratio;
         (gain >= factor, format!("{gain:.0} times as fast; at least {factor} is claimed"))
     })
+}
+
+/// `much` is at least `factor` times `little`.
+pub(super) fn at_least(all: &Measurements, text: &str, much: Figure, factor: f64, little: Figure) -> Claim {
+    compare(all, Measurements::median, text, much, little, |ratio| {
+        (ratio >= factor, format!("{ratio:.1} times; at least {factor} is claimed"))
+    })
+}
+
+/// `ours` is at most `bound`.
+pub(super) fn no_more(all: &Measurements, text: &str, ours: Figure, bound: f64) -> Claim {
+    let (name, n) = ours;
+    let (holds, figures) = match all.median(name, n) {
+        Some(median) => {
+            (Some(median <= bound), format!("{name}({n}) {median:.2}: at most {bound} is claimed"))
+        }
+        None => (None, format!("{name} was not measured with {n}")),
+    };
+    Claim { text: text.to_owned(), holds, figures }
 }
 
 /// `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
@@ -45,18 +71,19 @@ pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> C
 
 fn compare(
     all: &Measurements,
+    figure: fn(&Measurements, &str, u64) -> Option<f64>,
     text: &str,
     ours: Figure,
     other: Figure,
     judge: impl Fn(f64) -> (bool, String),
 ) -> Claim {
     let text = text.to_owned();
-    let median = |(name, n): Figure| all.median(name, n).ok_or(format!("{name} was not measured with {n}"));
-    match (median(ours), median(other)) {
-        (Ok(our_median), Ok(other_median)) => {
-            let (holds, verdict) = judge(our_median / other_median);
-            let shown = |(name, n): Figure, median: f64| format!("{name}({n}) {median:.1}");
-            let figures = format!("{}, {}: {verdict}", shown(ours, our_median), shown(other, other_median));
+    let value = |(name, n): Figure| figure(all, name, n).ok_or(format!("{name} was not measured with {n}"));
+    match (value(ours), value(other)) {
+        (Ok(our_value), Ok(other_value)) => {
+            let (holds, verdict) = judge(our_value / other_value);
+            let shown = |(name, n): Figure, value: f64| format!("{name}({n}) {value:.1}");
+            let figures = format!("{}, {}: {verdict}", shown(ours, our_value), shown(other, other_value));
             Claim { text, holds: Some(holds), figures }
         }
         (Err(missing), _) | (_, Err(missing)) => Claim { text, holds: None, figures: missing },
@@ -93,6 +120,14 @@ mod tests {
     }
 
     #[test]
+    fn slowest_are_compared_with_slowest() {
+        let mut all = figures(&[("idle", 10, 10.0), ("busy", 10, 10.0)]);
+        all.parts[0].rows[1].p99 = 20.0;
+        assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).holds, Some(true));
+        assert_eq!(p99_at_most(&all, "", ("busy", 10), 1.9, ("idle", 10)).holds, Some(false));
+    }
+
+    #[test]
     fn a_gain_is_asked_from_its_bound_on() {
         let all = figures(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
         assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).holds, Some(true));
@@ -104,6 +139,16 @@ mod tests {
         let all = figures(&[("ours", 10, 12.0), ("ours", 1000, 10.0), ("ours", 4000, 14.0)]);
         assert_eq!(flat(&all, "", "ours", 1.4).holds, Some(true));
         assert_eq!(flat(&all, "", "ours", 1.3).holds, Some(false));
+    }
+
+    #[test]
+    fn much_is_asked_from_its_bound_on_and_a_bound_is_allowed() {
+        let all = figures(&[("ours", 50, 15.0), ("theirs", 50, 5.0)]);
+        assert_eq!(at_least(&all, "", ("ours", 50), 3.0, ("theirs", 50)).holds, Some(true));
+        assert_eq!(at_least(&all, "", ("ours", 50), 3.1, ("theirs", 50)).holds, Some(false));
+        assert_eq!(no_more(&all, "", ("theirs", 50), 5.0).holds, Some(true));
+        assert_eq!(no_more(&all, "", ("theirs", 50), 4.9).holds, Some(false));
+        assert_eq!(no_more(&all, "", ("theirs", 500), 4.9).holds, None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Rows of figures, and the machines they come from.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,34 @@ pub(super) struct Row {
     pub(super) median: f64,
     pub(super) p99: f64,
     pub(super) runs: u64,
+}
+
+impl Row {
+    /// The median and the 99th percentile (nearest rank) of values; none of no values.
+    pub(super) fn of(name: &str, n: u64, unit: &str, mut values: Vec<f64>) -> Option<Row> {
+        values.sort_by(f64::total_cmp);
+        let last = values.len().checked_sub(1)?;
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            f64::midpoint(values[middle - 1], values[middle])
+        };
+        let rank = (values.len() * 99).div_ceil(100);
+        Some(Row {
+            name: name.to_owned(),
+            n,
+            unit: unit.to_owned(),
+            median,
+            p99: values[rank.saturating_sub(1).min(last)],
+            runs: values.len() as u64,
+        })
+    }
+}
+
+/// Of figures whose unit is `ms`.
+pub(super) fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// What a program says of the machine it runs on.
@@ -60,7 +89,15 @@ impl Measurements {
     }
 
     pub(super) fn median(&self, name: &str, n: u64) -> Option<f64> {
-        self.rows().find(|row| row.name == name && row.n == n).map(|row| row.median)
+        self.row(name, n).map(|row| row.median)
+    }
+
+    pub(super) fn p99(&self, name: &str, n: u64) -> Option<f64> {
+        self.row(name, n).map(|row| row.p99)
+    }
+
+    fn row(&self, name: &str, n: u64) -> Option<&Row> {
+        self.rows().find(|row| row.name == name && row.n == n)
     }
 
     /// What `name` was measured with, from the least.
@@ -111,6 +148,14 @@ mod tests {
         assert_eq!(all.counts("find_device"), [4, 10]);
         assert_eq!(all.median("find_device", 10), Some(1.5));
         assert_eq!(all.median("find_device", 11), None);
+    }
+
+    #[test]
+    fn a_row_has_the_middle_of_its_values() {
+        let row = |values: &[f64]| Row::of("x", 1, "s", values.to_vec()).map(|row| (row.median, row.p99));
+        assert_eq!(row(&[3.0, 1.0, 2.0]), Some((2.0, 3.0)));
+        assert_eq!(row(&[4.0, 1.0]), Some((2.5, 4.0)));
+        assert_eq!(row(&[]), None);
     }
 
     #[test]

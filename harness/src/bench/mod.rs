@@ -2,12 +2,17 @@
 //!
 //! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
 
+mod batch;
 mod claim;
 mod clones;
+mod cluster;
+mod deletion;
+mod growth;
 mod guest;
 mod loop_devices;
 mod measurement;
 mod plot;
+mod provision;
 mod table;
 mod volume_stats;
 
@@ -48,6 +53,12 @@ enum Bench {
     Csi,
     /// Cloning and snapshotting images, and cloning directory trees.
     Clone,
+    /// Many claims at once on a real cluster, beside external-provisioner.
+    Provision,
+    /// Claims that grow in use on a real cluster: when the pod sees it, and what the kubelet alone would take.
+    Growth,
+    /// Claims of volumes with many files deleted at once on a real cluster, while others are made.
+    Deletion,
 }
 
 /// What a benchmark found.
@@ -67,6 +78,9 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
         Bench::Loop => loop_devices::run(session, args).await?,
         Bench::Csi => volume_stats::run(session, args).await?,
         Bench::Clone => clones::run(session, args).await?,
+        Bench::Provision => provision::run(session, args).await?,
+        Bench::Growth => growth::run(session, args).await?,
+        Bench::Deletion => deletion::run(session, args).await?,
     };
     let directory = directory(session)?;
     let json = directory.join(format!("{}.json", outcome.name));

@@ -15,11 +15,12 @@ fn part(part: &Part) -> String {
         "{}: Linux {}, {} x {}, {}\n",
         part.place, machine.kernel, machine.cpus, machine.cpu, machine.file_system
     );
-    _ = writeln!(text, "  {:<20} {:>8} {:>12} {:>12} {:>6}  unit", "name", "n", "median", "p99", "runs");
+    let width = part.rows.iter().map(|row| row.name.len()).fold(20, usize::max);
+    _ = writeln!(text, "  {:<width$} {:>8} {:>12} {:>12} {:>6}  unit", "name", "n", "median", "p99", "runs");
     for row in &part.rows {
         _ = writeln!(
             text,
-            "  {:<20} {:>8} {:>12.1} {:>12.1} {:>6}  {}",
+            "  {:<width$} {:>8} {:>12.1} {:>12.1} {:>6}  {}",
             row.name, row.n, row.median, row.p99, row.runs, row.unit
         );
     }

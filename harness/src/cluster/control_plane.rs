@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::Mutex;
 
 use super::api_error::told;
-use super::components::{self, API_SERVICE_ADDRESS, Durability, HOST_SEEN_FROM_GUEST};
+use super::components::{self, API_SERVICE_ADDRESS, Durability, HOST_SEEN_FROM_GUEST, Purpose};
 use super::kubeconfig;
 use super::layout::Layout;
 use super::loopback::LoopbackLease;
@@ -43,6 +43,7 @@ pub(crate) struct ControlPlane {
     loopback: LoopbackLease,
     authority: Authority,
     programs: Programs,
+    purpose: Purpose,
     client: Client,
     components: Mutex<Components>,
 }
@@ -62,6 +63,7 @@ impl ControlPlane {
         programs: Programs,
         layout: Layout,
         durability: Durability,
+        purpose: Purpose,
     ) -> Result<ControlPlane> {
         let step = session.progress.step("start the control plane");
         let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))?;
@@ -69,16 +71,19 @@ impl ControlPlane {
         create_private_dir(&layout.pki_dir())?;
         create_private_dir(&layout.etcd_dir())?;
         write_identities(&layout, &loopback, &authority)?;
+        if purpose == Purpose::Figures {
+            write_private(&layout.audit_policy(), &components::audit_policy().to_string())?;
+        }
 
         step.note("etcd, kube-apiserver");
         let etcd = spawn_etcd(&programs, &layout, durability)?;
-        let api_server = spawn_api_server(&programs, &layout, &loopback)?;
+        let api_server = spawn_api_server(&programs, &layout, &loopback, purpose)?;
         let client = client_of(&layout, loopback.api_server()).await?;
         await_health(&client, "/readyz", &api_server, &layout).await?;
         let_api_server_call_kubelets(&client).await?;
 
         step.note("kube-controller-manager, kube-scheduler");
-        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback)?;
+        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, purpose)?;
         let scheduler = spawn_scheduler(&programs, &layout, &loopback)?;
         let manager_health = client_of(&layout, loopback.controller_manager()).await?;
         let scheduler_health = client_of(&layout, loopback.scheduler()).await?;
@@ -86,7 +91,12 @@ impl ControlPlane {
         await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
         step.done(format!("API server at https://{}", loopback.api_server()));
         let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
-        Ok(ControlPlane { layout, loopback, authority, programs, client, components })
+        Ok(ControlPlane { layout, loopback, authority, programs, purpose, client, components })
+    }
+
+    /// What it and its nodes are for.
+    pub(super) fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     /// A client with the administrator's rights.
@@ -144,11 +154,11 @@ impl ControlPlane {
         let mut running = self.components.lock().await;
         running.api_server.signal(Signal::SIGKILL);
         running.api_server.wait().await?;
-        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback)?;
+        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.purpose)?;
         await_health(&self.client, "/readyz", &running.api_server, &self.layout).await?;
         if running.controller_manager.try_wait().is_some() {
             running.controller_manager =
-                spawn_controller_manager(&self.programs, &self.layout, &self.loopback)?;
+                spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.purpose)?;
         }
         if running.scheduler.try_wait().is_some() {
             running.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
@@ -175,8 +185,13 @@ fn spawn_etcd(programs: &Programs, layout: &Layout, durability: Durability) -> R
     spawn(&programs.etcd, components::etcd(durability), &directory, layout)
 }
 
-fn spawn_api_server(programs: &Programs, layout: &Layout, loopback: &LoopbackLease) -> Result<Process> {
-    let args = components::api_server(layout, loopback.api_server());
+fn spawn_api_server(
+    programs: &Programs,
+    layout: &Layout,
+    loopback: &LoopbackLease,
+    purpose: Purpose,
+) -> Result<Process> {
+    let args = components::api_server(layout, loopback.api_server(), purpose);
     spawn(&programs.kube_apiserver, args, &layout.etcd_dir(), layout)
 }
 
@@ -184,8 +199,9 @@ fn spawn_controller_manager(
     programs: &Programs,
     layout: &Layout,
     loopback: &LoopbackLease,
+    purpose: Purpose,
 ) -> Result<Process> {
-    let args = components::controller_manager(layout, loopback.controller_manager());
+    let args = components::controller_manager(layout, loopback.controller_manager(), purpose);
     spawn(&programs.kube_controller_manager, args, layout.root(), layout)
 }
 

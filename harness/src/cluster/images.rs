@@ -124,12 +124,17 @@ async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
     Ok(artifact.join("images.ext4"))
 }
 
-/// The disk with the programs of Kubernetes that run on the node.
-pub(crate) async fn tools_disk(session: &Session, programs: &Programs) -> Result<PathBuf> {
-    let files = [
+/// The disk with the programs of Kubernetes that run on the node, and `more`.
+pub(crate) async fn tools_disk(
+    session: &Session,
+    programs: &Programs,
+    more: &[(String, PathBuf)],
+) -> Result<PathBuf> {
+    let mut files = vec![
         ("kubelet".to_owned(), programs.kubelet.clone()),
         ("kube-proxy".to_owned(), programs.kube_proxy.clone()),
     ];
+    files.extend_from_slice(more);
     let mut recipe = Recipe::new("kubernetes-node", 1);
     for (name, path) in &files {
         recipe = recipe.with(name, identity(path)?);

@@ -45,6 +45,11 @@ impl Layout {
         self.logs.join(format!("{of}.log"))
     }
 
+    /// Which requests the API server writes down, where it is to.
+    pub(crate) fn audit_policy(&self) -> PathBuf {
+        self.root.join("audit-policy.json")
+    }
+
     /// What belongs to one node: its disks, its sockets.
     pub(crate) fn node_dir(&self, node: &str) -> PathBuf {
         self.root.join("nodes").join(node)

@@ -13,7 +13,7 @@ mod layout;
 mod loopback;
 mod node;
 mod node_spec;
-mod pki;
+pub(crate) mod pki;
 mod pod_token;
 mod programs;
 mod up;
@@ -32,11 +32,12 @@ use self::layout::Layout;
 use self::programs::Programs;
 use crate::cache;
 use crate::session::Session;
+use crate::vm::Accelerator;
 
-pub use self::components::Durability;
+pub use self::components::{Durability, Purpose};
 pub(crate) use self::images::VOLUME_CHECK;
 pub use self::node::Node;
-pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS};
+pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS, TOOLS_DIR};
 pub use self::up::{DownArgs, UpArgs, down, up, walkthrough};
 
 /// How often a cluster that is only kept running is looked at.
@@ -51,6 +52,7 @@ pub struct ClusterSpec {
     pub logs: PathBuf,
     /// How the control plane's store treats its disk.
     pub durability: Durability,
+    pub purpose: Purpose,
 }
 
 /// The programs and disks that clusters are made of.
@@ -69,10 +71,27 @@ impl Parts {
     /// # Errors
     /// Something cannot be fetched or built.
     pub async fn build(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Parts> {
+        Parts::build_with(session, kubernetes_bin, &[]).await
+    }
+
+    /// The same, with more programs in the nodes' [`TOOLS_DIR`]: what each is called there, and where it is here.
+    ///
+    /// # Errors
+    /// As [`Parts::build`].
+    pub(crate) async fn build_with(
+        session: &Session,
+        kubernetes_bin: Option<&Path>,
+        tools: &[(String, PathBuf)],
+    ) -> Result<Parts> {
         let programs = Programs::ensure(session, kubernetes_bin);
         let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session))?;
-        let tools_disk = images::tools_disk(session, &programs).await?;
+        let tools_disk = images::tools_disk(session, &programs, tools).await?;
         Ok(Parts { programs, node, tools_disk })
+    }
+
+    /// What nodes run on.
+    pub(crate) fn accelerator(&self) -> Accelerator {
+        self.node.hypervisor.accelerator
     }
 }
 
@@ -92,7 +111,7 @@ impl ControlPlane {
             empty(dir)?;
         }
         let layout = Layout::new(&absolute(&spec.dir)?, &absolute(&spec.logs)?);
-        ControlPlane::start(session, programs, layout, spec.durability).await
+        ControlPlane::start(session, programs, layout, spec.durability, spec.purpose).await
     }
 }
 
@@ -113,8 +132,9 @@ impl Cluster {
             empty(dir)?;
         }
         let layout = Layout::new(&absolute(&spec.dir)?, &absolute(&spec.logs)?);
+        let programs = parts.programs.clone();
         let control_plane =
-            ControlPlane::start(session, parts.programs.clone(), layout, spec.durability).await?;
+            ControlPlane::start(session, programs, layout, spec.durability, spec.purpose).await?;
         let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
         let node = cluster.boot_node(session, 0).await?;
         cluster.nodes.push(node);
@@ -128,6 +148,11 @@ impl Cluster {
     /// It does not boot, or does not become ready in time.
     pub async fn boot_node(&self, session: &Session, index: u8) -> Result<Node> {
         Node::start(session, &self.control_plane, &self.parts, index).await
+    }
+
+    /// The control plane itself: who is known to it, and what it logs.
+    pub(crate) fn control_plane(&self) -> &ControlPlane {
+        &self.control_plane
     }
 
     /// A client with the administrator's rights.

@@ -27,10 +27,6 @@ use crate::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
 
 /// The kubelet's port inside the machine.
 const KUBELET_PORT: u16 = 10_250;
-/// Enough for a kubelet, containerd and some pods.
-const MEMORY_MIB: u32 = 2048;
-/// Size of the driver's file system; sparse on the host.
-const DATA_MIB: u64 = 1024;
 /// From power-on to the last service, emulated and beside builds.
 const BOOT_DEADLINE: Duration = Duration::from_secs(300);
 /// From the kubelet's start to a Node object that is Ready.
@@ -181,7 +177,7 @@ async fn machine(
     let root = dir.join("root.ext4");
     disk::copy(&parts.node.root, &root)?;
     let data = dir.join("data.xfs");
-    disk::xfs(&data, DATA_MIB).await?;
+    disk::xfs(&data, control_plane.purpose().data_mib()).await?;
     let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, DATA_OPTIONS)?);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
@@ -192,7 +188,7 @@ async fn machine(
         kernel: parts.node.kernel.clone(),
         initramfs: dir.join("initramfs"),
         kernel_args: Vec::new(),
-        memory_mib: MEMORY_MIB,
+        memory_mib: control_plane.purpose().memory_mib(),
         cpus: 2,
         disks: vec![
             disk(ROOT_DISK, &root, DiskMode::Persistent),

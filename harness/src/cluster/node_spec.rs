@@ -26,7 +26,11 @@ pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
 /// How it is mounted: quotas enforced, and nothing on it trusted.
 pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 
-const TOOLS_DIR: &str = "/opt/kubernetes";
+/// Where Kubernetes' programs are.
+pub(crate) const TOOLS_DIR: &str = "/opt/kubernetes";
+/// What the network plugins remember of pods that run. They write it without fsync and cannot read what a power cut leaves of
+/// it, and then no pod of before is ever taken down, nor started again; of the networks themselves nothing outlives the machine.
+const CNI_STATE_DIR: &str = "/var/lib/cni";
 const IMAGES_DIR: &str = "/opt/images";
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// The kubelet's own health, inside the node.
@@ -106,6 +110,7 @@ pub(crate) fn node_spec(
             mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
             mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
             mount(DATA_DISK, DATA_DIR, "xfs", data_options),
+            in_memory(CNI_STATE_DIR),
         ],
         network: Some(Network::default()),
         files: files(control_plane, node, images)?,
@@ -250,6 +255,15 @@ fn mount(disk: &str, target: &str, fs_type: &str, options: &str) -> Mount {
         target: target.into(),
         fs_type: fs_type.into(),
         options: options.into(),
+    }
+}
+
+fn in_memory(target: &str) -> Mount {
+    Mount {
+        source: Source::Name("tmpfs".into()),
+        target: target.into(),
+        fs_type: "tmpfs".into(),
+        options: "mode=0755".into(),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::background::{self, Record};
-use super::{Cluster, ClusterSpec, Durability, Parts};
+use super::{Cluster, ClusterSpec, Durability, Parts, Purpose};
 use crate::e2e;
 use crate::session::Session;
 
@@ -65,7 +65,8 @@ pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
 /// In the process that stays.
 async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
-    let spec = ClusterSpec { logs: dir.join("logs"), dir, durability: Durability::Sync };
+    let logs = dir.join("logs");
+    let spec = ClusterSpec { dir, logs, durability: Durability::Sync, purpose: Purpose::Use };
     let parts = session.until_cancelled(Parts::build(session, args.kubernetes_bin.as_deref())).await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     let step = session.progress.step("install the driver");

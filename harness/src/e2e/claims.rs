@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::sizes::Size;
 use super::world::World;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_one};
@@ -14,20 +16,20 @@ use crate::cluster::waiting::{State, until_one};
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// The claim as if its first pod had been put on the node.
-pub(super) fn on_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
+pub(crate) fn on_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
     claim.annotations_mut().insert(SELECTED_NODE.into(), node.into());
     claim
 }
 
-pub(super) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
+pub(crate) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
-pub(super) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
+pub(crate) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
     Api::all(world.client.clone())
 }
 
-pub(super) async fn create(
+pub(crate) async fn create(
     world: &World<'_>,
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
@@ -35,13 +37,39 @@ pub(super) async fn create(
     created.map_err(told).with_context(|| format!("create claim {}", claim.name_any()))
 }
 
-pub(super) async fn delete(world: &World<'_>, claim: &str) -> Result<()> {
+/// Asks for another size of the volume.
+pub(crate) async fn ask(world: &World<'_>, claim: &str, size: Size) -> Result<()> {
+    let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
+    let patched = world.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched.map_err(told).with_context(|| format!("ask for {} in claim {claim}", size.quantity())).map(drop)
+}
+
+/// Waits until the claim says that its volume has the size, and that nothing is left to be done.
+pub(crate) async fn has(world: &World<'_>, claim: &str, size: Size) -> Result<()> {
+    let asked = Quantity(size.quantity());
+    let waited = until_one(world.claims(), claim, world.patience.grow, |claim| {
+        let status = claim.and_then(|claim| claim.status.as_ref());
+        let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
+        let state = claim.and_then(resize_state);
+        let settled = capacity == Some(&asked) && state.is_none();
+        State::when(settled, format!("it has {capacity:?}, and its resize is {state:?}"))
+    });
+    waited.await.with_context(|| format!("claim {claim} is not given {}", asked.0)).map(drop)
+}
+
+/// How far its resize got, while there is one.
+pub(crate) fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let states = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?;
+    states.get("storage").map(String::as_str)
+}
+
+pub(crate) async fn delete(world: &World<'_>, claim: &str) -> Result<()> {
     let deleted = world.claims().delete(claim, &DeleteParams::default()).await;
     deleted.map_err(told).with_context(|| format!("delete claim {claim}")).map(drop)
 }
 
 /// The volume of a claim that is bound.
-pub(super) async fn volume_of(world: &World<'_>, claim: &str) -> Result<PersistentVolume> {
+pub(crate) async fn volume_of(world: &World<'_>, claim: &str) -> Result<PersistentVolume> {
     let bound =
         world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;
     let name = bound.spec.and_then(|spec| spec.volume_name);
@@ -49,13 +77,13 @@ pub(super) async fn volume_of(world: &World<'_>, claim: &str) -> Result<Persiste
     volumes(world).get(&name).await.map_err(told).with_context(|| format!("read volume {name}"))
 }
 
-pub(super) async fn patch_volume(world: &World<'_>, volume: &str, change: &Value) -> Result<()> {
+pub(crate) async fn patch_volume(world: &World<'_>, volume: &str, change: &Value) -> Result<()> {
     let patched = volumes(world).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
     patched.map_err(told).with_context(|| format!("patch volume {volume}")).map(drop)
 }
 
 /// Waits until the volume has lost its claim, and answers it.
-pub(super) async fn released(world: &World<'_>, volume: &str) -> Result<PersistentVolume> {
+pub(crate) async fn released(world: &World<'_>, volume: &str) -> Result<PersistentVolume> {
     until_one(volumes(world), volume, world.patience.end, |volume| {
         let status = volume.and_then(|volume| volume.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref());
@@ -67,7 +95,7 @@ pub(super) async fn released(world: &World<'_>, volume: &str) -> Result<Persiste
 }
 
 /// Waits until there is no such volume any more.
-pub(super) async fn gone(world: &World<'_>, volume: &str) -> Result<()> {
+pub(crate) async fn gone(world: &World<'_>, volume: &str) -> Result<()> {
     until_one(volumes(world), volume, world.patience.end, |volume| {
         State::when(volume.is_none(), "it still exists")
     })

@@ -12,13 +12,13 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running container, as containerd knows it.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Container {
+pub(crate) struct Container {
     id: String,
 }
 
 impl Container {
     /// The container of this name that runs in a pod now.
-    pub(super) fn of(pod: &Pod, container: &str) -> Result<Container> {
+    pub(crate) fn of(pod: &Pod, container: &str) -> Result<Container> {
         let running = Container::all(pod).find(|(_, status)| status.name == container);
         running
             .and_then(|(running, _)| running)
@@ -26,7 +26,7 @@ impl Container {
     }
 
     /// All of a pod: those that run, and what is said of each.
-    pub(super) fn all(pod: &Pod) -> impl Iterator<Item = (Option<Container>, &ContainerStatus)> {
+    pub(crate) fn all(pod: &Pod) -> impl Iterator<Item = (Option<Container>, &ContainerStatus)> {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
         statuses.map(|status| {
             let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
@@ -36,7 +36,7 @@ impl Container {
     }
 
     /// Whether this is the one that Kubernetes calls so.
-    pub(super) fn is_named(&self, id: Option<&str>) -> bool {
+    pub(crate) fn is_named(&self, id: Option<&str>) -> bool {
         id.and_then(bare) == Some(self.id.as_str())
     }
 }
@@ -47,17 +47,17 @@ fn bare(id: &str) -> Option<&str> {
 }
 
 /// SIGKILL, as the kernel sends it when memory runs out.
-pub(super) async fn kill(node: &Node, container: &Container) -> Result<()> {
+pub(crate) async fn kill(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "kill", "--signal", "SIGKILL", &container.id]).await
 }
 
 /// Stops every process of the container where it stands.
-pub(super) async fn freeze(node: &Node, container: &Container) -> Result<()> {
+pub(crate) async fn freeze(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "pause", &container.id]).await
 }
 
 /// Undoes [`freeze`].
-pub(super) async fn thaw(node: &Node, container: &Container) -> Result<()> {
+pub(crate) async fn thaw(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "resume", &container.id]).await
 }
 

@@ -5,20 +5,21 @@
 //! of ours, and reported as skipped elsewhere.
 
 mod breakage;
-mod claims;
-mod containers;
+pub(crate) mod claims;
+pub(crate) mod containers;
 mod inventory;
 pub(crate) mod manifests;
 mod pods;
 mod self_check;
-mod sizes;
+pub(crate) mod sizes;
 mod state_dump;
 mod stories;
 mod story;
-mod talking;
+pub(crate) mod talking;
 mod telling;
-mod workload;
-mod world;
+pub(crate) mod users;
+pub(crate) mod workload;
+pub(crate) mod world;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -32,12 +33,14 @@ use self::breakage::Breakage;
 use self::manifests::Manifests;
 use self::story::{Story, Told};
 use self::world::{Driver, Patience, World};
-use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, background};
+use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, Purpose, background};
 use crate::report::Report;
 use crate::session::Session;
 
 /// The report's and the log directory's name.
 const RUN: &str = "e2e";
+/// Of the claims and pods of the stories.
+const NAMESPACE: &str = "loopfs-e2e";
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
@@ -157,7 +160,7 @@ async fn start(
     let parts = Parts::build(session, args.kubernetes_bin.as_deref());
     let parts = story.step("build programs, images and disks", parts).await?;
     // The cluster of a test does not outlive the machine's power.
-    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe };
+    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, purpose: Purpose::Use };
     story.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
 }
 
@@ -180,9 +183,15 @@ async fn test(
 
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
-    let world = world(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster))?;
+    let world = world_in(session, cluster, NAMESPACE)?;
     world.manifests.apply(&world.client).await?;
     stories::install::served(&world).await
+}
+
+/// What stories work with, for those who measure on a cluster what they do in a namespace.
+pub(crate) fn world_in<'a>(session: &Session, cluster: &'a Cluster, namespace: &str) -> Result<World<'a>> {
+    let world = world(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster))?;
+    Ok(World { namespace: namespace.to_owned(), ..world })
 }
 
 /// On somebody else's cluster, which is left as it was found.
@@ -211,7 +220,7 @@ async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig
 fn world(manifests: Manifests, client: Client, cluster: Option<&Cluster>) -> Result<World<'_>> {
     let driver = Driver::of(&manifests)?;
     let node = cluster.and_then(|cluster| cluster.nodes().first());
-    let namespace = "loopfs-e2e".into();
+    let namespace = NAMESPACE.to_owned();
     Ok(World { client, cluster, node, manifests, driver, namespace, patience: Patience::FULL })
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{AttachParams, LogParams};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use kube::api::{AttachParams, AttachedProcess, LogParams};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{BufReader, Lines, ReadHalf, SimplexStream};
 use tokio::time::timeout;
 
 /// From the request to the end of a program that only looks something up.
@@ -14,19 +15,19 @@ const EXEC_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a program run in a container left.
 #[derive(Debug)]
-pub(super) struct Said {
-    pub(super) succeeded: bool,
-    pub(super) stdout: String,
-    pub(super) stderr: String,
+pub(crate) struct Said {
+    pub(crate) succeeded: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// Runs a program in a pod of one container to its end.
-pub(super) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Said> {
+pub(crate) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Said> {
     exec_with(pods, pod, &AttachParams::default(), argv).await
 }
 
 /// Runs a program in one of a pod's containers to its end.
-pub(super) async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<Said> {
+pub(crate) async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<Said> {
     exec_with(pods, pod, &AttachParams::default().container(container), argv).await
 }
 
@@ -46,7 +47,7 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&s
 }
 
 /// [`exec`] of a program that must succeed; answers what it printed.
-pub(super) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<String> {
+pub(crate) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<String> {
     let said = exec(pods, pod, argv).await?;
     anyhow::ensure!(
         said.succeeded,
@@ -58,13 +59,50 @@ pub(super) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result
     Ok(said.stdout)
 }
 
-/// Sends an HTTP request to a pod's port by port forwarding, and answers all that comes back.
-pub(super) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16) -> Result<String> {
+/// A program in a container that says something, line by line, while it runs.
+pub(crate) struct Speaker {
+    what: String,
+    process: AttachedProcess,
+    lines: Lines<BufReader<ReadHalf<SimplexStream>>>,
+}
+
+impl Speaker {
+    /// Starts a program in a pod of one container.
+    pub(crate) async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Speaker> {
+        let what = format!("exec {} in pod {pod}", argv.join(" "));
+        let start = async {
+            let mut process = pods.exec(pod, argv.iter().copied(), &AttachParams::default()).await?;
+            let stdout = process.stdout().context("no standard output")?;
+            anyhow::Ok((process, BufReader::new(stdout).lines()))
+        };
+        let started = timeout(EXEC_DEADLINE, start).await.with_context(|| what.clone())?;
+        let (process, lines) = started.with_context(|| what.clone())?;
+        Ok(Speaker { what, process, lines })
+    }
+
+    /// What it says next; it is an error if it ends without another line.
+    pub(crate) async fn line(&mut self, within: Duration) -> Result<String> {
+        let line = timeout(within, self.lines.next_line()).await;
+        let line = line.with_context(|| format!("{}: nothing is said for {within:?}", self.what))?;
+        match line.with_context(|| self.what.clone())? {
+            Some(line) => Ok(line),
+            None => {
+                let mut complaint = String::new();
+                let mut stderr = self.process.stderr().context("no standard error")?;
+                timeout(EXEC_DEADLINE, stderr.read_to_string(&mut complaint)).await??;
+                anyhow::bail!("{} has ended: {complaint}", self.what)
+            }
+        }
+    }
+}
+
+/// Asks a pod's port for a page by port forwarding, and answers all that comes back.
+pub(crate) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) -> Result<String> {
     let what = || format!("port-forward to {port} of pod {pod}");
     let talk = async {
         let mut forwarder = pods.portforward(pod, &[port]).await?;
         let mut stream = forwarder.take_stream(port).context("no stream")?;
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
+        stream.write_all(format!("GET {page} HTTP/1.0\r\n\r\n").as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         anyhow::Ok(answer)
@@ -73,7 +111,7 @@ pub(super) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16) -> Result<St
 }
 
 /// The end of a container's log; of the container before it, if it has just been started again.
-pub(super) async fn last_words(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
+pub(crate) async fn last_words(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
     let mut params =
         LogParams { container: Some(container.into()), tail_lines: Some(lines), ..LogParams::default() };
     match pods.logs(pod, &params).await {

@@ -10,28 +10,28 @@ use super::sizes::Size;
 use crate::cluster::VOLUME_CHECK;
 
 /// Where the test program answers with its latest verdict.
-pub(super) const VERDICT_PORT: u16 = 8080;
+pub(crate) const VERDICT_PORT: u16 = 8080;
 
 /// The claims of the main flow, as a StatefulSet names them: template, then the pod.
-pub(super) const FLOW: &str = "flow";
-pub(super) const FLOW_POD: &str = "flow-0";
-pub(super) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-flow-0", "vol-block-flow-0"];
+pub(crate) const FLOW: &str = "flow";
+pub(crate) const FLOW_POD: &str = "flow-0";
+pub(crate) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-flow-0", "vol-block-flow-0"];
 
-pub(super) fn namespace(name: &str) -> Result<Namespace> {
+pub(crate) fn namespace(name: &str) -> Result<Namespace> {
     typed(json!({"metadata": {"name": name}}))
 }
 
 /// How the test program of the main flow is told to look at its volumes.
-pub(super) struct FlowSpec<'a> {
-    pub(super) class: &'a StorageClass,
-    pub(super) size: Size,
-    pub(super) grown: Size,
+pub(crate) struct FlowSpec<'a> {
+    pub(crate) class: &'a StorageClass,
+    pub(crate) size: Size,
+    pub(crate) grown: Size,
     /// False mounts the read-only volume writable, which the test program must notice.
-    pub(super) honour_read_only: bool,
+    pub(crate) honour_read_only: bool,
 }
 
 /// Three claims of one size: mounted, mounted read-only, and as a block device.
-pub(super) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
+pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
     let class = spec.class.metadata.name.as_deref().context("the StorageClass has no name")?;
     let template = |name: &str, mode: &str| {
         json!({
@@ -81,7 +81,7 @@ pub(super) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
 }
 
 /// A claim of a StorageClass.
-pub(super) fn claim(
+pub(crate) fn claim(
     name: &str,
     class: &str,
     size: Size,
@@ -93,28 +93,28 @@ pub(super) fn claim(
 
 /// How a pod uses a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     Mounted,
     Device,
 }
 
 /// A claim in a pod.
 #[derive(Clone, Debug)]
-pub(super) struct Held<'a> {
-    pub(super) claim: &'a str,
+pub(crate) struct Held<'a> {
+    pub(crate) claim: &'a str,
     /// Where the container has it.
-    pub(super) path: &'a str,
-    pub(super) r#use: Use,
-    pub(super) read_only: bool,
+    pub(crate) path: &'a str,
+    pub(crate) r#use: Use,
+    pub(crate) read_only: bool,
 }
 
 /// A pod that holds a claim, as `/vol`, and does nothing with it by itself.
-pub(super) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Result<Pod> {
+pub(crate) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Result<Pod> {
     holder_of(name, &[Held { claim, path: "/vol", r#use, read_only }])
 }
 
 /// A pod that holds claims and does nothing with them by itself.
-pub(super) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
+pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
     let used = |r#use: Use, path: &str| -> Vec<Value> {
         let used = held.iter().filter(|held| held.r#use == r#use);
         used.map(|held| json!({"name": held.claim, (path): held.path})).collect()

@@ -14,43 +14,43 @@ use crate::cluster::api_error::told;
 use crate::cluster::{Cluster, Node};
 
 /// The cluster under test and the driver in it.
-pub(super) struct World<'a> {
-    pub(super) client: Client,
+pub(crate) struct World<'a> {
+    pub(crate) client: Client,
     /// The cluster, where it is one of ours: what is done to its control plane.
-    pub(super) cluster: Option<&'a Cluster>,
+    pub(crate) cluster: Option<&'a Cluster>,
     /// The node, where it is one of ours: what is asked of it that Kubernetes has no words for.
-    pub(super) node: Option<&'a Node>,
-    pub(super) manifests: Manifests,
-    pub(super) driver: Driver,
+    pub(crate) node: Option<&'a Node>,
+    pub(crate) manifests: Manifests,
+    pub(crate) driver: Driver,
     /// The namespace of the claims and pods of the stories.
-    pub(super) namespace: String,
-    pub(super) patience: Patience,
+    pub(crate) namespace: String,
+    pub(crate) patience: Patience,
 }
 
 /// Why a step that needs the node itself is left out.
-pub(super) const FOREIGN_NODE: &str = "the node is not ours: only Kubernetes' own API reaches it";
+pub(crate) const FOREIGN_NODE: &str = "the node is not ours: only Kubernetes' own API reaches it";
 
 /// How long the cluster is given. Everything is awaited, so this is only spent when something is wrong.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     /// Driver pods that start, claims that are bound, pods that run.
-    pub(super) start: Duration,
+    pub(crate) start: Duration,
     /// A claim that grows. Where the driver is away, a block volume waits for the kubelet, which looks at its
     /// size once in its sync period: a minute, and up to half of it more.
-    pub(super) grow: Duration,
+    pub(crate) grow: Duration,
     /// Pods that end and volumes that go.
-    pub(super) end: Duration,
+    pub(crate) end: Duration,
 }
 
 impl Patience {
     /// For runs whose result is wanted: an emulated machine that is also building something is slow.
-    pub(super) const FULL: Patience = Patience {
+    pub(crate) const FULL: Patience = Patience {
         start: Duration::from_secs(180),
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
     /// For runs that are broken on purpose, where waiting longer would change nothing.
-    pub(super) const SHORT: Patience = Patience {
+    pub(crate) const SHORT: Patience = Patience {
         start: Duration::from_secs(75),
         grow: Duration::from_secs(20),
         end: Duration::from_secs(60),
@@ -59,9 +59,9 @@ impl Patience {
 
 /// The driver, read from its manifests.
 #[derive(Clone, Debug)]
-pub(super) struct Driver {
-    pub(super) name: String,
-    pub(super) class: StorageClass,
+pub(crate) struct Driver {
+    pub(crate) name: String,
+    pub(crate) class: StorageClass,
     namespace: String,
     daemon_set: String,
     pod_labels: String,
@@ -69,7 +69,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn of(manifests: &Manifests) -> Result<Driver> {
+    pub(crate) fn of(manifests: &Manifests) -> Result<Driver> {
         let driver: CSIDriver = manifests.only("CSIDriver")?;
         let daemon_set: DaemonSet = manifests.only("DaemonSet")?;
         let spec = daemon_set.spec.as_ref().context("the DaemonSet has no spec")?;
@@ -86,42 +86,42 @@ impl Driver {
         })
     }
 
-    pub(super) fn class_name(&self) -> String {
+    pub(crate) fn class_name(&self) -> String {
         self.class.name_any()
     }
 
-    pub(super) fn daemon_set(&self) -> &str {
+    pub(crate) fn daemon_set(&self) -> &str {
         &self.daemon_set
     }
 
-    pub(super) fn pod_labels(&self) -> &str {
+    pub(crate) fn pod_labels(&self) -> &str {
         &self.pod_labels
     }
 
-    pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn containers(&self) -> impl Iterator<Item = &str> {
         self.containers.iter().map(String::as_str)
     }
 }
 
 impl World<'_> {
-    pub(super) fn pods(&self) -> Api<Pod> {
+    pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub(super) fn claims(&self) -> Api<PersistentVolumeClaim> {
+    pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub(super) fn driver_pods(&self) -> Api<Pod> {
+    pub(crate) fn driver_pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.driver.namespace)
     }
 
-    pub(super) fn daemon_sets(&self) -> Api<DaemonSet> {
+    pub(crate) fn daemon_sets(&self) -> Api<DaemonSet> {
         Api::namespaced(self.client.clone(), &self.driver.namespace)
     }
 
     /// The driver's pods that are not on their way out.
-    pub(super) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
+    pub(crate) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
         let selected = ListParams::default().labels(self.driver.pod_labels());
         let pods =
             self.driver_pods().list(&selected).await.map_err(told).context("list the driver's pods")?;

@@ -18,7 +18,7 @@ use super::libtest::Run;
 use crate::cache;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
-use crate::cluster::{ClusterSpec, ControlPlane, Durability};
+use crate::cluster::{ClusterSpec, ControlPlane, Durability, Purpose};
 use crate::e2e::manifests::Manifests;
 use crate::process::Program;
 use crate::report::Report;
@@ -56,6 +56,7 @@ async fn prepare_and_run(session: &Session, kubernetes_bin: Option<&Path>) -> Re
         logs: logs.clone(),
         // It does not outlive the machine's power.
         durability: Durability::Unsafe,
+        purpose: Purpose::Use,
     };
     let control_plane = ControlPlane::alone(session, &spec, kubernetes_bin).await?;
     let result = test(session, &control_plane, &manifests, &tests, &logs).await;

@@ -5,6 +5,7 @@
 //! to and logs `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running; the other verbs look at
 //! and touch volumes from within a pod, by `kubectl exec`.
 
+mod growth;
 mod keep;
 mod pattern;
 
@@ -35,7 +36,7 @@ const REQUEST_TIME: Duration = Duration::from_secs(10);
 const USAGE: &str = "\
 usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
        volume-check hold | show PATH | write FILE TEXT | read FILE | poke DEVICE TEXT | peek DEVICE BYTES
-       volume-check keep [--unsynced] VOLUME.. | kept VOLUME..
+       volume-check keep [--unsynced] VOLUME.. | kept VOLUME.. | grows VOLUME
 VOLUME is writable:PATH, readonly:PATH or block:PATH";
 
 type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         ["hold"] => ended_by_signal(|| ()),
         ["keep", rest @ ..] => keep::keep(rest),
         ["kept", rest @ ..] => keep::kept(rest),
+        ["grows", volume] => parse_volume(volume).and_then(|volume| growth::tell(&volume)),
         ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
         ["poke", file, text] => poke(Path::new(file), text),

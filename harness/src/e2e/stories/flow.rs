@@ -7,15 +7,15 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
-use serde_json::json;
 
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_event, until_logged};
 use crate::e2e::breakage::Breakage;
+use crate::e2e::claims;
 use crate::e2e::containers::{Container, freeze, kill};
 use crate::e2e::inventory::volume_mounts;
 use crate::e2e::sizes::Size;
@@ -151,16 +151,14 @@ async fn exec_sees(world: &World<'_>, size: Size) -> Result<()> {
 }
 
 async fn forward_reaches(world: &World<'_>, verdict: &str) -> Result<()> {
-    let answer = http_get(&world.pods(), FLOW_POD, VERDICT_PORT).await?;
+    let answer = http_get(&world.pods(), FLOW_POD, VERDICT_PORT, "/").await?;
     anyhow::ensure!(answer.ends_with(verdict), "expected {verdict} at the end of {answer:?}");
     Ok(())
 }
 
 async fn ask_for(world: &World<'_>, size: Size) -> Result<()> {
     for name in FLOW_CLAIMS {
-        let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-        let patched = world.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.map_err(told).with_context(|| format!("ask for {} in claim {name}", size.quantity()))?;
+        claims::ask(world, name, size).await?;
     }
     Ok(())
 }

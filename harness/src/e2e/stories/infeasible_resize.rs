@@ -1,12 +1,7 @@
 //! More is asked than the node has, then less: the request is refused, and mended while the pod runs.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
 
-use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_event, until_one};
 use crate::e2e::claims;
 use crate::e2e::pods::{end, start};
@@ -40,16 +35,10 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
     story.step("the pod ends", end(world, CLAIM)).await
 }
 
-async fn ask(world: &World<'_>, size: Size) -> Result<()> {
-    let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-    let patched = world.claims().patch(CLAIM, &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched.map_err(told).with_context(|| format!("ask for {}", size.quantity())).map(drop)
-}
-
 async fn refused(world: &World<'_>) -> Result<()> {
-    ask(world, TOO_LARGE).await?;
+    claims::ask(world, CLAIM, TOO_LARGE).await?;
     let claim = until_one(world.claims(), CLAIM, world.patience.grow, |claim| {
-        let state = claim.and_then(resize_state);
+        let state = claim.and_then(claims::resize_state);
         State::when(state == Some("ControllerResizeInfeasible"), format!("its resize is {state:?}"))
     })
     .await?
@@ -59,22 +48,8 @@ async fn refused(world: &World<'_>) -> Result<()> {
 }
 
 async fn met(world: &World<'_>) -> Result<()> {
-    ask(world, REDUCED).await?;
-    let asked = Quantity(REDUCED.quantity());
-    until_one(world.claims(), CLAIM, world.patience.grow, |claim| {
-        let status = claim.and_then(|claim| claim.status.as_ref());
-        let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
-        let state = claim.and_then(resize_state);
-        let settled = capacity == Some(&asked) && state.is_none();
-        State::when(settled, format!("it has {capacity:?}, and its resize is {state:?}"))
-    })
-    .await
-    .map(drop)
-}
-
-fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let states = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?;
-    states.get("storage").map(String::as_str)
+    claims::ask(world, CLAIM, REDUCED).await?;
+    claims::has(world, CLAIM, REDUCED).await
 }
 
 async fn sees(world: &World<'_>, size: Size) -> Result<()> {

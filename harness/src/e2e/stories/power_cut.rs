@@ -6,21 +6,21 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::{ListParams, PostParams};
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use tokio::time::{Instant, sleep};
 
 use super::install;
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
-use crate::cluster::waiting::{State, until, until_one};
+use crate::cluster::waiting::{State, until_one};
 use crate::e2e::breakage::Breakage;
 use crate::e2e::inventory::Inventory;
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::exec_ok;
-use crate::e2e::workload::{Held, Use, claim, holder_of};
+use crate::e2e::users::{User, is_ready, start, until_pods};
+use crate::e2e::workload::Use;
 use crate::e2e::world::{FOREIGN_NODE, World};
 
 pub(in crate::e2e) const NAME: &str = "power cut";
@@ -60,7 +60,7 @@ pub(in crate::e2e) async fn tell(
     let users = users(load);
     let volumes = load.pods * load.claims_each;
     let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);
-    let before = story.step(&title, start(world, &users)).await?;
+    let before = story.step(&title, start(world, &users, SIZE)).await?;
     if broken == Some(Breakage::Unsynced) {
         story.step("each volume is written to, without a sync", keep(world, &users, &["--unsynced"])).await?;
     } else {
@@ -81,12 +81,6 @@ pub(in crate::e2e) async fn tell(
         .map(drop)
 }
 
-/// A pod and its claims.
-struct User {
-    name: String,
-    claims: Vec<(String, Use)>,
-}
-
 fn users(load: Load) -> Vec<User> {
     let user = |pod: usize| {
         let name = format!("power-cut-{pod}");
@@ -97,77 +91,6 @@ fn users(load: Load) -> Vec<User> {
         User { claims: claims.collect(), name }
     };
     (0..load.pods).map(user).collect()
-}
-
-impl User {
-    fn path(claim: &str) -> String {
-        format!("/vol/{claim}")
-    }
-
-    fn pod(&self) -> Result<Pod> {
-        let paths: Vec<String> = self.claims.iter().map(|(claim, _)| User::path(claim)).collect();
-        let held = self.claims.iter().zip(&paths).map(|((claim, r#use), path)| Held {
-            claim,
-            path,
-            r#use: *r#use,
-            read_only: false,
-        });
-        holder_of(&self.name, &held.collect::<Vec<_>>())
-    }
-
-    /// As the test program takes them.
-    fn volumes(&self) -> Vec<String> {
-        let volume = |(claim, r#use): &(String, Use)| match r#use {
-            Use::Mounted => format!("writable:{}", User::path(claim)),
-            Use::Device => format!("block:{}", User::path(claim)),
-        };
-        self.claims.iter().map(volume).collect()
-    }
-}
-
-/// Answers the pods as they run.
-async fn start(world: &World<'_>, users: &[User]) -> Result<Vec<Pod>> {
-    let class = world.driver.class_name();
-    try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
-        let mode = if *r#use == Use::Device { "Block" } else { "Filesystem" };
-        let claim = claim(name, &class, SIZE, mode, "ReadWriteOnce")?;
-        let made = world.claims().create(&PostParams::default(), &claim).await;
-        made.map_err(told).with_context(|| format!("create claim {name}"))
-    }))
-    .await?;
-    for user in users {
-        let made = world.pods().create(&PostParams::default(), &user.pod()?).await;
-        made.map_err(told).with_context(|| format!("create pod {}", user.name))?;
-    }
-    pods(world, users, world.patience.start, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned())).await
-}
-
-/// Waits until `complaint` has nothing to say about any of the pods, and answers them.
-async fn pods(
-    world: &World<'_>,
-    users: &[User],
-    within: Duration,
-    complaint: impl Fn(&Pod) -> Option<String>,
-) -> Result<Vec<Pod>> {
-    let named = |pod: &Pod| users.iter().any(|user| user.name == pod.name_any());
-    let all = until(world.pods(), watcher::Config::default(), within, |pods| {
-        let ours: Vec<&Pod> = pods.values().filter(|pod| named(pod)).collect();
-        if ours.len() < users.len() {
-            return State::Waiting(format!("{} of {} pods exist", ours.len(), users.len()));
-        }
-        let complaints: Vec<String> = ours
-            .iter()
-            .filter_map(|pod| Some(format!("pod {} {}", pod.name_any(), complaint(pod)?)))
-            .collect();
-        State::when(complaints.is_empty(), complaints.join("; "))
-    })
-    .await?;
-    Ok(all.into_values().filter(named).collect())
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn container(pod: &Pod) -> Option<&str> {
@@ -220,7 +143,7 @@ fn boot_id(node: &NodeObject) -> Option<&str> {
 
 /// The same pods, in new containers.
 async fn back(world: &World<'_>, users: &[User], before: &[Pod]) -> Result<()> {
-    pods(world, users, RETURN, |pod| {
+    until_pods(world, users, RETURN, |pod| {
         let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
             return Some("has been replaced by another of its name".into());
         };

@@ -1,0 +1,98 @@
+//! What benchmarks on a real cluster share: the cluster, the driver in it, and what is told of the node.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use super::Args;
+use super::measurement::{Machine, Part, Row};
+use crate::cache;
+use crate::cluster::api_error::told;
+use crate::cluster::{Cluster, ClusterSpec, Durability, Node, Parts, Purpose};
+use crate::e2e::{self, workload};
+use crate::session::Session;
+
+/// Where claims and pods of benchmarks are.
+pub(super) const NAMESPACE: &str = "loopfs-bench";
+/// The class of the manifests.
+pub(super) const CLASS: &str = "loopfs";
+
+/// For a program that reads a file of /proc, on an emulated processor.
+const READ_TIME: Duration = Duration::from_secs(60);
+
+/// Starts a cluster for figures with the driver and an empty [`NAMESPACE`] in it, has `measure` take the rows there, and ends it. The
+/// node has the `tools` besides those of Kubernetes: what each is called there, and where it is here.
+pub(super) async fn measured(
+    session: &Session,
+    args: &Args,
+    bench: &str,
+    tools: &[(String, PathBuf)],
+    measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
+) -> Result<Part> {
+    anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
+    let parts = Parts::build_with(session, None, tools).await?;
+    let place = format!("node in a virtual machine ({})", parts.accelerator());
+    let directory = tempfile::tempdir().context("make a directory")?;
+    let logs = session.workspace.reports("bench").join(bench);
+    // An earlier run's would be read as this one's.
+    cache::remove_dir(&logs)?;
+    let spec = ClusterSpec {
+        dir: directory.path().to_owned(),
+        logs,
+        durability: Durability::Unsafe,
+        purpose: Purpose::Figures,
+    };
+    let cluster = Cluster::start(session, spec, parts).await?;
+    let measured = async {
+        let node = cluster.nodes().first().context("the cluster has no node")?;
+        let step = session.progress.step("install the driver");
+        e2e::install_driver(session, &cluster).await?;
+        make_namespace(cluster.client()).await?;
+        step.done("");
+        let rows = measure(&cluster, node).await?;
+        anyhow::Ok(Part { place, machine: machine(node).await?, rows })
+    };
+    let measured = measured.await;
+    // Also when that failed: the end of the logs is worth having.
+    let stopped = cluster.stop().await;
+    let part = measured?;
+    stopped?;
+    Ok(part)
+}
+
+async fn make_namespace(client: &Client) -> Result<()> {
+    let made =
+        Api::all(client.clone()).create(&PostParams::default(), &workload::namespace(NAMESPACE)?).await;
+    made.map_err(told).with_context(|| format!("create namespace {NAMESPACE}")).map(drop)
+}
+
+async fn machine(node: &Node) -> Result<Machine> {
+    let read = async |path: &str| node.output(&["cat", path], READ_TIME).await;
+    let (cpuinfo, kernel) = (read("/proc/cpuinfo").await?, read("/proc/sys/kernel/osrelease").await?);
+    let (cpu, cpus) = processors(&cpuinfo);
+    Ok(Machine { cpu: cpu.to_owned(), cpus, kernel: kernel.trim().to_owned(), file_system: "xfs".to_owned() })
+}
+
+/// Which, and how many.
+fn processors(cpuinfo: &str) -> (&str, u32) {
+    let fields = |name: &'static str| cpuinfo.lines().filter(move |line| line.starts_with(name));
+    // Not every architecture has a model name.
+    let cpu = fields("model name").chain(fields("CPU part")).next().and_then(|line| line.split(':').nth(1));
+    (cpu.unwrap_or("unknown").trim(), fields("processor").map(|_| 1).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_named_where_they_have_a_name() {
+        let named = "processor\t: 0\nmodel name\t: A B\n\nprocessor\t: 1\nmodel name\t: A B\n";
+        assert_eq!(processors(named), ("A B", 2));
+        assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c", 1));
+        assert_eq!(processors("processor\t: 0\n"), ("unknown", 1));
+    }
+}

@@ -1,0 +1,101 @@
+//! What a growth takes where only the kubelet looks at the volume.
+//!
+//! The driver's process is frozen while the images grow, so the provisioner hands the last step to the kubelet, and then killed: the
+//! one that is started in its place was not told of the growth. It serves the kubelet's NodeExpandVolume within seconds; all else
+//! is the wait for the kubelet's next look at the pod. Each volume has a pod of its own, because a pod's volumes are looked at
+//! together: they would be one sample.
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+
+use super::super::measurement::milliseconds;
+use super::GROW_TIME;
+use super::watched::Watched;
+use crate::cluster::Node;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until_one};
+use crate::e2e::claims;
+use crate::e2e::containers::{Container, freeze, kill};
+use crate::e2e::users::User;
+use crate::e2e::workload::Use;
+use crate::e2e::world::World;
+
+/// In a pod.
+pub(super) const VOLUMES: u64 = 1;
+const PODS: usize = 3;
+/// The container of the process that serves the kubelet.
+const DRIVER: &str = "csi";
+
+/// The states of a claim whose growth is the kubelet's to finish.
+const PENDING: &str = "NodeResizePending";
+const IN_PROGRESS: &str = "NodeResizeInProgress";
+
+/// Pods, each with a block volume.
+pub(super) fn users() -> Vec<User> {
+    let user = |number: usize| {
+        let name = format!("kubelet-{number}");
+        User { claims: vec![(name.clone(), Use::Device)], name }
+    };
+    (0..PODS).map(user).collect()
+}
+
+/// How many milliseconds it took until each volume was seen to have grown.
+pub(super) async fn samples(world: &World<'_>, node: &Node, users: &[User]) -> Result<Vec<f64>> {
+    let of_all = users.iter().flat_map(|user| {
+        let claims = user.claims.iter().map(|(claim, _)| claim.as_str());
+        claims.zip(user.volumes()).map(move |(claim, volume)| (user.name.as_str(), claim, volume))
+    });
+    let all: Vec<(&str, &str, String)> = of_all.collect();
+    let watched = all.iter().map(|(pod, claim, volume)| Watched::start(world, pod, claim, volume));
+    let watched = try_join_all(watched).await?;
+    let drivers = world.live_driver_pods().await?;
+    let drivers = drivers.iter().map(|pod| Container::of(pod, DRIVER)).collect::<Result<Vec<_>>>()?;
+    for driver in &drivers {
+        freeze(node, driver).await?;
+    }
+    let seen = watched.into_iter().zip(&all).map(async |(watched, (_, claim, _))| {
+        let took = watched.grow(GROW_TIME).await?;
+        by_the_kubelet(world, claim).await?;
+        anyhow::Ok(milliseconds(took))
+    });
+    let handed_over = async {
+        try_join_all(all.iter().map(|(_, claim, _)| handed_over(world, claim))).await?;
+        for driver in &drivers {
+            kill(node, driver).await?;
+        }
+        Ok(())
+    };
+    let (samples, ()) = tokio::try_join!(try_join_all(seen), handed_over)?;
+    Ok(samples)
+}
+
+/// Waits until the rest is the kubelet's.
+async fn handed_over(world: &World<'_>, claim: &str) -> Result<()> {
+    let waited = until_one(world.claims(), claim, world.patience.grow, |claim| {
+        let state = claim.and_then(claims::resize_state);
+        State::when(matches!(state, Some(PENDING | IN_PROGRESS)), format!("its resize is {state:?}"))
+    });
+    waited.await.with_context(|| format!("claim {claim} is not handed to the kubelet")).map(drop)
+}
+
+/// That it was the kubelet: it says so in the claim before it asks the driver.
+async fn by_the_kubelet(world: &World<'_>, claim: &str) -> Result<()> {
+    let now = world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;
+    let state = claims::resize_state(&now);
+    anyhow::ensure!(state != Some(PENDING), "claim {claim} has grown, and not by the kubelet");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pod_has_a_volume_of_its_own() {
+        let users = users();
+        assert_eq!(users.len(), PODS);
+        let volumes: Vec<String> = users.iter().flat_map(User::volumes).collect();
+        assert!(volumes.iter().all(|volume| volume.starts_with("block:")), "{volumes:?}");
+        assert_eq!(volumes.len() as u64, PODS as u64 * VOLUMES);
+    }
+}

@@ -1,0 +1,66 @@
+//! A volume in a pod, and a program there that says when it has grown.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{GROWN, SIZE};
+use crate::e2e::claims;
+use crate::e2e::sizes::Size;
+use crate::e2e::talking::Speaker;
+use crate::e2e::world::World;
+
+/// From the start of the program to its first word, on an emulated processor.
+const START_TIME: Duration = Duration::from_secs(60);
+
+pub(super) struct Watched<'a> {
+    world: &'a World<'a>,
+    claim: &'a str,
+    program: Speaker,
+}
+
+impl<'a> Watched<'a> {
+    /// Once this has returned, the program looks at the volume of a claim in a pod.
+    pub(super) async fn start(
+        world: &'a World<'a>,
+        pod: &str,
+        claim: &'a str,
+        volume: &str,
+    ) -> Result<Watched<'a>> {
+        let mut program = Speaker::start(&world.pods(), pod, &["/volume-check", "grows", volume]).await?;
+        let line = program.line(START_TIME).await?;
+        expect(&line, SIZE).with_context(|| format!("volume {volume} before it grows"))?;
+        Ok(Watched { world, claim, program })
+    }
+
+    /// Asks for more, and answers how long it took until the pod saw it.
+    pub(super) async fn grow(mut self, within: Duration) -> Result<Duration> {
+        let begun = Instant::now();
+        let seen = async {
+            let line = self.program.line(within).await?;
+            Ok((line, begun.elapsed()))
+        };
+        let ((), (line, took)) = tokio::try_join!(claims::ask(self.world, self.claim, GROWN), seen)?;
+        expect(&line, GROWN).with_context(|| format!("claim {} has grown", self.claim))?;
+        Ok(took)
+    }
+}
+
+fn expect(line: &str, size: Size) -> Result<()> {
+    let asked = size.bytes();
+    anyhow::ensure!(line.parse() == Ok(asked), "{asked} bytes are asked for, the pod sees {line}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_size_is_no_growth() {
+        assert!(expect("4194304", GROWN).is_ok());
+        let error = expect("4194303", GROWN).unwrap_err().to_string();
+        assert!(error.contains("4194303"), "{error}");
+        assert!(expect("", SIZE).is_err());
+    }
+}

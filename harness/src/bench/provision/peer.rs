@@ -1,0 +1,204 @@
+//! The sidecars that do what the provisioner does, on the node, beside a CSI controller that makes the same volumes as ours.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+
+use super::Side;
+use crate::cluster::api_error::told;
+use crate::cluster::pki::Subject;
+use crate::cluster::{Cluster, DATA_DIR, Node, TOOLS_DIR};
+use crate::go_build::{self, GoModule};
+use crate::session::Session;
+
+const SIDECARS: GoModule = GoModule {
+    name: "csi-sidecars",
+    versioned_by: "github.com/kubernetes-csi/external-provisioner/v5",
+    version_variables: &[],
+    renamed: &[],
+    without_go: None,
+};
+
+/// What the peer's programs are called in the node's directory of tools.
+pub(super) const PROVISIONER: &str = "csi-provisioner";
+pub(super) const RESIZER: &str = "csi-resizer";
+pub(super) const DRIVER: &str = "loopfs-csi";
+
+pub(super) const DESCRIPTION: &str =
+    "external-provisioner 5.3 and external-resizer 1.14 with the CSI controller of loopfs-csi";
+
+/// Where they are on the node.
+const PROGRAMS: [&str; 3] =
+    ["/opt/kubernetes/csi-provisioner", "/opt/kubernetes/csi-resizer", "/opt/kubernetes/loopfs-csi"];
+const DRIVER_NAME: &str = "peer.loopfs.dev";
+const CLASS: &str = "peer";
+/// Whom the API server knows it as.
+const USER: &str = "sidecars";
+/// The peer's own directory on the node.
+const DIR: &str = "/run/peer";
+
+/// For a command on an emulated processor.
+const COMMAND_TIME: Duration = Duration::from_secs(60);
+
+/// How many requests each sidecar allows itself.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Limits {
+    /// Five a second, ten at once.
+    Default,
+    /// More than it ever makes.
+    Lifted,
+}
+
+/// The peer, and its CSI controller, which runs.
+pub(super) struct Peer<'a> {
+    client: &'a Client,
+    node: &'a Node,
+    driver: Running<'a>,
+}
+
+/// The sidecars, which run.
+pub(super) struct Sidecars<'a>([Running<'a>; 2]);
+
+/// A process of the peer.
+struct Running<'a> {
+    node: &'a Node,
+    name: &'static str,
+    pid: String,
+}
+
+/// Builds the sidecars, or finds them built, and answers what each is called and where it is.
+pub(super) async fn build(session: &Session) -> Result<[(String, PathBuf); 2]> {
+    let directory = go_build::build(session, &SIDECARS).await?;
+    Ok([PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name))))
+}
+
+impl<'a> Peer<'a> {
+    /// Makes its class, gives it the administrator's rights and starts its CSI controller.
+    pub(super) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<Peer<'a>> {
+        let client = cluster.client();
+        let class: StorageClass = serde_json::from_value(json!({
+            "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
+        }))?;
+        let made = Api::all(client.clone()).create(&PostParams::default(), &class).await;
+        made.map_err(told).with_context(|| format!("create storage class {CLASS}"))?;
+        let control_plane = cluster.control_plane();
+        let caller =
+            control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })?;
+        let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
+        let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/kubeconfig");
+        node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIME).await?;
+        let driver = start(node, DRIVER, &driver_args(node.name())).await?;
+        Ok(Peer { client, node, driver })
+    }
+
+    pub(super) fn side(&self) -> Side<'static> {
+        Side { class: CLASS, user: USER, programs: &PROGRAMS }
+    }
+
+    /// Starts the sidecars as they are deployed beside the driver of a node.
+    pub(super) async fn start(&self, limits: Limits) -> Result<Sidecars<'a>> {
+        let provisioner = start(self.node, PROVISIONER, &provisioner_args(limits)).await?;
+        let resizer = start(self.node, RESIZER, &sidecar_args(limits)).await?;
+        Ok(Sidecars([provisioner, resizer]))
+    }
+
+    /// Copies what its processes say to `directory`, for people.
+    pub(super) async fn save_logs(&self, directory: &Path) -> Result<()> {
+        for name in [PROVISIONER, RESIZER, DRIVER] {
+            let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIME).await?;
+            let path = directory.join(format!("peer-{name}.log"));
+            std::fs::write(&path, log.stdout).with_context(|| format!("write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends its CSI controller and takes its class away.
+    pub(super) async fn remove(self) -> Result<()> {
+        self.driver.stop().await?;
+        let classes: Api<StorageClass> = Api::all(self.client.clone());
+        let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
+        deleted.map_err(told).with_context(|| format!("delete storage class {CLASS}")).map(drop)
+    }
+}
+
+impl Sidecars<'_> {
+    pub(super) async fn stop(self) -> Result<()> {
+        for sidecar in self.0 {
+            sidecar.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Running<'_> {
+    /// Kills it: nothing of what it does is to be finished.
+    async fn stop(self) -> Result<()> {
+        let script = "kill -KILL \"$1\" && tail --pid=\"$1\" -f /dev/null";
+        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid], COMMAND_TIME).await;
+        ended
+            .with_context(|| format!("{} does not run on the node: see peer-{}.log", self.name, self.name))
+            .map(drop)
+    }
+}
+
+/// Starts a program of the node's tools in the background.
+async fn start<'a>(node: &'a Node, name: &'static str, args: &[String]) -> Result<Running<'a>> {
+    // In a session of its own: what is left of the group of a command is killed with it. The command is over when the program has
+    // its log for its output, and so has left the group.
+    let script = format!(
+        "cd {DIR} || exit; export NODE_NAME=\"$1\"; shift; \
+         pid=$(setsid sh -c 'echo $$; exec \"$@\" </dev/null >>{name}.log 2>&1' sh \"$@\" &); echo \"$pid\""
+    );
+    let program = format!("{TOOLS_DIR}/{name}");
+    let mut argv = vec!["sh", "-c", &script, "sh", node.name(), &program];
+    argv.extend(args.iter().map(String::as_str));
+    let pid = node.output(&argv, COMMAND_TIME).await.with_context(|| format!("start {name} on the node"))?;
+    Ok(Running { node, name, pid: pid.trim().to_owned() })
+}
+
+fn driver_args(node: &str) -> Vec<String> {
+    vec![
+        format!("--driver-name={DRIVER_NAME}"),
+        format!("--node-name={node}"),
+        format!("--data-dir={DATA_DIR}"),
+        format!("--endpoint=unix://{DIR}/csi.sock"),
+    ]
+}
+
+fn provisioner_args(limits: Limits) -> Vec<String> {
+    let own = [
+        "--node-deployment",
+        "--feature-gates=Topology=true",
+        "--strict-topology",
+        "--immediate-topology=false",
+    ];
+    own.iter().map(|&arg| arg.to_owned()).chain(sidecar_args(limits)).collect()
+}
+
+fn sidecar_args(limits: Limits) -> Vec<String> {
+    let mut args = vec![format!("--csi-address={DIR}/csi.sock"), format!("--kubeconfig={DIR}/kubeconfig")];
+    if limits == Limits::Lifted {
+        args.extend(["--kube-api-qps=10000".to_owned(), "--kube-api-burst=10000".to_owned()]);
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_limits_differ() {
+        let (usual, lifted) = (provisioner_args(Limits::Default), provisioner_args(Limits::Lifted));
+        assert!(lifted.starts_with(&usual));
+        assert!(lifted[usual.len()..].iter().all(|arg| arg.starts_with("--kube-api-")));
+        for (program, path) in [PROVISIONER, RESIZER, DRIVER].iter().zip(PROGRAMS) {
+            assert_eq!(path, format!("{TOOLS_DIR}/{program}"));
+        }
+    }
+}

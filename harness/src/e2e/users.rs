@@ -1,0 +1,93 @@
+//! Pods with many claims, each, for stories and measurements that need many volumes in use.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::PostParams;
+use kube::runtime::watcher;
+
+use super::claims;
+use super::sizes::Size;
+use super::workload::{Held, Use, claim, holder_of};
+use super::world::World;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until};
+
+/// A pod and its claims.
+pub(crate) struct User {
+    pub(crate) name: String,
+    pub(crate) claims: Vec<(String, Use)>,
+}
+
+impl User {
+    fn path(claim: &str) -> String {
+        format!("/vol/{claim}")
+    }
+
+    pub(super) fn pod(&self) -> Result<Pod> {
+        let paths: Vec<String> = self.claims.iter().map(|(claim, _)| User::path(claim)).collect();
+        let held = self.claims.iter().zip(&paths).map(|((claim, r#use), path)| Held {
+            claim,
+            path,
+            r#use: *r#use,
+            read_only: false,
+        });
+        holder_of(&self.name, &held.collect::<Vec<_>>())
+    }
+
+    /// The volumes of the claims, as the test program takes them.
+    pub(crate) fn volumes(&self) -> Vec<String> {
+        let volume = |(claim, r#use): &(String, Use)| match r#use {
+            Use::Mounted => format!("writable:{}", User::path(claim)),
+            Use::Device => format!("block:{}", User::path(claim)),
+        };
+        self.claims.iter().map(volume).collect()
+    }
+}
+
+/// Makes the claims and starts the pods, and answers these as they run.
+pub(crate) async fn start(world: &World<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
+    let class = world.driver.class_name();
+    try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
+        let mode = if *r#use == Use::Device { "Block" } else { "Filesystem" };
+        claims::create(world, &claim(name, &class, size, mode, "ReadWriteOnce")?).await
+    }))
+    .await?;
+    for user in users {
+        let made = world.pods().create(&PostParams::default(), &user.pod()?).await;
+        made.map_err(told).with_context(|| format!("create pod {}", user.name))?;
+    }
+    until_pods(world, users, world.patience.start, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned()))
+        .await
+}
+
+/// Waits until `complaint` has nothing to say about any of the pods, and answers them.
+pub(super) async fn until_pods(
+    world: &World<'_>,
+    users: &[User],
+    within: Duration,
+    complaint: impl Fn(&Pod) -> Option<String>,
+) -> Result<Vec<Pod>> {
+    let named = |pod: &Pod| users.iter().any(|user| user.name == pod.name_any());
+    let all = until(world.pods(), watcher::Config::default(), within, |pods| {
+        let ours: Vec<&Pod> = pods.values().filter(|pod| named(pod)).collect();
+        if ours.len() < users.len() {
+            return State::Waiting(format!("{} of {} pods exist", ours.len(), users.len()));
+        }
+        let complaints: Vec<String> = ours
+            .iter()
+            .filter_map(|pod| Some(format!("pod {} {}", pod.name_any(), complaint(pod)?)))
+            .collect();
+        State::when(complaints.is_empty(), complaints.join("; "))
+    })
+    .await?;
+    Ok(all.into_values().filter(named).collect())
+}
+
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
