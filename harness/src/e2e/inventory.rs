@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
 
 use crate::cluster::{DATA_DIR, Node};
+use crate::guest::control::ExecOutput;
 
 /// Longer than any of the tools takes on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -23,15 +24,14 @@ pub(super) struct Inventory {
 
 impl Inventory {
     pub(super) async fn take(node: &Node) -> Result<Inventory> {
-        let files =
-            output(node, &["find", DATA_DIR, "-ignore_readdir_race", "-printf", "%y %D %i %P\\0"]).await?;
+        let files = node.exec(&["find", DATA_DIR, "-printf", "%y %D %i %P\\0"], TOOL_DEADLINE).await?;
         let report = "report -p -n -N -b -i";
         let quotas = output(node, &["xfs_quota", "-x", "-c", report, DATA_DIR]).await?;
         let columns = "BACK-MAJ:MIN,BACK-INO,BACK-FILE";
         let loops =
             output(node, &["losetup", "--list", "--noheadings", "--raw", "--output", columns]).await?;
         let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
-        let files = Files::parse(&files)?;
+        let files = Files::parse(still_there(&files)?)?;
         let loops = parse_loops(&loops, &files)?;
         let devices = loops.iter().map(|(image, _)| format!("loop device attached to {image}"));
         let all = files.entries().chain(parse_quotas(&quotas)).chain(devices).chain(parse_mounts(&mounts));
@@ -77,6 +77,21 @@ fn count(entries: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
 
 async fn output(node: &Node, argv: &[&str]) -> Result<String> {
     node.output(argv, TOOL_DEADLINE).await
+}
+
+/// What `find` saw of the data directory. What went while it walked is not there, and not an error: its own
+/// `-ignore_readdir_race` still fails for a directory that goes before it is opened.
+fn still_there(found: &ExecOutput) -> Result<&str> {
+    let within = format!("find: '{DATA_DIR}/");
+    let went = |line: &str| line.starts_with(&within) && line.ends_with(": No such file or directory");
+    let all_went = !found.stderr.is_empty() && found.stderr.lines().all(went);
+    anyhow::ensure!(
+        found.code == 0 || (found.code == 1 && all_went),
+        "in the node: find {DATA_DIR} ended with {}: {}",
+        found.code,
+        found.stderr.trim()
+    );
+    Ok(&found.stdout)
 }
 
 /// What is in the data directory, by inode number.
@@ -179,6 +194,8 @@ pub(super) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
     fn all(entries: impl Iterator<Item = String>) -> Vec<String> {
@@ -195,6 +212,24 @@ mod tests {
             [format!("directory {DATA_DIR}/volumes"), format!("file {DATA_DIR}/volumes/a b")]
         );
         assert!(Files::parse("").is_err());
+    }
+
+    #[rstest]
+    #[case::all_read(0, "", true)]
+    #[case::went_meanwhile(1, "find: '{}/volumes/a': No such file or directory\n", true)]
+    #[case::not_readable(1, "find: '{}/volumes/a': Input/output error\n", false)]
+    #[case::one_of_two(
+        1,
+        "find: '{}/b': Permission denied\nfind: '{}/a': No such file or directory\n",
+        false
+    )]
+    #[case::no_data_directory(1, "find: '{}': No such file or directory\n", false)]
+    #[case::said_nothing(1, "", false)]
+    #[case::killed(137, "find: '{}/volumes/a': No such file or directory\n", false)]
+    fn what_goes_meanwhile_is_not_there(#[case] code: i32, #[case] stderr: &str, #[case] read: bool) {
+        let stderr = stderr.replace("{}", DATA_DIR);
+        let found = ExecOutput { code, stdout: FOUND.to_owned(), stderr };
+        assert_eq!(still_there(&found).ok(), read.then_some(FOUND));
     }
 
     #[test]
