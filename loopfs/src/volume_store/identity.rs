@@ -62,24 +62,18 @@ pub(super) struct DataFilesystem {
     pub(super) uuid: FilesystemUuid,
 }
 
+const OPERATION: &str = "open the data directory";
+const DIRECTORY: OFlag =
+    OFlag::O_DIRECTORY.union(OFlag::O_RDONLY).union(OFlag::O_CLOEXEC).union(OFlag::O_NOFOLLOW);
+
 impl DataFilesystem {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        const OPERATION: &str = "open the data directory";
         let shown = path.display();
-        let directory = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-        let root = open(path, directory, Mode::empty()).map_err(|errno| {
-            let error = Error::sys(OPERATION, &shown, errno);
-            match error.kind() {
-                ErrorKind::NotFound => error
-                    .with_kind(ErrorKind::NotMounted)
-                    .explain("make it the mount point of an XFS file system"),
-                _ => explain_failure(error, path),
-            }
-        })?;
+        let root = open_root(path)?;
         let (device, kind, root_path) = mount_of(&root, path)?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("/"));
         let parent =
-            open(parent, directory & !OFlag::O_NOFOLLOW, Mode::empty()).context("open", parent.display())?;
+            open(parent, DIRECTORY & !OFlag::O_NOFOLLOW, Mode::empty()).context("open", parent.display())?;
         if statx::mount_id(&root).context("statx", &shown)?
             == statx::mount_id(&parent).context("statx", &shown)?
         {
@@ -134,8 +128,20 @@ impl DataFilesystem {
 
     /// Whether the path still leads to the file system that is held open.
     pub(super) fn require_mounted(&self) -> Result<()> {
+        if self.is_same_mount(&open_root(&self.path)?)? {
+            return self.require_enforcement();
+        }
+        // Mounted anew, perhaps.
         let now = Self::open(&self.path)?;
         if now.uuid == self.uuid { Ok(()) } else { Err(foreign(&self.path, self.uuid, now.uuid)) }
+    }
+
+    /// Whether it is of the mount that was opened, which is all there is to ask: what a mount shows never changes, and
+    /// its id is no other's as long as the root is held open. So it costs the same however many mounts a node has.
+    fn is_same_mount(&self, root: &OwnedFd) -> Result<bool> {
+        let id = |root| statx::mount_id(root).context("statx", self.path.display());
+        let (opened, now) = (id(&self.root)?, id(root)?);
+        Ok(opened.is_some() && opened == now)
     }
 
     /// The record beside the mount point; None where there is none.
@@ -169,6 +175,18 @@ impl DataFilesystem {
     }
 }
 
+fn open_root(path: &Path) -> Result<OwnedFd> {
+    open(path, DIRECTORY, Mode::empty()).map_err(|errno| {
+        let error = Error::sys(OPERATION, path.display(), errno);
+        match error.kind() {
+            ErrorKind::NotFound => error
+                .with_kind(ErrorKind::NotMounted)
+                .explain("make it the mount point of an XFS file system"),
+            _ => explain_failure(error, path),
+        }
+    })
+}
+
 fn explain_failure(error: Error, path: &Path) -> Error {
     if error.errno() != Some(libc::EIO) {
         return error;
@@ -192,7 +210,7 @@ fn foreign(path: &Path, expected: FilesystemUuid, found: FilesystemUuid) -> Erro
          or, to start anew on this one, remove {}",
         record_path(path).display()
     );
-    Error::new(ErrorKind::WrongFilesystem, "open the data directory", path.display(), detail)
+    Error::new(ErrorKind::WrongFilesystem, OPERATION, path.display(), detail)
 }
 
 /// Device number, type and root of the mount a directory was reached through.

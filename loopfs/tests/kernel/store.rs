@@ -340,6 +340,16 @@ fn a_lost_mount_is_noticed_and_nothing_is_written_below_it() {
     store.verify().unwrap();
 }
 
+#[test]
+fn a_file_system_that_is_mounted_anew_is_known_again() {
+    let store = store();
+    let data = xfs();
+    bind_mount(File::open(&data).unwrap().as_fd(), &data, MountFlags::default()).unwrap();
+    store.verify().unwrap();
+    assert!(unmount_once(&data));
+    store.verify().unwrap();
+}
+
 /// The data file system itself is mounted there too, and must stay.
 fn unmount_once(path: &std::path::Path) -> bool {
     nix::mount::umount(path).is_ok()
