@@ -3,10 +3,13 @@
 //!
 //! Reconciles hand notices to a queue and go on; one task turns them into API objects. Repetitions become one
 //! event with a count, and a flood from one object is cut off, so that no number of retries loads the API
-//! server. (kube's own recorder aggregates by reason alone and would keep showing the first text after the
-//! facts have changed.)
+//! server. Of many objects at once it is told at a rate, for their volumes come first. (kube's own recorder
+//! aggregates by reason alone and would keep showing the first text after the facts have changed.)
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use k8s_openapi::{
     api::{
@@ -129,6 +132,7 @@ pub(crate) struct Notice {
     regarding: ObjectReference,
     reason: Reason,
     note: String,
+    at: Timestamp,
 }
 
 impl Notice {
@@ -179,34 +183,88 @@ impl Events {
     }
 
     fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
-        if let Err(error) = self.queue.try_send(Notice { regarding, reason, note }) {
+        let notice = Notice { regarding, reason, note, at: Timestamp::now() };
+        if let Err(error) = self.queue.try_send(notice) {
             tracing::warn!(%error, "an event is dropped");
         }
     }
 }
 
-/// Writes queued notices to the log and the API server until the last sender is gone.
+/// Writes queued notices to the log, and to the API server at a rate, until the last sender is gone and all is told.
 pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mpsc::Receiver<Notice>) {
-    let mut aggregator = Aggregator::default();
-    let mut serial: u64 = 0;
-    while let Some(notice) = notices.recv().await {
+    let mut writer = EventWriter { client, identity, serial: 0, aggregator: Aggregator::default() };
+    let mut allowance = Allowance { next: Instant::now() };
+    let mut due = VecDeque::new();
+    let mut open = true;
+    while open || !due.is_empty() {
+        tokio::select! {
+            notice = notices.recv(), if open => match notice {
+                Some(notice) => {
+                    let verdict = writer.aggregator.observe(&Key::of(&notice), Instant::now());
+                    log(&notice, &verdict);
+                    match verdict {
+                        Verdict::Suppress => {}
+                        _ if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
+                        verdict => due.push_back((notice, verdict)),
+                    }
+                }
+                None => open = false,
+            },
+            () = allowance.granted(), if !due.is_empty() => {
+                if let Some((notice, verdict)) = due.pop_front() {
+                    writer.write(notice, verdict).await;
+                }
+            }
+        }
+    }
+}
+
+/// What a person sets off is told of at once,
+const BURST: u32 = 100;
+/// and what goes beyond it at the rate that other controllers' clients keep to.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// One write for each [`EVERY`] that has passed, of which [`BURST`] are kept.
+#[derive(Debug)]
+struct Allowance {
+    /// When as many will have been granted as have been asked for.
+    next: Instant,
+}
+
+impl Allowance {
+    /// Waits for the next one. It is not used up where the wait is given up.
+    async fn granted(&mut self) {
+        let wait = (self.next + EVERY).saturating_duration_since(Instant::now() + EVERY * BURST);
+        tokio::time::sleep(wait).await;
+        self.next = self.next.max(Instant::now()) + EVERY;
+    }
+}
+
+struct EventWriter {
+    client: Client,
+    identity: Identity,
+    serial: u64,
+    aggregator: Aggregator,
+}
+
+impl EventWriter {
+    async fn write(&mut self, notice: Notice, verdict: Verdict) {
+        let events = namespaced(&self.client, &notice);
         let key = Key::of(&notice);
-        let verdict = aggregator.observe(&key, Instant::now());
-        log(&notice, &verdict);
         let written = match verdict {
-            Verdict::Suppress => continue,
-            Verdict::Repeat { name, count } => repeat(&client, &notice, &name, count).await,
+            Verdict::Suppress => return,
+            Verdict::Repeat { name, count } => repeat(&events, &name, count).await,
             Verdict::First => {
-                serial += 1;
-                let event = new_event(&notice, &identity, serial, Timestamp::now());
+                self.serial += 1;
+                let event = new_event(&notice, &self.identity, self.serial);
                 let name = event.metadata.name.clone().unwrap_or_default();
-                let created = namespaced(&client, &notice).create(&PostParams::default(), &event).await;
-                created.map(|_event| aggregator.created(&key, name))
+                let created = events.create(&PostParams::default(), &event).await;
+                created.map(|_event| self.aggregator.created(&key, name))
             }
         };
         if let Err(error) = written {
             // The next occurrence starts over; an event is not worth retrying for its own sake.
-            aggregator.forget(&key);
+            self.aggregator.forget(&key);
             tracing::warn!(%error, reason = notice.reason.as_str(), "an event could not be written");
         }
     }
@@ -214,7 +272,7 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mps
 
 /// What happens for the first time is for everybody to read; that it happened again is not.
 fn log(notice: &Notice, verdict: &Verdict) {
-    let Notice { regarding, reason, note } = notice;
+    let Notice { regarding, reason, note, .. } = notice;
     let kind = regarding.kind.as_deref().unwrap_or_default();
     let namespace = regarding.namespace.as_deref().unwrap_or_default();
     let name = regarding.name.as_deref().unwrap_or_default();
@@ -227,10 +285,10 @@ fn log(notice: &Notice, verdict: &Verdict) {
     }
 }
 
-async fn repeat(client: &Client, notice: &Notice, name: &str, count: i32) -> kube::Result<()> {
+async fn repeat(events: &Api<Event>, name: &str, count: i32) -> kube::Result<()> {
     let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
     let patch = Patch::Merge(json!({ "series": series }));
-    namespaced(client, notice).patch(name, &PatchParams::default(), &patch).await.map(|_event| ())
+    events.patch(name, &PatchParams::default(), &patch).await.map(|_event| ())
 }
 
 /// Events about objects without a namespace go to "default".
@@ -243,8 +301,8 @@ const NOTE_MAX: usize = 1024;
 const NAME_MAX: usize = 253;
 const REPORTER_MAX: usize = 128;
 
-fn new_event(notice: &Notice, identity: &Identity, serial: u64, now: Timestamp) -> Event {
-    let suffix = format!(".{:x}.{serial:x}", now.as_nanosecond());
+fn new_event(notice: &Notice, identity: &Identity, serial: u64) -> Event {
+    let suffix = format!(".{:x}.{serial:x}", notice.at.as_nanosecond());
     let object = notice.regarding.name.as_deref().unwrap_or("unnamed");
     let kept = truncated(object, NAME_MAX - suffix.len()).trim_end_matches(['.', '-']);
     Event {
@@ -253,7 +311,7 @@ fn new_event(notice: &Notice, identity: &Identity, serial: u64, now: Timestamp) 
             namespace: Some(notice.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned())),
             ..Default::default()
         },
-        event_time: Some(MicroTime(now)),
+        event_time: Some(MicroTime(notice.at)),
         type_: Some(notice.reason.type_().to_owned()),
         reason: Some(notice.reason.as_str().to_owned()),
         action: Some(notice.reason.action().to_owned()),
@@ -305,10 +363,15 @@ const REPEAT_EVERY: Duration = Duration::from_secs(10);
 /// has them all).
 const TEXTS_PER_SUBJECT: usize = 10;
 
+/// Subjects of which nothing new was heard are looked for this often.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
 /// Decides what becomes of a notice.
 #[derive(Debug, Default)]
 struct Aggregator {
-    series: HashMap<Key, Series>,
+    /// By subject, and then by text.
+    subjects: HashMap<Subject, HashMap<String, Series>>,
+    swept: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -328,8 +391,10 @@ enum Verdict {
 
 impl Aggregator {
     fn observe(&mut self, key: &Key, now: Instant) -> Verdict {
-        self.series.retain(|_, series| now.duration_since(series.seen) < SERIES_END);
-        if let Some(series) = self.series.get_mut(key) {
+        self.sweep(now);
+        let texts = self.subjects.entry(key.subject.clone()).or_default();
+        texts.retain(|_, series| !series.is_over(now));
+        if let Some(series) = texts.get_mut(&key.note) {
             series.seen = now;
             series.count = series.count.saturating_add(1);
             if series.name.is_empty() || now.duration_since(series.written) < REPEAT_EVERY {
@@ -338,21 +403,38 @@ impl Aggregator {
             series.written = now;
             return Verdict::Repeat { name: series.name.clone(), count: series.count };
         }
-        if self.series.keys().filter(|other| other.subject == key.subject).count() >= TEXTS_PER_SUBJECT {
+        if texts.len() >= TEXTS_PER_SUBJECT {
             return Verdict::Suppress;
         }
-        self.series.insert(key.clone(), Series { name: String::new(), count: 1, seen: now, written: now });
+        texts.insert(key.note.clone(), Series { name: String::new(), count: 1, seen: now, written: now });
         Verdict::First
     }
 
     fn created(&mut self, key: &Key, name: String) {
-        if let Some(series) = self.series.get_mut(key) {
+        if let Some(series) = self.subjects.get_mut(&key.subject).and_then(|texts| texts.get_mut(&key.note)) {
             series.name = name;
         }
     }
 
     fn forget(&mut self, key: &Key) {
-        self.series.remove(key);
+        if let Some(texts) = self.subjects.get_mut(&key.subject) {
+            texts.remove(&key.note);
+        }
+    }
+
+    /// Now and then, so that a notice costs the same however many there were before.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_EVERY) {
+            return;
+        }
+        self.swept = Some(now);
+        self.subjects.retain(|_, texts| texts.values().any(|series| !series.is_over(now)));
+    }
+}
+
+impl Series {
+    fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.seen) >= SERIES_END
     }
 }
 

@@ -2,13 +2,19 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::client::Body;
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::fixtures;
 
 fn notice(note: &str) -> Notice {
     let claim: PersistentVolumeClaim = fixtures::claim(json!({}));
-    Notice { regarding: claim.object_ref(&()), reason: Reason::ProvisioningFailed, note: note.to_owned() }
+    Notice {
+        regarding: claim.object_ref(&()),
+        reason: Reason::ProvisioningFailed,
+        note: note.to_owned(),
+        at: Timestamp::UNIX_EPOCH,
+    }
 }
 
 #[test]
@@ -25,37 +31,109 @@ fn repetitions_become_a_count_and_are_spaced() {
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
 }
 
+/// What the API server is sent, and when.
+#[derive(Debug)]
+struct Write {
+    method: http::Method,
+    path: String,
+    body: serde_json::Value,
+    at: Instant,
+}
+
+/// [`publish`] at work, and an API server that takes everything.
+struct Publishing {
+    queue: mpsc::Sender<Notice>,
+    publishing: JoinHandle<()>,
+    answering: JoinHandle<Vec<Write>>,
+}
+
+impl Publishing {
+    fn start() -> Publishing {
+        let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
+        let publishing =
+            tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), notices));
+        let answering = tokio::spawn(async move {
+            let mut seen = Vec::new();
+            while let Some((request, respond)) = server.next_request().await {
+                let (parts, body) = request.into_parts();
+                let body: serde_json::Value =
+                    serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                let event = Body::from(serde_json::to_vec(&json!({"metadata": body["metadata"]})).unwrap());
+                seen.push(Write {
+                    method: parts.method,
+                    path: parts.uri.path().to_owned(),
+                    body,
+                    at: Instant::now(),
+                });
+                respond.send_response(http::Response::new(event));
+            }
+            seen
+        });
+        Publishing { queue, publishing, answering }
+    }
+
+    /// Once everything queued is written.
+    async fn finish(self) -> Vec<Write> {
+        drop(self.queue);
+        self.publishing.await.unwrap();
+        self.answering.await.unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_at_once_are_written_at_a_rate_and_in_order() {
+    let publishing = Publishing::start();
+    let start = Instant::now();
+    let about = |number: u32| {
+        let mut notice = notice(&number.to_string());
+        notice.regarding.name = Some(format!("claim-{number}"));
+        notice
+    };
+    for number in 0..BURST + 10 {
+        publishing.queue.send(about(number)).await.unwrap();
+    }
+    let seen = publishing.finish().await;
+    let notes: Vec<String> =
+        seen.iter().map(|write| write.body["note"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(notes, (0..BURST + 10).map(|number| number.to_string()).collect::<Vec<_>>());
+    let after = |write: u32| seen[write as usize].at - start;
+    assert!(after(BURST - 1) < EVERY, "{:?}", after(BURST - 1));
+    assert!((9 * EVERY..11 * EVERY).contains(&after(BURST + 9)), "{:?}", after(BURST + 9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_used_is_kept_for_later_up_to_a_burst() {
+    let mut allowance = Allowance { next: Instant::now() };
+    for idle in [Duration::ZERO, EVERY * BURST * 2] {
+        tokio::time::sleep(idle).await;
+        let start = Instant::now();
+        for _ in 0..BURST {
+            allowance.granted().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "after {idle:?}");
+        allowance.granted().await;
+        assert!(start.elapsed() >= EVERY / 2);
+    }
+}
+
 /// What the API server is sent: one event, and then its count.
 #[tokio::test(start_paused = true)]
 async fn the_same_notice_over_and_over_is_two_writes() {
-    let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
-    let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
-    let publishing = tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), notices));
-    let answering = tokio::spawn(async move {
-        let mut seen = Vec::new();
-        while let Some((request, respond)) = server.next_request().await {
-            let (parts, body) = request.into_parts();
-            let body: serde_json::Value =
-                serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
-            seen.push((parts.method, parts.uri.path().to_owned(), body.clone()));
-            let event = Body::from(serde_json::to_vec(&json!({"metadata": body["metadata"]})).unwrap());
-            respond.send_response(http::Response::new(event));
-        }
-        seen
-    });
+    let publishing = Publishing::start();
     for _ in 0..4 {
-        queue.send(notice("no space")).await.unwrap();
+        publishing.queue.send(notice("no space")).await.unwrap();
         tokio::time::sleep(Duration::from_secs(4)).await;
     }
-    drop(queue);
-    publishing.await.unwrap();
-    let seen = answering.await.unwrap();
+    let seen = publishing.finish().await;
 
     let events = "/apis/events.k8s.io/v1/namespaces/shop/events";
-    let [(http::Method::POST, created_at, created), (http::Method::PATCH, repeated_at, repeated)] =
-        seen.as_slice()
-    else {
-        panic!("{seen:?}");
+    let [created, repeated] = seen.as_slice() else { panic!("{seen:?}") };
+    let Write { method: http::Method::POST, path: created_at, body: created, .. } = created else {
+        panic!("{created:?}");
+    };
+    let Write { method: http::Method::PATCH, path: repeated_at, body: repeated, .. } = repeated else {
+        panic!("{repeated:?}");
     };
     assert_eq!(created_at, events);
     assert_eq!(created["regarding"]["uid"], fixtures::CLAIM_UID);
@@ -102,7 +180,8 @@ fn a_failed_write_starts_over() {
 fn an_event_keeps_within_the_limits_of_the_api() {
     let mut notice = notice(&"ä".repeat(1000));
     notice.regarding.name = Some("n".repeat(253));
-    let event = new_event(&notice, &fixtures::identity(), u64::MAX, Timestamp::MAX);
+    notice.at = Timestamp::MAX;
+    let event = new_event(&notice, &fixtures::identity(), u64::MAX);
     assert_eq!(event.note.unwrap().len(), NOTE_MAX);
     let name = event.metadata.name.unwrap();
     assert!(name.len() <= NAME_MAX, "{name}");
