@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -23,6 +24,8 @@ const CLASS_OF_FILES: &str = "files";
 const BYTES_PER_INODE: &str = "512";
 
 const BIND_TIME: Duration = Duration::from_secs(900);
+/// As many as the node has processors.
+const FILLERS: usize = 2;
 /// For the files of a volume.
 const FILL_TIME: Duration = Duration::from_secs(60);
 /// Until what was deleted takes no room any more.
@@ -144,14 +147,19 @@ async fn make_class(client: &Client) -> Result<()> {
 async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
     let volumes = format!("{DATA_DIR}/volumes");
     let listed = node.output(&["ls", &volumes], GLANCE_TIME).await?;
-    let names: Vec<&str> = listed.split_whitespace().collect();
-    for (number, name) in names.iter().enumerate() {
-        step.note(format!("{files} files in volume {} of {}", number + 1, names.len()));
-        let directory = format!("{volumes}/{name}");
+    let directories: Vec<String> =
+        listed.split_whitespace().map(|name| format!("{volumes}/{name}")).collect();
+    let (all, files) = (directories.len(), files.to_string());
+    let filled = futures::stream::iter(&directories).map(async |directory| {
         let script = "cd \"$1\" && touch $(seq \"$2\")";
-        node.output(&["sh", "-c", script, "sh", &directory, &files.to_string()], FILL_TIME)
-            .await
-            .with_context(|| format!("fill {directory}"))?;
+        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIME).await;
+        filled.with_context(|| format!("fill {directory}"))
+    });
+    let mut filled = filled.buffer_unordered(FILLERS);
+    let mut done = 0;
+    while filled.try_next().await?.is_some() {
+        done += 1;
+        step.note(format!("{files} files in {done} of {all} volumes"));
     }
     Ok(())
 }
