@@ -65,12 +65,22 @@ impl VolumeStore {
     /// # Errors
     /// The first one met; the other volumes are removed all the same.
     pub fn empty_trash(&self) -> Result<usize> {
+        self.empty_trash_giving_way(|| ())
+    }
+
+    /// As [`empty_trash`](Self::empty_trash), for a caller who does more urgent things with the same disk and processors:
+    /// `give_way` is called before each file is removed, and can wait as long as it wants. No lock is held then, and
+    /// what is left in the trash is complete for whoever else empties it.
+    ///
+    /// # Errors
+    /// As [`empty_trash`](Self::empty_trash).
+    pub fn empty_trash_giving_way(&self, mut give_way: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
         let mut first_error = self.retry_draining().err();
         loop {
             let mut progress = false;
             for name in layout::names(&self.layout.trash, "trash")? {
-                match self.remove_entry(&name) {
+                match self.remove_entry(&name, &mut give_way) {
                     Ok(Removal::Done { volume }) => {
                         progress = true;
                         removed += usize::from(volume);
@@ -86,7 +96,8 @@ impl VolumeStore {
         }
     }
 
-    fn remove_entry(&self, name: &str) -> Result<Removal> {
+    fn remove_entry(&self, name: &str, give_way: &mut impl FnMut()) -> Result<Removal> {
+        give_way();
         let trash = &self.layout.trash;
         let status = match fstatat(trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => status,
@@ -111,7 +122,7 @@ impl VolumeStore {
         }
         let directory = layout::open_directory(trash, name)?;
         let attributes = Attributes::read(&directory)?;
-        if self.empty_directory(&directory, name)? {
+        if self.empty_directory(&directory, name, give_way)? {
             return Ok(Removal::Lifted);
         }
         let Some(Attributes { project, .. }) = attributes else {
@@ -180,7 +191,7 @@ impl VolumeStore {
     /// into the trash rather than walked into, so that no depth of a tree costs more than one
     /// descriptor. Out of its volume, for only there can a directory go whose owner has given it
     /// another project id (EXDEV elsewhere). True if one was lifted.
-    fn empty_directory(&self, directory: &OwnedFd, name: &str) -> Result<bool> {
+    fn empty_directory(&self, directory: &OwnedFd, name: &str, give_way: &mut impl FnMut()) -> Result<bool> {
         let mut any_lifted = false;
         let own = layout::open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .context("open in the trash", name)?;
@@ -192,6 +203,7 @@ impl VolumeStore {
                 continue;
             }
             let shown = || format!("{name}/{}", child.to_string_lossy());
+            give_way();
             let unlinked = match unlinkat(directory, child, UnlinkatFlags::NoRemoveDir) {
                 Err(Errno::EISDIR) => unlinkat(directory, child, UnlinkatFlags::RemoveDir),
                 other => other,

@@ -415,6 +415,27 @@ fn hostile_trees_are_removed_and_nothing_outside_is() {
 }
 
 #[test]
+fn emptying_the_trash_gives_way_between_files_and_holds_no_lock_then() {
+    let leaks = Leaks::watch();
+    let (store, other, id) = (store(), store(), id("full"));
+    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    std::fs::create_dir_all(entry(&id).join("a/b")).unwrap();
+    for file in ["1", "2", "a/3", "a/b/4"] {
+        File::create(entry(&id).join(file)).unwrap();
+    }
+    assert!(store.delete(&id).unwrap());
+    let mut turns = 0;
+    let removed = store.empty_trash_giving_way(|| {
+        turns += 1;
+        // It takes every lock there is.
+        other.recover().unwrap();
+    });
+    assert_eq!(removed.unwrap(), 1);
+    assert!(turns > 4 + 2, "{turns} turns for four files and two directories");
+    leaks.check();
+}
+
+#[test]
 fn a_deleted_volume_that_is_in_use_keeps_its_project_until_it_is_not() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("held"));
