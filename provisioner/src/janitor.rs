@@ -18,7 +18,7 @@ const ORPHANS_EVERY: Duration = Duration::from_secs(300);
 pub(crate) async fn empty_trash(ctx: &Context) {
     loop {
         // At the first turn too: an earlier process may have left some.
-        match ctx.storage.run(|volumes| volumes.empty_trash()).await {
+        match ctx.storage.run_giving_way(|volumes, give_way| volumes.empty_trash(give_way)).await {
             Ok(0) => {}
             Ok(removed) => {
                 tracing::info!(volumes = removed, "the space of deleted volumes is free again");

@@ -17,6 +17,7 @@ mod claim_status;
 mod claims;
 mod context;
 mod controller;
+mod courtesy;
 mod data_source;
 mod delete;
 mod error;

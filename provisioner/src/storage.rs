@@ -13,6 +13,7 @@ use nix::{
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
+    courtesy::{Courtesy, Traffic},
     events::{Events, Reason},
     identity::Identity,
     volumes::{VolumeError, Volumes},
@@ -39,6 +40,7 @@ pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> +
 #[derive(Debug)]
 pub(crate) struct Storage {
     state: watch::Sender<State>,
+    traffic: Arc<Traffic>,
 }
 
 /// What is known of it.
@@ -62,7 +64,7 @@ impl State {
 
 impl Default for Storage {
     fn default() -> Self {
-        Storage { state: watch::Sender::new(State::Untried) }
+        Storage { state: watch::Sender::new(State::Untried), traffic: Arc::default() }
     }
 }
 
@@ -102,6 +104,28 @@ impl Storage {
     /// # Errors
     /// See [`StorageError`].
     pub(crate) async fn run<T, F>(&self, operation: F) -> Result<T, StorageError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let _passage = self.traffic.enter();
+        self.run_blocking(operation).await
+    }
+
+    /// As [`run`](Self::run), for work that nobody waits for: it is given what makes it wait for those who do.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub(crate) async fn run_giving_way<T, F>(&self, operation: F) -> Result<T, StorageError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes, &mut dyn FnMut()) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let mut courtesy = Courtesy::towards(Arc::clone(&self.traffic));
+        self.run_blocking(move |volumes| operation(volumes, &mut || courtesy.give_way())).await
+    }
+
+    async fn run_blocking<T, F>(&self, operation: F) -> Result<T, StorageError>
     where
         T: Send + 'static,
         F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,

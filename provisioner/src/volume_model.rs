@@ -170,7 +170,7 @@ impl Volumes for VolumeModel {
         Ok(Census { directories, images, trash: state.trash.len() })
     }
 
-    fn empty_trash(&self) -> Result<usize, VolumeError> {
+    fn empty_trash(&self, _give_way: &mut dyn FnMut()) -> Result<usize, VolumeError> {
         Ok(std::mem::take(&mut self.state().trash).len())
     }
 }

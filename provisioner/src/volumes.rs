@@ -36,8 +36,8 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn space(&self) -> Result<Space, VolumeError>;
     /// See [`VolumeStore::census`].
     fn census(&self) -> Result<Census, VolumeError>;
-    /// See [`VolumeStore::empty_trash`].
-    fn empty_trash(&self) -> Result<usize, VolumeError>;
+    /// See [`VolumeStore::empty_trash_giving_way`].
+    fn empty_trash(&self, give_way: &mut dyn FnMut()) -> Result<usize, VolumeError>;
 }
 
 /// A store's refusal: what kind, and the sentence that names operation, object and remedy.
@@ -123,8 +123,8 @@ impl Volumes for VolumeStore {
         Ok(VolumeStore::census(self)?)
     }
 
-    fn empty_trash(&self) -> Result<usize, VolumeError> {
-        Ok(VolumeStore::empty_trash(self)?)
+    fn empty_trash(&self, give_way: &mut dyn FnMut()) -> Result<usize, VolumeError> {
+        Ok(self.empty_trash_giving_way(give_way)?)
     }
 }
 
