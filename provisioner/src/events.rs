@@ -190,32 +190,33 @@ impl Events {
     }
 }
 
-/// Writes queued notices to the log, and to the API server at a rate, until the last sender is gone and all is told.
+/// Writes queued notices to the log, and to the API server at a rate, until the last sender is gone; what is left then
+/// is told at once.
 pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mpsc::Receiver<Notice>) {
     let mut writer = EventWriter { client, identity, serial: 0, aggregator: Aggregator::default() };
     let mut allowance = Allowance { next: Instant::now() };
     let mut due = VecDeque::new();
-    let mut open = true;
-    while open || !due.is_empty() {
+    loop {
         tokio::select! {
-            notice = notices.recv(), if open => match notice {
-                Some(notice) => {
-                    let verdict = writer.aggregator.observe(&Key::of(&notice), Instant::now());
-                    log(&notice, &verdict);
-                    match verdict {
-                        Verdict::Suppress => {}
-                        _ if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
-                        verdict => due.push_back((notice, verdict)),
-                    }
+            notice = notices.recv() => {
+                let Some(notice) = notice else { break };
+                let verdict = writer.aggregator.observe(&Key::of(&notice), Instant::now());
+                log(&notice, &verdict);
+                match verdict {
+                    Verdict::Suppress => {}
+                    _ if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
+                    verdict => due.push_back((notice, verdict)),
                 }
-                None => open = false,
-            },
+            }
             () = allowance.granted(), if !due.is_empty() => {
                 if let Some((notice, verdict)) = due.pop_front() {
                     writer.write(notice, verdict).await;
                 }
             }
         }
+    }
+    for (notice, verdict) in due {
+        writer.write(notice, verdict).await;
     }
 }
 

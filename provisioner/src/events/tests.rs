@@ -93,6 +93,7 @@ async fn many_at_once_are_written_at_a_rate_and_in_order() {
     for number in 0..BURST + 10 {
         publishing.queue.send(about(number)).await.unwrap();
     }
+    tokio::time::sleep(EVERY * BURST).await;
     let seen = publishing.finish().await;
     let notes: Vec<String> =
         seen.iter().map(|write| write.body["note"].as_str().unwrap().to_owned()).collect();
@@ -100,6 +101,18 @@ async fn many_at_once_are_written_at_a_rate_and_in_order() {
     let after = |write: u32| seen[write as usize].at - start;
     assert!(after(BURST - 1) < EVERY, "{:?}", after(BURST - 1));
     assert!((9 * EVERY..11 * EVERY).contains(&after(BURST + 9)), "{:?}", after(BURST + 9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_words_do_not_wait() {
+    let (publishing, start) = (Publishing::start(), Instant::now());
+    for number in 0..2 * BURST {
+        let mut notice = notice("no space");
+        notice.regarding.name = Some(format!("claim-{number}"));
+        publishing.queue.send(notice).await.unwrap();
+    }
+    assert_eq!(publishing.finish().await.len(), 2 * BURST as usize);
+    assert!(start.elapsed() < EVERY, "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
