@@ -1,6 +1,6 @@
 //! What the two controllers have in common: running a queue, and watching only what matters.
 
-use std::{convert::Infallible, fmt::Debug, hash::Hash, sync::Arc};
+use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc};
 
 use futures::{Stream, StreamExt};
 use kube::{
@@ -14,6 +14,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{backoff::Backoff, context::Chances};
 
@@ -25,6 +26,9 @@ pub(crate) trait Object:
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
 
 /// Reconciles what `queue` names, so many `at_once`, until `stop` is done and what was under way has ended.
+///
+/// Each reconciliation is a task of its own, and so is the queue: reading what a watch brings takes a processor's time, and
+/// nobody's turn shall wait for it.
 pub(crate) async fn run<K, Ctx, Reconciling>(
     at_once: u16,
     queue: impl Stream<Item = ObjectRef<K>> + Send + 'static,
@@ -36,11 +40,20 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     K: Object,
     Reconciling: Future<Output = Action> + Send + 'static,
 {
-    let queue =
-        queue.take_until(Box::pin(stop)).map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
+    let (named, turns) = mpsc::unbounded_channel();
+    // Closed with the task: then the applier ends.
+    let _naming =
+        AbortOnDropHandle::new(tokio::spawn(queue.take_until(Box::pin(stop)).for_each(move |object| {
+            named.send(object).ok();
+            std::future::ready(())
+        })));
+    let queue = receiver(turns).map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
     let reconcile = |object, ctx| {
-        let reconciling = reconcile(object, ctx);
-        Box::pin(async move { Ok::<_, Infallible>(reconciling.await) })
+        let reconciling = AbortOnDropHandle::new(tokio::spawn(reconcile(object, ctx)));
+        Box::pin(async move {
+            let ended = reconciling.await;
+            Ok::<_, Infallible>(ended.unwrap_or_else(|error| resume_unwind(error.into_panic())))
+        })
     };
     let never = |_object: Arc<K>, never: &Infallible, _ctx: Arc<Ctx>| match *never {};
     let config = Config::default().concurrency(at_once);
