@@ -200,23 +200,24 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mps
         tokio::select! {
             notice = notices.recv() => {
                 let Some(notice) = notice else { break };
-                let verdict = writer.aggregator.observe(&Key::of(&notice), Instant::now());
+                let key = Key::of(&notice);
+                let verdict = writer.aggregator.observe(&key, Instant::now());
                 log(&notice, &verdict);
                 match verdict {
                     Verdict::Suppress => {}
                     _ if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
-                    verdict => due.push_back((notice, verdict)),
+                    verdict => due.push_back((key, notice, verdict)),
                 }
             }
             () = allowance.granted(), if !due.is_empty() => {
-                if let Some((notice, verdict)) = due.pop_front() {
-                    writer.write(notice, verdict).await;
+                if let Some((key, notice, verdict)) = due.pop_front() {
+                    writer.write(&key, &notice, verdict).await;
                 }
             }
         }
     }
-    for (notice, verdict) in due {
-        writer.write(notice, verdict).await;
+    for (key, notice, verdict) in due {
+        writer.write(&key, &notice, verdict).await;
     }
 }
 
@@ -249,23 +250,22 @@ struct EventWriter {
 }
 
 impl EventWriter {
-    async fn write(&mut self, notice: Notice, verdict: Verdict) {
-        let events = namespaced(&self.client, &notice);
-        let key = Key::of(&notice);
+    async fn write(&mut self, key: &Key, notice: &Notice, verdict: Verdict) {
+        let events = namespaced(&self.client, notice);
         let written = match verdict {
             Verdict::Suppress => return,
             Verdict::Repeat { name, count } => repeat(&events, &name, count).await,
             Verdict::First => {
                 self.serial += 1;
-                let event = new_event(&notice, &self.identity, self.serial);
+                let event = new_event(notice, &self.identity, self.serial);
                 let name = event.metadata.name.clone().unwrap_or_default();
                 let created = events.create(&PostParams::default(), &event).await;
-                created.map(|_event| self.aggregator.created(&key, name))
+                created.map(|_event| self.aggregator.created(key, name))
             }
         };
         if let Err(error) = written {
             // The next occurrence starts over; an event is not worth retrying for its own sake.
-            self.aggregator.forget(&key);
+            self.aggregator.forget(key);
             tracing::warn!(%error, reason = notice.reason.as_str(), "an event could not be written");
         }
     }

@@ -4,15 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kube::api::PostParams;
-use kube::{Api, Client};
 
 use super::Args;
 use super::measurement::{Machine, Part, Row};
 use crate::cache;
-use crate::cluster::api_error::told;
 use crate::cluster::{Cluster, ClusterSpec, Durability, Node, Parts, Purpose};
-use crate::e2e::{self, workload};
+use crate::e2e;
 use crate::session::Session;
 
 /// Where claims and pods of benchmarks are.
@@ -50,7 +47,7 @@ pub(super) async fn measured(
         let node = cluster.nodes().first().context("the cluster has no node")?;
         let step = session.progress.step("install the driver");
         e2e::install_driver(session, &cluster).await?;
-        make_namespace(cluster.client()).await?;
+        e2e::create_namespace(cluster.client(), NAMESPACE).await?;
         step.done("");
         let rows = measure(&cluster, node).await?;
         anyhow::Ok(Part { place, machine: machine(node).await?, rows })
@@ -61,12 +58,6 @@ pub(super) async fn measured(
     let part = measured?;
     stopped?;
     Ok(part)
-}
-
-async fn make_namespace(client: &Client) -> Result<()> {
-    let made =
-        Api::all(client.clone()).create(&PostParams::default(), &workload::namespace(NAMESPACE)?).await;
-    made.map_err(told).with_context(|| format!("create namespace {NAMESPACE}")).map(drop)
 }
 
 async fn machine(node: &Node) -> Result<Machine> {

@@ -95,6 +95,34 @@ where
     Ok(objects.into_values().next())
 }
 
+/// [`until`] all objects of these names exist and `complaint` has nothing to say about any of them, and answers them.
+/// `kind` is what one is called for people.
+pub(crate) async fn until_none_complains<K>(
+    api: Api<K>,
+    kind: &str,
+    names: &[&str],
+    within: Duration,
+    complaint: impl Fn(&K) -> Option<String>,
+) -> Result<Vec<K>>
+where
+    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let named = |object: &K| names.contains(&object.name_any().as_str());
+    let all = until(api, watch::Config::default(), within, |objects| {
+        let ours: Vec<&K> = objects.values().filter(|object| named(object)).collect();
+        if ours.len() < names.len() {
+            return State::Waiting(format!("{} of {} {kind}s exist", ours.len(), names.len()));
+        }
+        let complaints: Vec<String> = ours
+            .iter()
+            .filter_map(|object| Some(format!("{kind} {} {}", object.name_any(), complaint(object)?)))
+            .collect();
+        State::when(complaints.is_empty(), complaints.join("; "))
+    })
+    .await?;
+    Ok(all.into_values().filter(named).collect())
+}
+
 /// Waits for an event about the object, with this reason and a message that is as it should be, and answers
 /// the message.
 pub(crate) async fn until_event<K>(

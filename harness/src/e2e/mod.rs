@@ -26,13 +26,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use kube::Client;
+use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client};
 
 use self::breakage::Breakage;
 use self::manifests::Manifests;
 use self::story::{Story, Told};
 use self::world::{Driver, Patience, World};
+use crate::cluster::api_error::told;
 use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, Purpose, background};
 use crate::report::Report;
 use crate::session::Session;
@@ -186,6 +188,11 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     let world = world_in(session, cluster, NAMESPACE)?;
     world.manifests.apply(&world.client).await?;
     stories::install::served(&world).await
+}
+
+pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
+    let made = Api::all(client.clone()).create(&PostParams::default(), &workload::namespace(name)?).await;
+    made.map_err(told).with_context(|| format!("create namespace {name}")).map(drop)
 }
 
 /// What stories work with, for those who measure on a cluster what they do in a namespace.

@@ -8,6 +8,7 @@ use kube::Api;
 
 use super::breakage::{self, Breakage};
 use super::containers::{Container, thaw};
+use super::create_namespace;
 use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{flow, install, removal};
@@ -87,7 +88,7 @@ impl Checker<'_> {
                 self.clean_up(world).await
             }
             Breakage::Unsynced => {
-                flow::create_namespace(world).await?;
+                create_namespace(&world.client, &world.namespace).await?;
                 let story = &mut self.story(inner, power_cut::NAME);
                 let outcome = power_cut::tell(story, world, Load::LEAST, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the power cut passed");

@@ -5,16 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use kube::api::PostParams;
-use kube::runtime::watcher;
 
 use super::claims;
 use super::sizes::Size;
 use super::workload::{Held, Use, claim, holder_of};
 use super::world::World;
 use crate::cluster::api_error::told;
-use crate::cluster::waiting::{State, until};
+use crate::cluster::waiting::until_none_complains;
 
 /// A pod and its claims.
 pub(crate) struct User {
@@ -71,20 +69,8 @@ pub(super) async fn until_pods(
     within: Duration,
     complaint: impl Fn(&Pod) -> Option<String>,
 ) -> Result<Vec<Pod>> {
-    let named = |pod: &Pod| users.iter().any(|user| user.name == pod.name_any());
-    let all = until(world.pods(), watcher::Config::default(), within, |pods| {
-        let ours: Vec<&Pod> = pods.values().filter(|pod| named(pod)).collect();
-        if ours.len() < users.len() {
-            return State::Waiting(format!("{} of {} pods exist", ours.len(), users.len()));
-        }
-        let complaints: Vec<String> = ours
-            .iter()
-            .filter_map(|pod| Some(format!("pod {} {}", pod.name_any(), complaint(pod)?)))
-            .collect();
-        State::when(complaints.is_empty(), complaints.join("; "))
-    })
-    .await?;
-    Ok(all.into_values().filter(named).collect())
+    let names: Vec<&str> = users.iter().map(|user| user.name.as_str()).collect();
+    until_none_complains(world.pods(), "pod", &names, within, complaint).await
 }
 
 pub(super) fn is_ready(pod: &Pod) -> bool {

@@ -1,11 +1,9 @@
 //! The main job: a StatefulSet with a mounted, a read-only and a block volume, checked from inside the
 //! pod, grown while in use, with the driver killed in the middle of it.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::PostParams;
 use kube::runtime::watcher;
@@ -13,9 +11,8 @@ use kube::{Api, ResourceExt};
 
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
-use crate::cluster::waiting::{State, until, until_event, until_logged};
+use crate::cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 use crate::e2e::breakage::Breakage;
-use crate::e2e::claims;
 use crate::e2e::containers::{Container, freeze, kill};
 use crate::e2e::inventory::volume_mounts;
 use crate::e2e::sizes::Size;
@@ -23,6 +20,7 @@ use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::{exec_ok, http_get, last_words};
 use crate::e2e::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT};
 use crate::e2e::world::{FOREIGN_NODE, Patience, World};
+use crate::e2e::{claims, create_namespace};
 
 pub(in crate::e2e) const NAME: &str = "flow";
 
@@ -72,16 +70,8 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broke
     story.step("logs of the driver can be read", driver_logs(world)).await
 }
 
-/// Makes the namespace of the stories.
-pub(in crate::e2e) async fn create_namespace(world: &World<'_>) -> Result<()> {
-    let namespaces: Api<Namespace> = Api::all(world.client.clone());
-    let namespace = workload::namespace(&world.namespace)?;
-    let made = namespaces.create(&PostParams::default(), &namespace).await;
-    made.map_err(told).context("create the namespace").map(drop)
-}
-
 async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
-    create_namespace(world).await?;
+    create_namespace(&world.client, &world.namespace).await?;
     let flow = workload::flow(&FlowSpec {
         class: &world.driver.class,
         size: SIZE,
@@ -282,23 +272,5 @@ async fn until_claims(
     within: std::time::Duration,
     complaint: impl Fn(&PersistentVolumeClaim) -> Option<String>,
 ) -> Result<()> {
-    until(
-        world.claims(),
-        watcher::Config::default(),
-        within,
-        |claims: &BTreeMap<String, PersistentVolumeClaim>| {
-            let of_flow: Vec<_> =
-                claims.values().filter(|claim| FLOW_CLAIMS.contains(&claim.name_any().as_str())).collect();
-            if of_flow.len() < FLOW_CLAIMS.len() {
-                return State::Waiting(format!("{} of {} claims exist", of_flow.len(), FLOW_CLAIMS.len()));
-            }
-            let complaints: Vec<String> = of_flow
-                .iter()
-                .filter_map(|claim| Some(format!("claim {} {}", claim.name_any(), complaint(claim)?)))
-                .collect();
-            State::when(complaints.is_empty(), complaints.join("; "))
-        },
-    )
-    .await
-    .map(drop)
+    until_none_complains(world.claims(), "claim", &FLOW_CLAIMS, within, complaint).await.map(drop)
 }
