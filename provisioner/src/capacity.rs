@@ -68,7 +68,8 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer
     let config = watcher::Config::default().labels(&selector);
     let published = cache.as_reader();
     let synced = Gate::default();
-    let watching = controller::watch(api.clone(), config, cache, |_| true).for_each(|event| {
+    let watched = Api::namespaced(ctx.client.clone(), &publishing.namespace);
+    let watching = controller::watch(watched, config, cache, |_| true).for_each(|event| {
         if matches!(event, Event::InitDone) {
             synced.open();
         }

@@ -23,6 +23,7 @@ use crate::{
     controller, data_source,
     error::Error,
     events::Reason,
+    lean::Lean,
     metrics::Operation,
     ownership, placement, provision, reschedule, resize,
 };
@@ -53,11 +54,14 @@ pub(crate) async fn run(
 }
 
 /// What an event means: a claim to reconcile, or one to forget.
-fn observe(event: Event<PersistentVolumeClaim>, ctx: &Context) -> Option<ObjectRef<PersistentVolumeClaim>> {
+fn observe(
+    event: Event<Lean<PersistentVolumeClaim>>,
+    ctx: &Context,
+) -> Option<ObjectRef<PersistentVolumeClaim>> {
     match event {
-        Event::Apply(claim) | Event::InitApply(claim) => Some(ObjectRef::from_obj(&claim)),
+        Event::Apply(claim) | Event::InitApply(claim) => Some(ObjectRef::from_obj(&*claim)),
         Event::Delete(claim) => {
-            let key = ObjectRef::from_obj(&claim);
+            let key = ObjectRef::from_obj(&*claim);
             ctx.claim_writes.forget(&key);
             // One that goes to another node may be sent back. What failed here is remembered for then, or the
             // scheduler's attempts would be answered as fast as they come.

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     audit, backoff::Backoff, events::Events, identity::Identity, in_flight::InFlight, intents::Intents,
-    metrics::Operations, own_writes::OwnWrites, storage::Storage,
+    lean::Lean, metrics::Operations, own_writes::OwnWrites, storage::Storage,
 };
 
 /// The process's view of the world and its hands.
@@ -188,11 +188,11 @@ impl Context {
         }
     }
 
-    pub(crate) fn volume_api(&self) -> Api<PersistentVolume> {
+    pub(crate) fn volume_api(&self) -> Api<Lean<PersistentVolume>> {
         Api::all(self.client.clone())
     }
 
-    pub(crate) fn claim_api(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
+    pub(crate) fn claim_api(&self, namespace: &str) -> Api<Lean<PersistentVolumeClaim>> {
         Api::namespaced(self.client.clone(), namespace)
     }
 }

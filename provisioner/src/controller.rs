@@ -8,7 +8,7 @@ use kube::{
     runtime::{
         WatchStreamExt,
         controller::{Action, Config, Error, ReconcileRequest, applier},
-        reflector::{self, ObjectRef, Store, store::Writer},
+        reflector::{ObjectRef, Store, store::Writer},
         watcher::{self, Event},
     },
 };
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{backoff::Backoff, context::Chances};
+use crate::{backoff::Backoff, context::Chances, lean::Lean};
 
 /// Objects as an API server holds them.
 pub(crate) trait Object:
@@ -72,48 +72,64 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
 /// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so
 /// that memory does not grow with what other nodes do.
 pub(crate) fn watch<K: Object + Unpin>(
-    api: Api<K>,
+    api: Api<Lean<K>>,
     config: watcher::Config,
-    cache: Writer<K>,
+    mut cache: Writer<K>,
     of_interest: impl Fn(&K) -> bool + Send + 'static,
-) -> impl Stream<Item = Event<K>> + Send
+) -> impl Stream<Item = Event<Lean<K>>> + Send
 where
     K::DynamicType: Hash + Eq,
 {
     let cached = cache.as_reader();
-    let events = watcher::watcher(api, config).default_backoff().filter_map(move |event| {
-        let narrowed = match event {
-            Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()).map(Ok),
-            Err(error) => Some(Err(error)),
+    let changes = watcher::watcher(api, config).default_backoff().filter_map(move |event| {
+        let change = match event {
+            Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()),
+            Err(error) => {
+                tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it is retried");
+                None
+            }
         };
-        std::future::ready(narrowed)
+        std::future::ready(change.map(|change| kept(change, &mut cache)))
     });
-    reflector::reflector(cache, events).filter_map(|event| {
-        std::future::ready(
-            event
-                .inspect_err(
-                    |error| tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it is retried"),
-                )
-                .ok(),
-        )
+    changes.then(async |change| {
+        // Of many that come together, each takes a turn: whoever is waiting for an answer is not to wait for all of them.
+        tokio::task::yield_now().await;
+        change
     })
 }
 
 fn narrow<K: Object>(
-    event: Event<K>,
+    event: Event<Lean<K>>,
     of_interest: impl Fn(&K) -> bool,
     is_cached: impl Fn(&ObjectRef<K>) -> bool,
-) -> Option<Event<K>> {
-    let mut event = match event {
+) -> Option<Event<Lean<K>>> {
+    match event {
         Event::Apply(object) | Event::Delete(object) if !of_interest(&object) => {
-            is_cached(&ObjectRef::from_obj(&object)).then_some(Event::Delete(object))
+            is_cached(&ObjectRef::from_obj(&*object)).then_some(Event::Delete(object))
         }
         Event::InitApply(object) if !of_interest(&object) => None,
         event => Some(event),
-    }?;
-    // Who wrote which field takes more room than the fields, and nothing here asks.
-    event = event.modify(|object| object.meta_mut().managed_fields = None);
-    Some(event)
+    }
+}
+
+/// The change, once the cache has it.
+fn kept<K: Object>(change: Event<Lean<K>>, cache: &mut Writer<K>) -> Event<Lean<K>>
+where
+    K::DynamicType: Hash + Eq,
+{
+    let change = map(change, Lean::into_inner);
+    cache.apply_watcher_event(&change);
+    map(change, Lean::from)
+}
+
+fn map<T, U>(event: Event<T>, change: impl FnOnce(T) -> U) -> Event<U> {
+    match event {
+        Event::Apply(object) => Event::Apply(change(object)),
+        Event::InitApply(object) => Event::InitApply(change(object)),
+        Event::Delete(object) => Event::Delete(change(object)),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    }
 }
 
 /// The queue of a channel.
@@ -154,7 +170,7 @@ mod tests {
     use super::*;
     use crate::{fixtures, ownership};
 
-    fn kinds(event: Event<PersistentVolumeClaim>, cached: bool) -> Option<&'static str> {
+    fn kinds(event: Event<Lean<PersistentVolumeClaim>>, cached: bool) -> Option<&'static str> {
         let identity = fixtures::identity();
         let narrowed = narrow(event, |claim| ownership::is_claim_of_interest(claim, &identity), |_| cached)?;
         Some(match narrowed {
@@ -168,11 +184,11 @@ mod tests {
 
     #[test]
     fn claims_of_other_nodes_leave_no_trace() {
-        let ours = || fixtures::claim(json!({}));
+        let ours = || Lean::from(fixtures::claim(json!({})));
         let foreign = || {
-            fixtures::claim(
+            Lean::from(fixtures::claim(
                 json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-b"}}}),
-            )
+            ))
         };
         assert_eq!(kinds(Event::Apply(ours()), false), Some("apply"));
         assert_eq!(kinds(Event::Delete(ours()), true), Some("delete"));

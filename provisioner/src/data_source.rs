@@ -114,7 +114,7 @@ pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result
         }
         None => None,
     };
-    origin(&source, volume.as_ref(), &ctx.identity).map(Some)
+    origin(&source, volume.as_deref(), &ctx.identity).map(Some)
 }
 
 #[cfg(test)]

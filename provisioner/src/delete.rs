@@ -156,8 +156,8 @@ async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> 
     let (name, patch) = (volume.name_any(), finalizer_patch(volume, held));
     match ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
         Ok(patched) => {
-            let key = ObjectRef::from_obj(&patched);
-            ctx.volume_writes.remember(patched);
+            let key = ObjectRef::from_obj(volume);
+            ctx.volume_writes.remember(patched.into_inner());
             // Where this was the object's last write, the watch may have said so already, and forgotten it.
             if ctx.volumes.get(&key).is_none() {
                 ctx.volume_writes.forget(&key);

@@ -30,6 +30,7 @@ mod identity;
 mod in_flight;
 mod intents;
 mod janitor;
+mod lean;
 #[cfg(all(test, feature = "apiserver-tests"))]
 mod live_tests;
 mod logging;

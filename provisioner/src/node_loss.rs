@@ -43,6 +43,7 @@ use crate::{
     error::Error,
     events::Reason,
     identity::Identity,
+    lean::Lean,
     ownership,
     stagger::fnv1a,
     storage::State,
@@ -239,7 +240,7 @@ impl Looker<'_> {
         let labelled = ListParams::default().labels(&format!("{}={node}", self.ctx.identity.node_label()));
         let volumes = self.ctx.volume_api().list(&labelled).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        Ok(volumes.into_iter().map(Arc::new).collect())
+        Ok(volumes.into_iter().map(|volume| Arc::new(volume.into_inner())).collect())
     }
 
     /// Decides about a volume and acts, and answers what is left.
@@ -308,7 +309,8 @@ impl Looker<'_> {
             return Ok(None);
         };
         let claim = self.ctx.claim_api(namespace).get_opt(name).await;
-        claim.map_err(|error| Error::api("read PersistentVolumeClaim", name, error))
+        let claim = claim.map_err(|error| Error::api("read PersistentVolumeClaim", name, error))?;
+        Ok(claim.map(Lean::into_inner))
     }
 
     /// Takes the finalizer off, which waits for a node that is not.
@@ -332,7 +334,7 @@ fn rank(nodes: &BTreeSet<String>, identity: &Identity) -> Option<usize> {
 
 /// Under the condition that it still is what was decided about: a claim made anew under the name is another.
 async fn delete<K: controller::Object>(
-    api: &Api<K>,
+    api: &Api<Lean<K>>,
     operation: &'static str,
     object: &K,
 ) -> Result<(), Error> {

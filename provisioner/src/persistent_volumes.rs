@@ -22,6 +22,7 @@ use crate::{
     controller, delete,
     error::Error,
     events::Reason,
+    lean::Lean,
     metrics::Operation,
     ownership,
 };
@@ -56,7 +57,7 @@ pub(crate) async fn run(
 
 /// What an event means: a volume to reconcile, and its claim with it, or one to forget.
 fn observe(
-    event: Event<PersistentVolume>,
+    event: Event<Lean<PersistentVolume>>,
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) -> Option<ObjectRef<PersistentVolume>> {
@@ -66,10 +67,10 @@ fn observe(
                 // Nobody listens any more once the process is on its way out.
                 drop(related.send(claim));
             }
-            Some(ObjectRef::from_obj(&volume))
+            Some(ObjectRef::from_obj(&*volume))
         }
         Event::Delete(volume) => {
-            let key = ObjectRef::from_obj(&volume);
+            let key = ObjectRef::from_obj(&*volume);
             ctx.volume_writes.forget(&key);
             ctx.volume_backoff.clear(&key);
             None

@@ -328,15 +328,15 @@ async fn create_object(
     ctx: &Context,
 ) -> Result<Option<PersistentVolume>, Error> {
     let name = object.name_any();
-    match ctx.volume_api().create(&PostParams::default(), &object).await {
-        Ok(created) => Ok(Some(created)),
+    match ctx.volume_api().create(&PostParams::default(), &object.into()).await {
+        Ok(created) => Ok(Some(created.into_inner())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             // From an attempt whose answer got lost, or a cache that lags behind.
             let existing = ctx.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
                 true if ownership::is_elsewhere(&existing, &ctx.identity) => Ok(None),
-                true => Ok(Some(existing)),
+                true => Ok(Some(existing.into_inner())),
                 false => Err(Error::NameTaken(name)),
             }
         }

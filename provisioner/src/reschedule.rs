@@ -42,7 +42,7 @@ pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Co
     let api = ctx.claim_api(&claim.namespace().unwrap_or_default());
     match api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(written) => {
-            ctx.claim_writes.remember(written);
+            ctx.claim_writes.remember(written.into_inner());
             Ok(())
         }
         Err(error) => {

@@ -211,10 +211,11 @@ pub(crate) async fn apply(
     if let Some(patch) = &record.volume {
         let name = volume.name_any();
         let patched = ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        ctx.volume_writes.remember(patched.map_err(|error| {
+        let written = patched.map_err(|error| {
             ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
             Error::api("record the new capacity of PersistentVolume", &name, error)
-        })?);
+        })?;
+        ctx.volume_writes.remember(written.into_inner());
     }
     if let Some(patch) = &record.claim {
         patch_claim(claim, patch, ctx).await?;
@@ -287,6 +288,7 @@ async fn patch_claim(
         ctx.claim_writes.forget(&ObjectRef::from_obj(claim));
         Error::api("record the resize in the status of claim", claim.name_any(), error)
     })?;
+    let written = written.into_inner();
     ctx.claim_writes.remember(written.clone());
     Ok(written)
 }
