@@ -81,7 +81,7 @@ where
     K::DynamicType: Hash + Eq,
 {
     let cached = cache.as_reader();
-    let changes = watcher::watcher(api, config).default_backoff().filter_map(move |event| {
+    watcher::watcher(api, config).default_backoff().filter_map(move |event| {
         let change = match event {
             Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()),
             Err(error) => {
@@ -90,11 +90,6 @@ where
             }
         };
         std::future::ready(change.map(|change| kept(change, &mut cache)))
-    });
-    changes.then(async |change| {
-        // Of many that come together, each takes a turn: whoever is waiting for an answer is not to wait for all of them.
-        tokio::task::yield_now().await;
-        change
     })
 }
 
