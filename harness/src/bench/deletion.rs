@@ -29,7 +29,7 @@ const FILLERS: usize = 2;
 /// For the files of a volume.
 const FILL_TIME: Duration = Duration::from_secs(60);
 /// Until what was deleted takes no room any more.
-const FREE_TIME: Duration = Duration::from_secs(1200);
+const FREE_TIME: Duration = Duration::from_secs(3600);
 /// Of the trash nobody tells outside the node.
 const GLANCE: Duration = Duration::from_millis(500);
 const GLANCE_TIME: Duration = Duration::from_secs(60);
