@@ -27,6 +27,7 @@ use crate::{
     controller,
     error::Error,
     identity::Identity,
+    lean::Lean,
     placement::{self, Candidate},
     quantity,
     stagger::fnv1a,
@@ -61,15 +62,14 @@ const BLOCK: u64 = 4096;
 
 /// Publishes, for ever.
 pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer<CSIStorageCapacity>) {
-    let api: Api<CSIStorageCapacity> = Api::namespaced(ctx.client.clone(), &publishing.namespace);
+    let api: Api<Lean<CSIStorageCapacity>> = Api::namespaced(ctx.client.clone(), &publishing.namespace);
     let identity = &ctx.identity;
     let selector =
         format!("{DRIVER_LABEL}={},{}={}", identity.driver(), identity.node_label(), identity.node());
     let config = watcher::Config::default().labels(&selector);
     let published = cache.as_reader();
     let synced = Gate::default();
-    let watched = Api::namespaced(ctx.client.clone(), &publishing.namespace);
-    let watching = controller::watch(watched, config, cache, |_| true).for_each(|event| {
+    let watching = controller::watch(api.clone(), config, cache, |_| true).for_each(|event| {
         if matches!(event, Event::InitDone) {
             synced.open();
         }
@@ -111,7 +111,7 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer
 async fn publish(
     ctx: &Context,
     publishing: &Publishing,
-    api: &Api<CSIStorageCapacity>,
+    api: &Api<Lean<CSIStorageCapacity>>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
     let available = match ctx.storage.run(|volumes| volumes.space()).await {

@@ -71,7 +71,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
 ///
 /// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so
 /// that memory does not grow with what other nodes do.
-pub(crate) fn watch<K: Object + Unpin>(
+pub(crate) fn watch<K: Object>(
     api: Api<Lean<K>>,
     config: watcher::Config,
     mut cache: Writer<K>,
