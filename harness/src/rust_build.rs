@@ -27,6 +27,14 @@ pub struct DriverPrograms {
     pub provisioner: PathBuf,
 }
 
+/// Of what is built to be tested.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Profile {
+    Debug,
+    /// As the driver is built.
+    Release,
+}
+
 /// Builds the programs of the guest side.
 ///
 /// # Errors
@@ -90,11 +98,21 @@ pub async fn tested_program(
 ///
 /// # Errors
 /// They do not compile.
-pub async fn unit_tests(session: &Session, package: &str, feature: &str) -> Result<PathBuf> {
+pub async fn unit_tests(
+    session: &Session,
+    package: &str,
+    feature: &str,
+    profile: Profile,
+) -> Result<PathBuf> {
     let step = session.progress.step(format!("build the tests of {package} with {feature}"));
     let notes = step.notes();
+    let release: &[&str] = match profile {
+        Profile::Debug => &[],
+        Profile::Release => &["--release"],
+    };
     let finished = program(session.workspace.root())
         .args(["test", "--no-run", "--package", package, "--lib", "--features", feature])
+        .args(release)
         .args(["--message-format", "json-render-diagnostics"])
         .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
         .run()

@@ -53,6 +53,7 @@ mod growth;
 mod node_loss;
 mod nodes;
 mod outages;
+mod serving;
 mod snapshots;
 
 const MIB: u64 = 1 << 20;

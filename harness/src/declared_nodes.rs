@@ -1,0 +1,117 @@
+//! The driver on nodes that are objects only, which nobody answers for: so there is no virtual machine, and what Kubernetes does
+//! without a kubelet is seen in seconds.
+//!
+//! The provisioner's live tests know these nodes, and have on each no rights but those of the manifests.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use crate::cluster::ControlPlane;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until};
+use crate::e2e::manifests::Manifests;
+use crate::process::Program;
+use crate::rust_build::{self, Profile};
+use crate::session::Session;
+
+/// The package whose tests they are, and what adds them to it.
+const PACKAGE: &str = "provisioner";
+const FEATURE: &str = "apiserver-tests";
+
+/// The nodes that the tests know.
+pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
+/// Where the tests find who the provisioner of node N is: `N.kubeconfig`.
+const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
+
+/// From the manifests to a pod of the driver that has its node.
+const SCHEDULING_TIME: Duration = Duration::from_secs(120);
+
+/// The live tests of the provisioner.
+pub(crate) struct LiveTests(PathBuf);
+
+impl LiveTests {
+    /// The module of them all.
+    pub(crate) const ALL: &str = "live_tests::";
+    /// No test: a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
+    pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
+
+    /// Builds them.
+    pub(crate) async fn build(session: &Session, profile: Profile) -> Result<LiveTests> {
+        rust_build::unit_tests(session, PACKAGE, FEATURE, profile).await.map(LiveTests)
+    }
+
+    /// Makes the nodes and installs the driver on them, and answers the tests as a program that finds both.
+    pub(crate) async fn install(
+        &self,
+        control_plane: &ControlPlane,
+        manifests: &Manifests,
+    ) -> Result<Program> {
+        let kubeconfigs = install(control_plane, manifests).await?;
+        let program = Program::new(&self.0).named("the provisioner's tests");
+        Ok(program.env("KUBECONFIG", control_plane.kubeconfig()).env(KUBECONFIGS, kubeconfigs))
+    }
+}
+
+/// Makes the nodes, applies the manifests, and answers the directory with the kubeconfig of each node's provisioner.
+async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<PathBuf> {
+    let client = control_plane.client();
+    let driver: CSIDriver = manifests.only("CSIDriver")?;
+    for name in NODES {
+        register(client, name, &driver.name_any()).await?;
+    }
+    manifests.apply(client).await?;
+    let pods = until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIME, |pods| {
+        let missing: Vec<_> =
+            NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
+        State::when(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
+    })
+    .await?;
+    let mut directory = None;
+    for pod in pods.values() {
+        let Some(node) = node_of(pod) else { continue };
+        let path = control_plane.kubeconfig_of_pod(pod, node).await?;
+        directory = path.parent().map(Path::to_owned);
+    }
+    directory.context("no kubeconfig was written")
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+/// What a kubelet would tell of itself, and of the driver once that has registered.
+async fn register(client: &Client, name: &str, driver: &str) -> Result<()> {
+    let topology = format!("topology.{driver}/node");
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {
+            "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", &topology: name,
+        }},
+    }))?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    nodes.create(&PostParams::default(), &node).await.map_err(told).context("create a Node")?;
+    let status = json!({"status": {
+        "capacity": {"cpu": "8", "memory": "8Gi", "pods": "110"},
+        "allocatable": {"cpu": "8", "memory": "8Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Declared", "message": ""}],
+    }});
+    nodes
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .map_err(told)
+        .context("write the status of a Node")?;
+    let csi: CSINode = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {"drivers": [{"name": driver, "nodeID": name, "topologyKeys": [topology]}]},
+    }))?;
+    let csi_nodes: Api<CSINode> = Api::all(client.clone());
+    csi_nodes.create(&PostParams::default(), &csi).await.map_err(told).context("create a CSINode")?;
+    Ok(())
+}
