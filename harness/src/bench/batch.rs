@@ -1,5 +1,7 @@
 //! Claims that are made at once, and go together.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -7,7 +9,9 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
 
 use super::cluster::NAMESPACE;
 use crate::cluster::api_error::told;
@@ -23,6 +27,20 @@ const SIZE: Size = Size::mebibytes(1);
 const REMOVE_TIME: Duration = Duration::from_secs(600);
 /// For a volume that is made while much else is done.
 const PROVISION_TIME: Duration = Duration::from_secs(120);
+
+/// When a claim was gone and when its volume was, from the request to delete all claims.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Departure {
+    pub(super) claim: Duration,
+    pub(super) volume: Duration,
+}
+
+impl Departure {
+    /// The claim is seen to go by one watch and the volume by another, which may be ahead.
+    pub(super) fn after_claim(&self) -> Duration {
+        self.volume.saturating_sub(self.claim)
+    }
+}
 
 #[derive(Clone)]
 pub(super) struct Batch {
@@ -69,20 +87,28 @@ impl Batch {
         Ok(started.elapsed())
     }
 
-    /// Deletes the claims and waits until no volume of their class is left that was bound to one of them.
-    pub(super) async fn remove(&self) -> Result<()> {
-        let selected = ListParams::default().labels(&self.selector());
-        let deleted = self.api().delete_collection(&DeleteParams::default(), &selected).await;
-        deleted.map_err(told).with_context(|| format!("delete the claims of batch {}", self.name))?;
-        let prefix = format!("{}-", self.name);
-        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
-        until(volumes, watcher::Config::default(), REMOVE_TIME, |volumes| {
-            let left = volumes.values().filter(|volume| is_of(volume, &prefix)).count();
-            State::when(left == 0, format!("{left} volumes are left"))
-        })
-        .await
-        .with_context(|| format!("remove batch {}", self.name))
-        .map(drop)
+    /// Deletes the claims, waits until neither one is left nor a volume that was bound to one, and answers when each was gone.
+    pub(super) async fn remove(&self) -> Result<Vec<Departure>> {
+        let (claims, volumes) = (Departures::default(), Departures::default());
+        let deleting = async {
+            // What is gone before it is looked at would not be seen to go.
+            claims.watched.notified().await;
+            volumes.watched.notified().await;
+            let began = Instant::now();
+            let selected = ListParams::default().labels(&self.selector());
+            let deleted = self.api().delete_collection(&DeleteParams::default(), &selected).await;
+            deleted.map_err(told).context("delete the claims")?;
+            Ok(began)
+        };
+        let scope = watcher::Config::default().labels(&self.selector());
+        let seeing_claims =
+            claims.see(self.api(), scope, "claims", |claim| number(&self.name, &claim.name_any()));
+        let all = Api::all(self.client.clone());
+        let seeing_volumes = volumes
+            .see(all, watcher::Config::default(), "volumes", |volume| number(&self.name, claim_of(volume)?));
+        let gone = async { tokio::try_join!(deleting, seeing_claims, seeing_volumes) };
+        let (began, claims, volumes) = gone.await.with_context(|| format!("remove batch {}", self.name))?;
+        Ok(departures(began, &claims, &volumes))
     }
 
     async fn create(&self, number: u64) -> Result<PersistentVolumeClaim> {
@@ -103,11 +129,56 @@ impl Batch {
     }
 }
 
-/// Whether the volume was made for a claim called `prefix` and a number.
-fn is_of(volume: &PersistentVolume, prefix: &str) -> bool {
-    let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.name.as_deref());
-    let number = claim.and_then(|name| name.strip_prefix(prefix));
-    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+/// Objects of a batch that are seen to go.
+#[derive(Default)]
+struct Departures {
+    /// They are looked at from now on.
+    watched: Notify,
+}
+
+impl Departures {
+    /// Waits until no object is left that `number_of` knows, and answers when each was gone.
+    async fn see<K>(
+        &self,
+        api: Api<K>,
+        scope: watcher::Config,
+        kind: &str,
+        number_of: impl Fn(&K) -> Option<u64>,
+    ) -> Result<BTreeMap<u64, Instant>>
+    where
+        K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let (mut there, mut gone) = (BTreeSet::new(), BTreeMap::new());
+        until(api, scope, REMOVE_TIME, |objects| {
+            self.watched.notify_one();
+            let left = objects.values().filter_map(&number_of).collect();
+            let now = Instant::now();
+            gone.extend(there.difference(&left).map(|number| (*number, now)));
+            there = left;
+            State::when(there.is_empty(), format!("{} {kind} are left", there.len()))
+        })
+        .await?;
+        Ok(gone)
+    }
+}
+
+fn departures(
+    began: Instant,
+    claims: &BTreeMap<u64, Instant>,
+    volumes: &BTreeMap<u64, Instant>,
+) -> Vec<Departure> {
+    let after = |at: &Instant| at.saturating_duration_since(began);
+    let both = claims.iter().filter_map(|(number, claim)| Some((claim, volumes.get(number)?)));
+    both.map(|(claim, volume)| Departure { claim: after(claim), volume: after(volume) }).collect()
+}
+
+/// Which of the batch's claims it is, if it is one.
+fn number(batch: &str, claim: &str) -> Option<u64> {
+    claim.strip_prefix(batch)?.strip_prefix('-')?.parse().ok()
+}
+
+fn claim_of(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.claim_ref.as_ref()?.name.as_deref()
 }
 
 #[cfg(test)]
@@ -117,13 +188,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_of_another_batch_are_told_apart() {
+    fn claims_and_volumes_of_another_batch_are_told_apart() {
         let volume = |claim: &str| -> PersistentVolume {
             serde_json::from_value(json!({"metadata": {}, "spec": {"claimRef": {"name": claim}}})).unwrap()
         };
-        assert!(is_of(&volume("peer-1-12"), "peer-1-"));
-        assert!(!is_of(&volume("peer-1-first-0"), "peer-1-"));
-        assert!(!is_of(&volume("peer-12-0"), "peer-1-"));
-        assert!(!is_of(&PersistentVolume::default(), "peer-1-"));
+        let number = |claim: &str| number("peer-1", claim_of(&volume(claim)).unwrap());
+        assert_eq!(number("peer-1-12"), Some(12));
+        assert_eq!(number("peer-1-first-0"), None);
+        assert_eq!(number("peer-12-0"), None);
+        assert_eq!(claim_of(&PersistentVolume::default()), None);
+    }
+
+    #[test]
+    fn a_departure_has_both_ends() {
+        let began = Instant::now();
+        let at = |milliseconds| began + Duration::from_millis(milliseconds);
+        let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);
+        let volumes = BTreeMap::from([(0, at(15)), (2, at(25))]);
+        let departure = |claim, volume| Departure {
+            claim: Duration::from_millis(claim),
+            volume: Duration::from_millis(volume),
+        };
+        assert_eq!(departures(began, &claims, &volumes), [departure(10, 15), departure(30, 25)]);
     }
 }

@@ -62,28 +62,6 @@ pub(super) async fn measured(
 
 async fn machine(node: &Node) -> Result<Machine> {
     let read = async |path: &str| node.output(&["cat", path], READ_TIME).await;
-    let (cpuinfo, kernel) = (read("/proc/cpuinfo").await?, read("/proc/sys/kernel/osrelease").await?);
-    let (cpu, cpus) = processors(&cpuinfo);
-    Ok(Machine { cpu: cpu.to_owned(), cpus, kernel: kernel.trim().to_owned(), file_system: "xfs".to_owned() })
-}
-
-/// Which, and how many.
-fn processors(cpuinfo: &str) -> (&str, u32) {
-    let fields = |name: &'static str| cpuinfo.lines().filter(move |line| line.starts_with(name));
-    // Not every architecture has a model name.
-    let cpu = fields("model name").chain(fields("CPU part")).next().and_then(|line| line.split(':').nth(1));
-    (cpu.unwrap_or("unknown").trim(), fields("processor").map(|_| 1).sum())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn processors_are_named_where_they_have_a_name() {
-        let named = "processor\t: 0\nmodel name\t: A B\n\nprocessor\t: 1\nmodel name\t: A B\n";
-        assert_eq!(processors(named), ("A B", 2));
-        assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c", 1));
-        assert_eq!(processors("processor\t: 0\n"), ("unknown", 1));
-    }
+    let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
+    Ok(Machine::of(&cpuinfo, &kernel, "xfs"))
 }

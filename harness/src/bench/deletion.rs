@@ -1,4 +1,7 @@
 //! `bench deletion`: claims of volumes with many files go at once, while others are made.
+//!
+//! The same is measured where volumes are in memory and no processor is emulated: there are no files, and what is left is what the
+//! provisioner and the control plane do for each object.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +11,13 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::batch::Batch;
+use super::batch::{Batch, Departure};
 use super::claim::{self, Claim};
 use super::cluster::{self, CLASS};
 use super::measurement::{Measurements, Row, milliseconds};
-use super::{Args, Outcome};
+use super::{Args, Outcome, in_memory};
 use crate::cluster::api_error::told;
-use crate::cluster::{Cluster, DATA_DIR, Node};
+use crate::cluster::{DATA_DIR, Node};
 use crate::progress::Step;
 use crate::session::Session;
 
@@ -55,22 +58,40 @@ struct Samples {
     going: Vec<f64>,
     /// and after that, while their space was being freed.
     freeing: Vec<f64>,
-    /// From the request to delete the claims, in seconds.
-    gone: f64,
-    freed: f64,
+    departures: Vec<Departure>,
+    /// From the request to delete the claims, in seconds, where there is space to free.
+    freed: Option<f64>,
+}
+
+/// Where it is measured.
+#[derive(Clone, Copy)]
+struct Scene<'a> {
+    client: &'a Client,
+    node: &'a str,
+    /// Who has the files; nobody where volumes are in memory.
+    disk: Option<&'a Node>,
+    extent: Extent,
 }
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let extent = if args.quick { QUICK } else { FULL };
-    let measure = async |cluster: &Cluster, node: &Node| {
-        let step = session.progress.step("delete volumes with files while others are made");
-        let samples = measure(cluster.client(), node, extent, &step).await?;
+    let measure = async |scene: Scene<'_>| {
+        let what = if scene.disk.is_some() { "volumes with files" } else { "volumes in memory" };
+        let step = session.progress.step(format!("delete {what} while others are made"));
+        let samples = scene.measure(&step).await?;
         step.done("");
-        Ok(samples.rows(extent))
+        Ok(samples.rows(scene.extent.files()))
     };
-    let measured = cluster::measured(session, args, "deletion", &[], measure);
-    let part = session.until_cancelled(measured).await?;
-    let measurements = Measurements { parts: vec![part] };
+    let without_files = Extent { files_each: 0, ..extent };
+    let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {
+        measure(Scene { client, node, disk: None, extent: without_files }).await
+    });
+    let in_memory = session.until_cancelled(in_memory).await?;
+    let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
+        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), extent }).await
+    });
+    let on_disk = session.until_cancelled(on_disk).await?;
+    let measurements = Measurements { parts: vec![on_disk, in_memory] };
     Ok(Outcome {
         name: "deletion",
         claims: claims(&measurements, extent.files()),
@@ -79,57 +100,65 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     })
 }
 
-async fn measure(client: &Client, node: &Node, extent: Extent, step: &Step) -> Result<Samples> {
-    make_class(client).await?;
-    let batch = |name: &str, claims| Batch {
-        client: client.clone(),
-        name: name.to_owned(),
-        class: CLASS_OF_FILES.to_owned(),
-        node: node.name().to_owned(),
-        claims,
-    };
-    step.note(format!("make {} volumes", extent.volumes));
-    let doomed = batch("doomed", extent.volumes);
-    doomed.bind(BIND_TIME).await?;
-    fill(node, extent.files_each, step).await?;
+impl Scene<'_> {
+    async fn measure(self, step: &Step) -> Result<Samples> {
+        make_class(self.client).await?;
+        step.note(format!("make {} volumes", self.extent.volumes));
+        let doomed = self.batch("doomed", self.extent.volumes);
+        doomed.bind(BIND_TIME).await?;
+        if let Some(disk) = self.disk {
+            fill(disk, self.extent.files_each, step).await?;
+        }
 
-    let mut samples = Samples::default();
-    let idle = batch("idle", 0);
-    for number in 0..extent.idle {
-        step.note(format!("volume {} of {} while nothing else is done", number + 1, extent.idle));
-        samples.idle.push(milliseconds(idle.provision(number).await?));
+        let mut samples = Samples::default();
+        let idle = self.batch("idle", 0);
+        for number in 0..self.extent.idle {
+            step.note(format!("volume {} of {} while nothing else is done", number + 1, self.extent.idle));
+            samples.idle.push(milliseconds(idle.provision(number).await?));
+        }
+
+        let began = Instant::now();
+        let deleting = async {
+            samples.departures = doomed.remove().await?;
+            let gone = began.elapsed();
+            if let Some(disk) = self.disk {
+                until_trash_is_empty(disk, began + FREE_TIME, step).await?;
+                samples.freed = Some(began.elapsed().as_secs_f64());
+            }
+            Ok::<_, anyhow::Error>(gone)
+        };
+        let beside = self.batch("beside", 0);
+        let mut made = Vec::new();
+        let making = async {
+            for number in 0.. {
+                let took = beside.provision(number).await?;
+                made.push((began.elapsed(), took));
+            }
+            Ok::<(), anyhow::Error>(())
+        };
+        let gone = tokio::select! {
+            deleted = deleting => deleted?,
+            ended = making => {
+                ended?;
+                anyhow::bail!("volumes are no longer made while others go");
+            }
+        };
+        for (at, took) in made {
+            let phase = if at <= gone { &mut samples.going } else { &mut samples.freeing };
+            phase.push(milliseconds(took));
+        }
+        Ok(samples)
     }
 
-    let began = Instant::now();
-    let deleting = async {
-        doomed.remove().await?;
-        let gone = began.elapsed();
-        until_trash_is_empty(node, began + FREE_TIME, step).await?;
-        Ok::<_, anyhow::Error>((gone, began.elapsed()))
-    };
-    let beside = batch("beside", 0);
-    let mut made = Vec::new();
-    let making = async {
-        for number in 0.. {
-            let took = beside.provision(number).await?;
-            made.push((began.elapsed(), took));
+    fn batch(&self, name: &str, claims: u64) -> Batch {
+        Batch {
+            client: self.client.clone(),
+            name: name.to_owned(),
+            class: CLASS_OF_FILES.to_owned(),
+            node: self.node.to_owned(),
+            claims,
         }
-        Ok::<(), anyhow::Error>(())
-    };
-    let (gone, freed) = tokio::select! {
-        deleted = deleting => deleted?,
-        ended = making => {
-            ended?;
-            anyhow::bail!("volumes are no longer made while others go");
-        }
-    };
-    for (at, took) in made {
-        let phase = if at <= gone { &mut samples.going } else { &mut samples.freeing };
-        phase.push(milliseconds(took));
     }
-    samples.gone = gone.as_secs_f64();
-    samples.freed = freed.as_secs_f64();
-    Ok(samples)
 }
 
 async fn make_class(client: &Client) -> Result<()> {
@@ -185,16 +214,22 @@ impl Extent {
 }
 
 impl Samples {
-    fn rows(self, extent: Extent) -> Vec<Row> {
-        let n = extent.files();
+    fn rows(self, files: u64) -> Vec<Row> {
         let beside = [self.going.as_slice(), &self.freeing].concat();
+        let last = |end: fn(&Departure) -> Duration| {
+            let last = self.departures.iter().map(end).max();
+            last.map(|last| last.as_secs_f64()).into_iter().collect()
+        };
+        let after_claims = self.departures.iter().map(|departure| milliseconds(departure.after_claim()));
         let rows = [
-            Row::of("provision_idle", n, "ms", self.idle),
-            Row::of("provision_beside_deletion", n, "ms", beside),
-            Row::of("provision_while_objects_go", n, "ms", self.going),
-            Row::of("provision_while_space_is_freed", n, "ms", self.freeing),
-            Row::of("objects_gone", n, "s", vec![self.gone]),
-            Row::of("space_freed", n, "s", vec![self.freed]),
+            Row::of("provision_idle", files, "ms", self.idle),
+            Row::of("provision_beside_deletion", files, "ms", beside),
+            Row::of("provision_while_objects_go", files, "ms", self.going),
+            Row::of("provision_while_space_is_freed", files, "ms", self.freeing),
+            Row::of("claims_gone", files, "s", last(|departure| departure.claim)),
+            Row::of("objects_gone", files, "s", last(|departure| departure.volume)),
+            Row::of("object_gone_after_claim", files, "ms", after_claims.collect()),
+            Row::of("space_freed", files, "s", self.freed.into_iter().collect()),
         ];
         rows.into_iter().flatten().collect()
     }
@@ -205,6 +240,8 @@ fn claims(all: &Measurements, files: u64) -> Vec<Claim> {
     let objects = "their PersistentVolumes are gone within a minute";
     let space =
         "nobody waits for their files: PersistentVolumes are gone in a fifth of the time until space is free";
+    let control_plane = "where no processor is emulated, PersistentVolumes are gone as soon as the control plane is done with \
+                         their claims: in one and a half times its time";
     vec![
         claim::p99_at_most(
             all,
@@ -215,6 +252,7 @@ fn claims(all: &Measurements, files: u64) -> Vec<Claim> {
         ),
         claim::no_more(all, objects, ("objects_gone", files), 60.0),
         claim::at_most(all, space, ("objects_gone", files), 0.2, ("space_freed", files)),
+        claim::at_most(all, control_plane, ("objects_gone", 0), 1.5, ("claims_gone", 0)),
     ]
 }
 
@@ -224,30 +262,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_made_beside_others_that_go_are_one_row_and_each_phase_another() {
-        let samples = Samples {
+    fn each_phase_is_a_row_and_without_files_there_is_no_space_to_free() {
+        let seconds = Duration::from_secs;
+        let departures = [(1, 2), (4, 5)]
+            .map(|(claim, volume)| Departure { claim: seconds(claim), volume: seconds(volume) });
+        let samples = |freed: Option<f64>| Samples {
             idle: vec![10.0],
             going: vec![20.0, 20.0],
-            freeing: vec![15.0],
-            gone: 2.0,
-            freed: 60.0,
+            freeing: freed.map(|_| 15.0).into_iter().collect(),
+            departures: departures.to_vec(),
+            freed,
         };
-        let rows = samples.rows(QUICK);
-        let runs: Vec<(&str, u64)> = rows.iter().map(|row| (row.name.as_str(), row.runs)).collect();
-        assert_eq!(
-            runs,
-            [
-                ("provision_idle", 1),
-                ("provision_beside_deletion", 3),
-                ("provision_while_objects_go", 2),
-                ("provision_while_space_is_freed", 1),
-                ("objects_gone", 1),
-                ("space_freed", 1),
-            ]
-        );
-        let machine =
-            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-        let all = Measurements { parts: vec![Part { place: String::new(), machine, rows }] };
+        let part = |files, freed| {
+            let machine =
+                Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
+            Part { place: String::new(), machine, rows: samples(freed).rows(files) }
+        };
+        let (on_disk, in_memory) = (part(QUICK.files(), Some(60.0)), part(0, None));
+        let rows: Vec<(&str, f64, u64)> =
+            on_disk.rows.iter().map(|row| (row.name.as_str(), row.median, row.runs)).collect();
+        let expected = [
+            ("provision_idle", 10.0, 1),
+            ("provision_beside_deletion", 20.0, 3),
+            ("provision_while_objects_go", 20.0, 2),
+            ("provision_while_space_is_freed", 15.0, 1),
+            ("claims_gone", 4.0, 1),
+            ("objects_gone", 5.0, 1),
+            ("object_gone_after_claim", 1000.0, 2),
+            ("space_freed", 60.0, 1),
+        ];
+        assert_eq!(rows, expected);
+        let missing = |row: &&Row| in_memory.rows.iter().all(|other| other.name != row.name);
+        let missing: Vec<&str> = on_disk.rows.iter().filter(missing).map(|row| row.name.as_str()).collect();
+        assert_eq!(missing, ["provision_while_space_is_freed", "space_freed"]);
+        let all = Measurements { parts: vec![on_disk, in_memory] };
         assert!(claims(&all, QUICK.files()).iter().all(|claim| claim.holds == Some(true)));
     }
 }

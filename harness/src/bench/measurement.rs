@@ -55,6 +55,31 @@ pub(super) struct Machine {
     pub(super) file_system: String,
 }
 
+impl Machine {
+    /// The files that tell of it.
+    pub(super) const CPUINFO: &str = "/proc/cpuinfo";
+    pub(super) const KERNEL: &str = "/proc/sys/kernel/osrelease";
+
+    /// By what is in the files that tell of it.
+    pub(super) fn of(cpuinfo: &str, kernel: &str, file_system: &str) -> Machine {
+        let (cpu, cpus) = processors(cpuinfo);
+        Machine {
+            cpu: cpu.to_owned(),
+            cpus,
+            kernel: kernel.trim().to_owned(),
+            file_system: file_system.to_owned(),
+        }
+    }
+}
+
+/// Which, and how many.
+fn processors(cpuinfo: &str) -> (&str, u32) {
+    let fields = |name: &'static str| cpuinfo.lines().filter(move |line| line.starts_with(name));
+    // Not every architecture has a model name.
+    let cpu = fields("model name").chain(fields("CPU part")).next().and_then(|line| line.split(':').nth(1));
+    (cpu.unwrap_or("unknown").trim(), fields("processor").map(|_| 1).sum())
+}
+
 /// What was measured in one place.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
@@ -139,6 +164,14 @@ mod tests {
 {"name":"find_device","n":10,"unit":"us","median":1.5,"p99":3.0,"runs":7}
 {"name":"find_device","n":4,"unit":"us","median":1.25,"p99":3.0,"runs":7}
 "#;
+
+    #[test]
+    fn processors_are_named_where_they_have_a_name() {
+        let named = "processor\t: 0\nmodel name\t: A B\n\nprocessor\t: 1\nmodel name\t: A B\n";
+        assert_eq!(processors(named), ("A B", 2));
+        assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c", 1));
+        assert_eq!(processors("processor\t: 0\n"), ("unknown", 1));
+    }
 
     #[test]
     fn rows_are_found_among_other_lines() {

@@ -9,6 +9,7 @@ mod cluster;
 mod deletion;
 mod growth;
 mod guest;
+mod in_memory;
 mod loop_devices;
 mod measurement;
 mod plot;
@@ -57,7 +58,7 @@ enum Bench {
     Provision,
     /// Claims that grow in use on a real cluster: when the pod sees it, and what the kubelet alone would take.
     Growth,
-    /// Claims of volumes with many files deleted at once on a real cluster, while others are made.
+    /// Claims of volumes with many files deleted at once on a real cluster, while others are made; and of volumes in memory.
     Deletion,
 }
 

@@ -41,7 +41,7 @@ pub(crate) async fn until<K>(
     api: Api<K>,
     scope: watch::Config,
     within: Duration,
-    judge: impl Fn(&BTreeMap<String, K>) -> State,
+    mut judge: impl FnMut(&BTreeMap<String, K>) -> State,
 ) -> Result<BTreeMap<String, K>>
 where
     K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
