@@ -201,23 +201,23 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mps
             notice = notices.recv() => {
                 let Some(notice) = notice else { break };
                 let key = Key::of(&notice);
-                let verdict = writer.aggregator.observe(&key, Instant::now());
-                log(&notice, &verdict);
-                match verdict {
-                    Verdict::Suppress => {}
-                    _ if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
-                    verdict => due.push_back((key, notice, verdict)),
+                let write = writer.aggregator.observe(&key, Instant::now());
+                log(&notice, write.as_ref());
+                match write {
+                    None => {}
+                    Some(_) if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
+                    Some(write) => due.push_back((key, notice, write)),
                 }
             }
             () = allowance.granted(), if !due.is_empty() => {
-                if let Some((key, notice, verdict)) = due.pop_front() {
-                    writer.write(&key, &notice, verdict).await;
+                if let Some((key, notice, write)) = due.pop_front() {
+                    writer.write(&key, &notice, write).await;
                 }
             }
         }
     }
-    for (key, notice, verdict) in due {
-        writer.write(&key, &notice, verdict).await;
+    for (key, notice, write) in due {
+        writer.write(&key, &notice, write).await;
     }
 }
 
@@ -250,12 +250,11 @@ struct EventWriter {
 }
 
 impl EventWriter {
-    async fn write(&mut self, key: &Key, notice: &Notice, verdict: Verdict) {
+    async fn write(&mut self, key: &Key, notice: &Notice, write: Write) {
         let events = namespaced(&self.client, notice);
-        let written = match verdict {
-            Verdict::Suppress => return,
-            Verdict::Repeat { name, count } => repeat(&events, &name, count).await,
-            Verdict::First => {
+        let written = match write {
+            Write::Repeat { name, count } => repeat(&events, &name, count).await,
+            Write::First => {
                 self.serial += 1;
                 let event = new_event(notice, &self.identity, self.serial);
                 let name = event.metadata.name.clone().unwrap_or_default();
@@ -272,16 +271,16 @@ impl EventWriter {
 }
 
 /// What happens for the first time is for everybody to read; that it happened again is not.
-fn log(notice: &Notice, verdict: &Verdict) {
+fn log(notice: &Notice, write: Option<&Write>) {
     let Notice { regarding, reason, note, .. } = notice;
     let kind = regarding.kind.as_deref().unwrap_or_default();
     let namespace = regarding.namespace.as_deref().unwrap_or_default();
     let name = regarding.name.as_deref().unwrap_or_default();
-    match (verdict, reason.type_()) {
-        (Verdict::First, "Warning") => {
+    match (write, reason.type_()) {
+        (Some(Write::First), "Warning") => {
             tracing::warn!(kind, namespace, name, reason = reason.as_str(), "{note}")
         }
-        (Verdict::First, _) => tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}"),
+        (Some(Write::First), _) => tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}"),
         _ => tracing::debug!(kind, namespace, name, reason = reason.as_str(), "again: {note}"),
     }
 }
@@ -367,7 +366,7 @@ const TEXTS_PER_SUBJECT: usize = 10;
 /// Subjects of which nothing new was heard are looked for this often.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
-/// Decides what becomes of a notice.
+/// Decides which notices are written.
 #[derive(Debug, Default)]
 struct Aggregator {
     /// By subject, and then by text.
@@ -383,15 +382,16 @@ struct Series {
     written: Instant,
 }
 
+/// A write to the API server.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum Write {
     First,
     Repeat { name: String, count: i32 },
-    Suppress,
 }
 
 impl Aggregator {
-    fn observe(&mut self, key: &Key, now: Instant) -> Verdict {
+    /// None for what is not written.
+    fn observe(&mut self, key: &Key, now: Instant) -> Option<Write> {
         self.sweep(now);
         let texts = self.subjects.entry(key.subject.clone()).or_default();
         texts.retain(|_, series| !series.is_over(now));
@@ -399,16 +399,16 @@ impl Aggregator {
             series.seen = now;
             series.count = series.count.saturating_add(1);
             if series.name.is_empty() || now.duration_since(series.written) < REPEAT_EVERY {
-                return Verdict::Suppress;
+                return None;
             }
             series.written = now;
-            return Verdict::Repeat { name: series.name.clone(), count: series.count };
+            return Some(Write::Repeat { name: series.name.clone(), count: series.count });
         }
         if texts.len() >= TEXTS_PER_SUBJECT {
-            return Verdict::Suppress;
+            return None;
         }
         texts.insert(key.note.clone(), Series { name: String::new(), count: 1, seen: now, written: now });
-        Verdict::First
+        Some(Write::First)
     }
 
     fn created(&mut self, key: &Key, name: String) {

@@ -22,18 +22,18 @@ fn repetitions_become_a_count_and_are_spaced() {
     let mut aggregator = Aggregator::default();
     let key = Key::of(&notice("no space"));
     let start = Instant::now();
-    assert_eq!(aggregator.observe(&key, start), Verdict::First);
+    assert_eq!(aggregator.observe(&key, start), Some(Write::First));
     aggregator.created(&key, "event-1".to_owned());
-    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(1)), Verdict::Suppress);
-    let repeat = |count| Verdict::Repeat { name: "event-1".to_owned(), count };
+    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(1)), None);
+    let repeat = |count| Some(Write::Repeat { name: "event-1".to_owned(), count });
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(10)), repeat(3));
-    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(15)), Verdict::Suppress);
+    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(15)), None);
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
 }
 
 /// What the API server is sent, and when.
 #[derive(Debug)]
-struct Write {
+struct Written {
     method: http::Method,
     path: String,
     body: serde_json::Value,
@@ -44,7 +44,7 @@ struct Write {
 struct Publishing {
     queue: mpsc::Sender<Notice>,
     publishing: JoinHandle<()>,
-    answering: JoinHandle<Vec<Write>>,
+    answering: JoinHandle<Vec<Written>>,
 }
 
 impl Publishing {
@@ -60,7 +60,7 @@ impl Publishing {
                 let body: serde_json::Value =
                     serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
                 let event = Body::from(serde_json::to_vec(&json!({"metadata": body["metadata"]})).unwrap());
-                seen.push(Write {
+                seen.push(Written {
                     method: parts.method,
                     path: parts.uri.path().to_owned(),
                     body,
@@ -74,7 +74,7 @@ impl Publishing {
     }
 
     /// Once everything queued is written.
-    async fn finish(self) -> Vec<Write> {
+    async fn finish(self) -> Vec<Written> {
         drop(self.queue);
         self.publishing.await.unwrap();
         self.answering.await.unwrap()
@@ -142,10 +142,10 @@ async fn the_same_notice_over_and_over_is_two_writes() {
 
     let events = "/apis/events.k8s.io/v1/namespaces/shop/events";
     let [created, repeated] = seen.as_slice() else { panic!("{seen:?}") };
-    let Write { method: http::Method::POST, path: created_at, body: created, .. } = created else {
+    let Written { method: http::Method::POST, path: created_at, body: created, .. } = created else {
         panic!("{created:?}");
     };
-    let Write { method: http::Method::PATCH, path: repeated_at, body: repeated, .. } = repeated else {
+    let Written { method: http::Method::PATCH, path: repeated_at, body: repeated, .. } = repeated else {
         panic!("{repeated:?}");
     };
     assert_eq!(created_at, events);
@@ -164,7 +164,7 @@ fn an_old_series_ends() {
     let key = Key::of(&notice("no space"));
     let start = Instant::now();
     aggregator.observe(&key, start);
-    assert_eq!(aggregator.observe(&key, start + SERIES_END), Verdict::First);
+    assert_eq!(aggregator.observe(&key, start + SERIES_END), Some(Write::First));
 }
 
 #[test]
@@ -172,12 +172,12 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
     let mut aggregator = Aggregator::default();
     let start = Instant::now();
     for text in 0..TEXTS_PER_SUBJECT {
-        assert_eq!(aggregator.observe(&Key::of(&notice(&text.to_string())), start), Verdict::First);
+        assert_eq!(aggregator.observe(&Key::of(&notice(&text.to_string())), start), Some(Write::First));
     }
-    assert_eq!(aggregator.observe(&Key::of(&notice("one more")), start), Verdict::Suppress);
+    assert_eq!(aggregator.observe(&Key::of(&notice("one more")), start), None);
     let mut elsewhere = notice("one more");
     elsewhere.regarding.name = Some("other".to_owned());
-    assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Verdict::First);
+    assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Some(Write::First));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_failed_write_starts_over() {
     let key = Key::of(&notice("no space"));
     aggregator.observe(&key, Instant::now());
     aggregator.forget(&key);
-    assert_eq!(aggregator.observe(&key, Instant::now()), Verdict::First);
+    assert_eq!(aggregator.observe(&key, Instant::now()), Some(Write::First));
 }
 
 #[test]
