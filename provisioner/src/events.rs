@@ -26,7 +26,7 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::identity::Identity;
+use crate::{identity::Identity, metrics::Notices};
 
 /// Why an event is written. These are the words people grep for, as the sidecars of other drivers use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,6 +146,7 @@ impl Notice {
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
     queue: mpsc::Sender<Notice>,
+    told: Notices,
 }
 
 /// More than one reconcile per claim of a full node brings forth at once.
@@ -155,7 +156,12 @@ impl Events {
     /// The sending end and what [`publish`] needs.
     pub(crate) fn new() -> (Self, mpsc::Receiver<Notice>) {
         let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
-        (Events { queue }, notices)
+        (Events { queue, told: Notices::default() }, notices)
+    }
+
+    /// What has been handed in so far.
+    pub(crate) fn told(&self) -> &Notices {
+        &self.told
     }
 
     /// Queues an event about an object.
@@ -183,6 +189,7 @@ impl Events {
     }
 
     fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
+        self.told.told(reason.type_(), reason.as_str());
         let notice = Notice { regarding, reason, note, at: Timestamp::now() };
         if let Err(error) = self.queue.try_send(notice) {
             tracing::warn!(%error, "an event is dropped");

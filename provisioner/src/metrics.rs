@@ -9,9 +9,11 @@ use prometheus_client::{metrics::info::Info, registry::Registry};
 use crate::audit::Findings;
 
 mod api_writes;
+mod notices;
 mod operations;
 
 pub(crate) use api_writes::ApiWrites;
+pub(crate) use notices::Notices;
 pub(crate) use operations::{Operation, Operations};
 
 const PREFIX: &str = "loopfs_provisioner";
@@ -28,11 +30,17 @@ pub(crate) struct Snapshot {
 }
 
 /// Everything that is known now. What cannot be found out is left out, rather than told as 0 or as it was.
-pub(crate) fn register(operations: &Operations, writes: &ApiWrites, snapshot: &Snapshot) -> Registry {
+pub(crate) fn register(
+    operations: &Operations,
+    notices: &Notices,
+    writes: &ApiWrites,
+    snapshot: &Snapshot,
+) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("build", "Version of the provisioner", version);
     operations.register(&mut registry);
+    notices.register(&mut registry);
     writes.register(&mut registry);
     registry.count(
         "claims_waiting",

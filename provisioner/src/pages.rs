@@ -40,7 +40,7 @@ impl monitoring::Pages for Pages {
             store.inspect_err(|error| tracing::debug!(%error, "there is nothing to tell of the store"));
         let audit = self.ctx.audit.get();
         let snapshot = Snapshot { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
-        Ok(metrics::register(&self.ctx.operations, &self.writes, &snapshot))
+        Ok(metrics::register(&self.ctx.operations, self.ctx.events.told(), &self.writes, &snapshot))
     }
 
     /// Every part of the process runs, or the first to end would have ended it; and this one answers. Restarting it mends
@@ -86,6 +86,7 @@ mod tests {
     use crate::{
         api_server::{Bench, Caches, Exchange, expect},
         audit::Findings,
+        events::Reason,
         fixtures,
         metrics::Operation,
         volume_model::{self, VolumeModel},
@@ -108,6 +109,7 @@ mod tests {
         let (_bench, pages) = bench(Caches::default(), vec![]);
         // What has never happened is not told.
         pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        pages.ctx.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
         pages.ctx.audit.set(Some(Findings::default()));
         pages.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
         let readme = include_str!("../README.md");
@@ -124,6 +126,9 @@ mod tests {
         bench.volumes.state().volumes.insert(id, (VolumeKind::Block, Bytes(4096)));
         bench.volumes.state().trash.push(Bytes(4096));
         pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        for _ in 0..2 {
+            pages.ctx.events.publish_on_node(&fixtures::identity(), Reason::StorageUnavailable, "mount it");
+        }
         let text = scraped(&pages).await;
         for line in [
             "claims_waiting 1",
@@ -135,6 +140,7 @@ mod tests {
             r#"volumes{kind="Block"} 1"#,
             "trash_entries 1",
             r#"operations_total{operation="resize",result="success",reason=""} 1"#,
+            r#"events_total{type="Warning",reason="StorageUnavailable"} 2"#,
         ] {
             assert!(text.contains(&format!("\nloopfs_provisioner_{line}\n")), "{line} is not in {text}");
         }
