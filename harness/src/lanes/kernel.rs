@@ -1,11 +1,13 @@
-//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, one after the other,
-//! and power cuts.
+//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, as many at once as this machine has
+//! processors; and power cuts.
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
 
 use super::libtest::Run;
 use super::power_cut;
@@ -61,33 +63,44 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
     let init = rust_build::guest_programs(session).await?.init;
-    let mut report = Report::new();
+    let mut machines = Vec::new();
     for name in &kernels {
         let kernel = Kernel::prepare(session, Some(name)).await?;
         let hypervisor = vm::choose(session, &kernel, &init).await?;
-        let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
-        // An earlier run's would be read as this one's.
-        cache::remove_dir(&logs)?;
-        let elsewhere = kernels.len() > 1 && *name != default;
-        let guest = Guest {
-            kernel: &kernel,
-            hypervisor: &hypervisor,
-            init: &init,
-            files: &files,
-            logs: &logs,
-            left_out: if elsewhere { &ON_ONE_KERNEL } else { &[] },
-        };
-        report.append(run_on(session, guest, only).await?);
-        if !only.is_empty() {
-            continue;
-        }
-        let machine = power_cut::Machine {
-            kernel: &kernel,
-            hypervisor: &hypervisor,
-            init: &init,
-            program: &power_cut,
-            logs: &logs,
-        };
+        machines.push((kernel, hypervisor));
+    }
+    // A guest keeps a processor busy, and rarely another: what its kernel does meanwhile.
+    let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let tested =
+        futures::stream::iter(machines.iter().enumerate()).map(async |(number, (kernel, hypervisor))| {
+            let elsewhere = kernels.len() > 1 && kernel.name() != default;
+            let logs = session.workspace.reports("test").join(format!("kernel-{}", kernel.name()));
+            let guest = Guest {
+                kernel,
+                hypervisor,
+                init: &init,
+                files: &files,
+                logs: &logs,
+                left_out: if elsewhere { &ON_ONE_KERNEL } else { &[] },
+            };
+            anyhow::Ok((number, test(session, guest, only, &power_cut).await?))
+        });
+    let reports: BTreeMap<usize, Report> = tested.buffer_unordered(at_once).try_collect().await?;
+    let mut report = Report::new();
+    for of_kernel in reports.into_values() {
+        report.append(of_kernel);
+    }
+    Ok(report)
+}
+
+/// Everything that is done on one kernel.
+async fn test(session: &Session, guest: Guest<'_>, only: &[String], power_cut: &Path) -> Result<Report> {
+    let Guest { kernel, hypervisor, init, logs, .. } = guest;
+    // An earlier run's would be read as this one's.
+    cache::remove_dir(logs)?;
+    let mut report = run_on(session, guest, only).await?;
+    if only.is_empty() {
+        let machine = power_cut::Machine { kernel, hypervisor, init, program: power_cut, logs };
         report.append(power_cut::run(session, &machine).await);
     }
     Ok(report)
