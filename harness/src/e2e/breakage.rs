@@ -32,15 +32,15 @@ pub(crate) enum Breakage {
     Leak,
 }
 
-/// What a self-check breaks, in an order in which each can be repaired before the next. That nothing is synced takes a power
-/// cut, and is broken by itself (`--break unsynced`).
-pub(super) const ALL: [Breakage; 6] = [
+/// What a self-check breaks, in an order in which each can be repaired before the next.
+pub(super) const ALL: [Breakage; 7] = [
     Breakage::Quota,
     Breakage::NoDisk,
     Breakage::WrongDisk,
     Breakage::Readonly,
     Breakage::Resize,
     Breakage::Leak,
+    Breakage::Unsynced,
 ];
 
 impl Breakage {

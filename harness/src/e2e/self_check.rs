@@ -76,6 +76,7 @@ impl Checker<'_> {
                 self.install(world, inner).await
             }
             Breakage::Readonly | Breakage::Resize => {
+                self.install_anew(world, inner).await?;
                 world.patience.grow = Patience::SHORT.grow;
                 let outcome = flow::tell(&mut self.story(inner, flow::NAME), world, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the flow passed");
@@ -96,10 +97,12 @@ impl Checker<'_> {
                 self.clean_up(world).await
             }
             Breakage::Leak => {
+                self.install_anew(world, inner).await?;
                 let before = Inventory::take(self.node).await?;
                 let outcome = flow::tell(&mut self.story(inner, flow::NAME), world, None).await;
                 anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, told));
                 let device = breakage::leak_loop_device(world).await?;
+                self.clean_up(world).await?;
                 world.patience.end = Patience::SHORT.end;
                 let story = &mut self.story(inner, removal::NAME);
                 let outcome = removal::tell(story, world, Some(&before)).await;
@@ -108,6 +111,12 @@ impl Checker<'_> {
                 breakage::detach(self.node, &device).await
             }
         }
+    }
+
+    /// For a flow that kills the driver: a kubelet waits longer each time before it starts a container again that has ended.
+    async fn install_anew(&self, world: &World<'_>, inner: &mut Report) -> Result<()> {
+        install::stop(world).await?;
+        self.install(world, inner).await
     }
 
     async fn install(&self, world: &World<'_>, inner: &mut Report) -> Result<()> {
@@ -124,12 +133,14 @@ impl Checker<'_> {
         told: usize,
         broken: Breakage,
     ) -> Result<()> {
+        world.manifests.apply(&world.client).await?;
+        // From then on there is nothing to wait for.
+        self.said_in_an_event(world, broken).await?;
         let patience = std::mem::replace(&mut world.patience, Patience::SHORT);
         let outcome = install::tell(&mut self.story(inner, install::NAME), world).await;
         world.patience = patience;
         anyhow::ensure!(outcome.is_err(), "the driver was installed");
         named(inner, told, broken)?;
-        self.said_in_an_event(world, broken).await?;
         install::stop(world).await
     }
 

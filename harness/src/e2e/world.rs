@@ -49,11 +49,11 @@ impl Patience {
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
-    /// For runs that are broken on purpose, where waiting longer would change nothing.
+    /// For what is broken on purpose, where waiting longer would change nothing.
     pub(crate) const SHORT: Patience = Patience {
-        start: Duration::from_secs(75),
+        start: Duration::from_secs(10),
         grow: Duration::from_secs(20),
-        end: Duration::from_secs(60),
+        end: Duration::from_secs(10),
     };
 }
 
