@@ -82,15 +82,15 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
         step.done("");
         Ok(samples.rows(scene.extent.files()))
     };
+    let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
+        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), extent }).await
+    });
+    let on_disk = session.until_cancelled(on_disk).await?;
     let without_files = Extent { files_each: 0, ..extent };
     let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {
         measure(Scene { client, node, disk: None, extent: without_files }).await
     });
     let in_memory = session.until_cancelled(in_memory).await?;
-    let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
-        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), extent }).await
-    });
-    let on_disk = session.until_cancelled(on_disk).await?;
     let measurements = Measurements { parts: vec![on_disk, in_memory] };
     Ok(Outcome {
         name: "deletion",

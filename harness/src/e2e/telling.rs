@@ -6,8 +6,8 @@ use super::breakage::{self, Breakage};
 use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{
-    bad_claims, clones, deletion_in_use, driver_restart, flow, full_node, infeasible_resize, install,
-    orphans, outages, read_only_claims, removal, retained_volumes,
+    bad_claims, clones, deletion_in_use, driver_restart, flow, full_node, half_provisioned,
+    infeasible_resize, install, orphans, outages, read_only_claims, removal, retained_volumes,
 };
 use super::story::{Story, Told};
 use super::world::World;
@@ -32,6 +32,7 @@ pub(super) async fn tell_all(
         orphans::NAME,
         bad_claims::NAME,
         driver_restart::NAME,
+        half_provisioned::NAME,
         outages::NAME,
         full_node::NAME,
         power_cut::NAME,
@@ -71,6 +72,7 @@ impl Teller<'_> {
         orphans::tell(&mut self.begin(orphans::NAME), world).await?;
         bad_claims::tell(&mut self.begin(bad_claims::NAME), world).await?;
         driver_restart::tell(&mut self.begin(driver_restart::NAME), world).await?;
+        half_provisioned::tell(&mut self.begin(half_provisioned::NAME), world).await?;
         outages::tell(&mut self.begin(outages::NAME), world).await?;
         full_node::tell(&mut self.begin(full_node::NAME), world).await?;
         power_cut::tell(&mut self.begin(power_cut::NAME), world, Load::FULL, broken).await?;

@@ -34,7 +34,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
         return Ok(());
     };
     let before = story.step("look at the node", Inventory::take(node)).await?;
-    story.step("the provisioner is killed with volumes in the making", kill_provisioner(world, node)).await?;
+    story.step("the provisioner is killed with volumes in the making", kill_at_work(world, node)).await?;
     story.step("each claim has one volume, and no volume is without", one_each(world, node, &before)).await?;
     story
         .step("the API server is killed with volumes in the making", kill_api_server(world, cluster))
@@ -57,12 +57,15 @@ async fn create(world: &World<'_>, prefix: &str) -> Result<BTreeSet<String>> {
     Ok(try_join_all(made).await?.into_iter().collect())
 }
 
-async fn kill_provisioner(world: &World<'_>, node: &Node) -> Result<()> {
-    let pods = world.live_driver_pods().await?;
+async fn kill_at_work(world: &World<'_>, node: &Node) -> Result<()> {
     let names = create(world, "killed").await?;
     until_bound(world, &names, 1).await?;
-    for pod in &pods {
-        kill(node, &Container::of(pod, PROVISIONER)?).await?;
+    kill_provisioner(world, node).await
+}
+
+pub(super) async fn kill_provisioner(world: &World<'_>, node: &Node) -> Result<()> {
+    for pod in world.live_driver_pods().await? {
+        kill(node, &Container::of(&pod, PROVISIONER)?).await?;
     }
     Ok(())
 }
@@ -74,7 +77,7 @@ async fn kill_api_server(world: &World<'_>, cluster: &Cluster) -> Result<()> {
 }
 
 /// Waits until at least so many of the claims are bound.
-async fn until_bound(world: &World<'_>, names: &BTreeSet<String>, least: usize) -> Result<()> {
+pub(super) async fn until_bound(world: &World<'_>, names: &BTreeSet<String>, least: usize) -> Result<()> {
     let bound = |claims: &BTreeMap<String, PersistentVolumeClaim>| {
         let ours = claims.values().filter(|claim| names.contains(&claim.name_any()));
         ours.filter(|claim| claims::is_bound(claim)).count()

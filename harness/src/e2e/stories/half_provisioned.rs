@@ -1,0 +1,174 @@
+//! The provisioner is killed between making volumes and writing their objects: each claim has the volume that was made for it then, and
+//! one that was deleted meanwhile has left none.
+//!
+//! The moment is held on to: until the provisioner is dead, the API server takes no objects of its volumes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::{outages, removal};
+use crate::cluster::Node;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::until_event;
+use crate::e2e::claims;
+use crate::e2e::inventory::Inventory;
+use crate::e2e::sizes::Size;
+use crate::e2e::story::{Story, Told};
+use crate::e2e::workload::claim;
+use crate::e2e::world::{FOREIGN_NODE, World};
+
+pub(in crate::e2e) const NAME: &str = "half provisioned";
+
+const SIZE: Size = Size::mebibytes(1);
+const KEPT: [(&str, &str); 2] = [("half-mounted", "Filesystem"), ("half-device", "Block")];
+const DELETED: (&str, &str) = ("half-deleted", "Filesystem");
+
+const POLICY: &str = "loopfs-e2e-no-objects";
+/// What the provisioner is told when it writes an object.
+const REFUSAL: &str = "held up by the end-to-end run";
+/// Nobody announces that a policy is in force, or that a volume nobody wants is gone.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
+    let Some(node) = world.node else {
+        story.skip("kill the provisioner between a volume and its object", FOREIGN_NODE);
+        return Ok(());
+    };
+    let before = story.step("look at the node", Inventory::take(node)).await?;
+    story.step("the API server takes no objects of volumes", refuse(world)).await?;
+    let made = story.step("claims have volumes and no objects", half_made(world, node, &before)).await?;
+    story.step("the provisioner is killed, and one claim deleted", kill(world, node)).await?;
+    story.step("the API server takes objects again", allow(world)).await?;
+    let title = "the claims have the volumes that were made, and the deleted one has none";
+    story.step(title, settled(world, node, &before, &made)).await?;
+    story.step("deleted with their claims, they leave nothing", remove(world, node, &before)).await
+}
+
+async fn refuse(world: &World<'_>) -> Result<()> {
+    let driver = &world.driver.name;
+    let policy: ValidatingAdmissionPolicy = serde_json::from_value(json!({
+        "metadata": {"name": POLICY},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["persistentvolumes"],
+            }]},
+            "validations": [{
+                "expression": format!("!has(object.spec.csi) || object.spec.csi.driver != '{driver}'"), "message": REFUSAL,
+            }],
+        },
+    }))?;
+    let binding: ValidatingAdmissionPolicyBinding = serde_json::from_value(json!({
+        "metadata": {"name": POLICY}, "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
+    }))?;
+    let (policies, bindings) = policies(world);
+    policies.create(&PostParams::default(), &policy).await.map_err(told).context("create the policy")?;
+    bindings.create(&PostParams::default(), &binding).await.map_err(told).context("bind the policy")?;
+
+    let volume: PersistentVolume = serde_json::from_value(json!({
+        "metadata": {"name": POLICY},
+        "spec": {
+            "capacity": {"storage": SIZE.quantity()}, "accessModes": ["ReadWriteOnce"],
+            "csi": {"driver": driver, "volumeHandle": POLICY},
+        },
+    }))?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let deadline = Instant::now() + world.patience.start;
+    loop {
+        match claims::volumes(world).create(&dry_run, &volume).await {
+            Err(error) if error.to_string().contains(REFUSAL) => return Ok(()),
+            Ok(_) if Instant::now() < deadline => sleep(LOOK_AGAIN).await,
+            Ok(_) => anyhow::bail!("the policy is not in force"),
+            Err(error) => return Err(told(error)).context("try to create a PersistentVolume"),
+        }
+    }
+}
+
+async fn allow(world: &World<'_>) -> Result<()> {
+    let (policies, bindings) = policies(world);
+    let parameters = DeleteParams::default();
+    bindings.delete(POLICY, &parameters).await.map_err(told).context("unbind the policy")?;
+    policies.delete(POLICY, &parameters).await.map_err(told).context("delete the policy").map(drop)
+}
+
+fn policies(world: &World<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<ValidatingAdmissionPolicyBinding>) {
+    (Api::all(world.client.clone()), Api::all(world.client.clone()))
+}
+
+/// Answers the volumes.
+async fn half_made(world: &World<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
+    let all = || KEPT.iter().chain([&DELETED]);
+    try_join_all(all().map(async |(name, mode)| {
+        let object = claim(name, &world.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+        let claim = claims::create(world, &claims::on_node(object, node.name())).await?;
+        // By then its volume has been made.
+        refused(world, &claim).await
+    }))
+    .await?;
+    let volumes: BTreeSet<String> = Inventory::take(node).await?.volumes_beyond(before).into_iter().collect();
+    anyhow::ensure!(volumes.len() == all().count(), "on the node are the volumes {volumes:?}");
+    let objects = objects(world).await?;
+    anyhow::ensure!(objects.is_empty(), "there are PersistentVolumes of {objects:?}");
+    Ok(volumes)
+}
+
+async fn refused(world: &World<'_>, claim: &PersistentVolumeClaim) -> Result<()> {
+    let refused = |message: &str| message.contains(REFUSAL);
+    until_event(&world.client, claim, &["ProvisioningFailed"], world.patience.start, refused).await.map(drop)
+}
+
+async fn kill(world: &World<'_>, node: &Node) -> Result<()> {
+    outages::kill_provisioner(world, node).await?;
+    claims::delete(world, DELETED.0).await
+}
+
+async fn settled(world: &World<'_>, node: &Node, before: &Inventory, made: &BTreeSet<String>) -> Result<()> {
+    let kept: BTreeSet<String> = KEPT.iter().map(|(name, _)| (*name).to_owned()).collect();
+    outages::until_bound(world, &kept, kept.len()).await?;
+    let deadline = Instant::now() + world.patience.end;
+    loop {
+        let volumes = Inventory::take(node).await?.volumes_beyond(before);
+        anyhow::ensure!(
+            volumes.iter().all(|volume| made.contains(volume)),
+            "{volumes:?}, and those that were made first are {made:?}"
+        );
+        if volumes.len() == kept.len() {
+            break;
+        }
+        anyhow::ensure!(Instant::now() < deadline, "{} claims, and the volumes {volumes:?}", kept.len());
+        sleep(LOOK_AGAIN).await;
+    }
+    let objects = objects(world).await?;
+    anyhow::ensure!(objects.iter().eq(&kept), "there are PersistentVolumes of {objects:?}");
+    Ok(())
+}
+
+/// The claims of this story that PersistentVolumes are of, each as often as there is one.
+async fn objects(world: &World<'_>) -> Result<Vec<String>> {
+    let objects = claims::volumes(world).list(&ListParams::default()).await;
+    let objects = objects.map_err(told).context("list the PersistentVolumes")?;
+    let of_claims =
+        objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
+    let ours = |name: &String| KEPT.iter().chain([&DELETED]).any(|(ours, _)| ours == name);
+    let mut names: Vec<String> = of_claims.filter(ours).collect();
+    names.sort();
+    Ok(names)
+}
+
+async fn remove(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    for (name, _) in KEPT {
+        claims::delete(world, name).await?;
+    }
+    removal::nothing_left(world, node, before).await
+}
