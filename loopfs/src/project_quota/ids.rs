@@ -144,17 +144,29 @@ impl ProjectIds {
     /// [`ErrorKind::InvalidInput`]: the id is not of the range. As
     /// [`finish_frees`](ProjectQuota::finish_frees). After an error it is draining.
     pub fn release(&self, id: ProjectId) -> Result<Release> {
-        if !self.range.contains(&id) {
-            let detail = format!("only ids from {} to {} are", self.range.start(), self.range.end());
-            return Err(Error::new(ErrorKind::InvalidInput, "release project", id, detail));
-        }
-        let released = self.free_if_drained(id);
+        let finished = self.require_own(id).and_then(|()| self.quota().finish_frees(id));
+        self.release_finished(id, finished)
+    }
+
+    /// [`release`](Self::release) for who has waited already: those frees may take long, whoever deleted the files, and locks that
+    /// others wait for are better taken after them.
+    pub(crate) fn release_finished(&self, id: ProjectId, finished: Result<()>) -> Result<Release> {
+        self.require_own(id)?;
+        let released = finished.and_then(|()| self.free_if_drained(id));
         let mut draining = self.lock_draining();
         draining.retain(|other| *other != id);
         if !matches!(released, Ok(Release::Freed)) {
             draining.push(id);
         }
         released
+    }
+
+    fn require_own(&self, id: ProjectId) -> Result<()> {
+        if self.range.contains(&id) {
+            return Ok(());
+        }
+        let detail = format!("only ids from {} to {} are", self.range.start(), self.range.end());
+        Err(Error::new(ErrorKind::InvalidInput, "release project", id, detail))
     }
 
     /// Tries again to free the ids that were draining when this `ProjectIds` was asked to release or recover
@@ -246,7 +258,6 @@ impl ProjectIds {
 
     fn free_if_drained(&self, id: ProjectId) -> Result<Release> {
         let quota = self.quota();
-        quota.finish_frees(id)?;
         let _giving = self.lock()?;
         match quota.usage(id)? {
             None => Ok(Release::Freed),

@@ -109,15 +109,19 @@ impl VolumeStore {
             self.with_account(|account| {
                 unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
                 if shares {
-                    // Those it shared with need less than before, and none of its blocks are to be counted.
+                    // Those it shared with need less than before.
                     account.promised = None;
-                    let quota = ProjectQuota::of(self.filesystem.root.as_fd());
-                    quota.finish_frees(*self.options.project_ids.start())
                 } else {
                     account.withdraw(Bytes(status.st_size as u64).saturating_add(margin));
-                    Ok(())
                 }
+                Ok(())
             })?;
+            if shares {
+                // As for a directory, not with the account locked. Whoever has counted meanwhile has counted what was being freed.
+                ProjectQuota::of(self.filesystem.root.as_fd())
+                    .finish_frees(*self.options.project_ids.start())?;
+                self.count_anew();
+            }
             return Ok(Removal::Done { volume: true });
         }
         let directory = layout::open_directory(trash, name)?;
@@ -149,7 +153,9 @@ impl VolumeStore {
     /// free. While it is still open or mounted somewhere its inode is charged; it is tried again with the
     /// next emptying, or found by recovery.
     pub(super) fn release_project(&self, project: ProjectId, promised: Bytes) -> Result<()> {
-        self.with_account(|account| match self.ids.release(project) {
+        // Before the account is locked: else whoever makes a volume waited for what any tenant has deleted.
+        let finished = ProjectQuota::of(self.filesystem.root.as_fd()).finish_frees(project);
+        self.with_account(|account| match self.ids.release_finished(project, finished) {
             Ok(Release::Freed) => {
                 account.withdraw(promised);
                 Ok(())
