@@ -14,9 +14,10 @@ use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
-use crate::cluster::ControlPlane;
+use crate::cache;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
+use crate::cluster::{ClusterSpec, ControlPlane, Durability, Purpose};
 use crate::e2e::manifests::Manifests;
 use crate::process::Program;
 use crate::rust_build::{self, Profile};
@@ -34,30 +35,53 @@ const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
 /// From the manifests to a pod of the driver that has its node.
 const SCHEDULING_TIME: Duration = Duration::from_secs(120);
 
-/// The live tests of the provisioner.
-pub(crate) struct LiveTests(PathBuf);
+/// The module of all live tests.
+pub(crate) const ALL: &str = "live_tests::";
+/// No test: a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
+pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 
-impl LiveTests {
-    /// The module of them all.
-    pub(crate) const ALL: &str = "live_tests::";
-    /// No test: a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
-    pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
-
-    /// Builds them.
-    pub(crate) async fn build(session: &Session, profile: Profile) -> Result<LiveTests> {
-        rust_build::unit_tests(session, PACKAGE, FEATURE, profile).await.map(LiveTests)
-    }
-
-    /// Makes the nodes and installs the driver on them, and answers the tests as a program that finds both.
-    pub(crate) async fn install(
-        &self,
-        control_plane: &ControlPlane,
-        manifests: &Manifests,
-    ) -> Result<Program> {
-        let kubeconfigs = install(control_plane, manifests).await?;
-        let program = Program::new(&self.0).named("the provisioner's tests");
-        Ok(program.env("KUBECONFIG", control_plane.kubeconfig()).env(KUBECONFIGS, kubeconfigs))
-    }
+/// Builds the provisioner's live tests, starts a control plane that logs to `logs`, makes the nodes, installs the driver on them, has
+/// `run` do what it wants with the tests as a program that finds all that, and ends the control plane.
+pub(crate) async fn with_live_tests<T>(
+    session: &Session,
+    purpose: Purpose,
+    kubernetes_bin: Option<&Path>,
+    logs: &Path,
+    run: impl AsyncFnOnce(Program, &ControlPlane) -> Result<T>,
+) -> Result<T> {
+    let manifests = Manifests::of_driver(session)?;
+    let profile = match purpose {
+        Purpose::Use => Profile::Debug,
+        Purpose::Figures => Profile::Release,
+    };
+    let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, profile).await?;
+    // An earlier run's would be read as this one's.
+    cache::remove_dir(logs)?;
+    let directory = tempfile::tempdir().context("make a directory")?;
+    let spec = ClusterSpec {
+        dir: directory.path().to_owned(),
+        logs: logs.to_owned(),
+        // It does not outlive the machine's power.
+        durability: Durability::Unsafe,
+        purpose,
+    };
+    let control_plane = ControlPlane::alone(session, &spec, kubernetes_bin).await?;
+    let ran = async {
+        let step = session.progress.step("install the driver on nodes that are objects only");
+        let kubeconfigs = install(&control_plane, &manifests).await?;
+        step.done("");
+        let program = Program::new(tests)
+            .named("the provisioner's tests")
+            .env("KUBECONFIG", control_plane.kubeconfig())
+            .env(KUBECONFIGS, kubeconfigs);
+        run(program, &control_plane).await
+    };
+    let ran = ran.await;
+    // Also when that failed: the end of the logs is worth having.
+    let stopped = control_plane.stop().await;
+    let ran = ran?;
+    stopped?;
+    Ok(ran)
 }
 
 /// Makes the nodes, applies the manifests, and answers the directory with the kubeconfig of each node's provisioner.

@@ -8,13 +8,10 @@ use kube::Client;
 
 use super::cluster::NAMESPACE;
 use super::measurement::{Machine, Part, Row};
-use crate::cache;
-use crate::cluster::{ClusterSpec, ControlPlane, Durability, Purpose};
-use crate::declared_nodes::{LiveTests, NODES};
+use crate::cluster::Purpose;
+use crate::declared_nodes::{self, NODES};
 use crate::e2e;
-use crate::e2e::manifests::Manifests;
 use crate::process::Program;
-use crate::rust_build::Profile;
 use crate::session::Session;
 
 /// For a provisioner that finishes what is under way.
@@ -27,32 +24,19 @@ pub(super) async fn measured(
     bench: &str,
     measure: impl AsyncFnOnce(&Client, &str) -> Result<Vec<Row>>,
 ) -> Result<Part> {
-    let manifests = Manifests::of_driver(session)?;
-    let tests = LiveTests::build(session, Profile::Release).await?;
-    let directory = tempfile::tempdir().context("make a directory")?;
     let logs = session.workspace.reports("bench").join(bench);
-    // An earlier run's would be read as this one's.
-    cache::remove_dir(&logs)?;
-    let spec = ClusterSpec {
-        dir: directory.path().to_owned(),
-        logs: logs.clone(),
-        durability: Durability::Unsafe,
-        purpose: Purpose::Figures,
-    };
-    let control_plane = ControlPlane::alone(session, &spec, None).await?;
-    let measured = async {
-        let step = session.progress.step("install the driver on nodes that are objects only");
-        let program = tests.install(&control_plane, &manifests).await?;
-        e2e::create_namespace(control_plane.client(), NAMESPACE).await?;
-        step.done("");
-        let program = program.log(logs.join("provisioner.log"));
-        beside_provisioner(program, measure(control_plane.client(), NODES[0])).await
-    };
-    let measured = measured.await;
-    // Also when that failed: the end of the logs is worth having.
-    let stopped = control_plane.stop().await;
-    let rows = measured?;
-    stopped?;
+    let rows = declared_nodes::with_live_tests(
+        session,
+        Purpose::Figures,
+        None,
+        &logs,
+        async |tests, control_plane| {
+            let client = control_plane.client();
+            e2e::create_namespace(client, NAMESPACE).await?;
+            beside_provisioner(tests.log(logs.join("provisioner.log")), measure(client, NODES[0])).await
+        },
+    );
+    let rows = rows.await?;
     Ok(Part { place: "this machine, volumes in memory".to_owned(), machine: machine()?, rows })
 }
 
@@ -60,7 +44,8 @@ async fn beside_provisioner(
     tests: Program,
     measuring: impl Future<Output = Result<Vec<Row>>>,
 ) -> Result<Vec<Row>> {
-    let mut provisioner = tests.args([LiveTests::SERVE, "--exact", "--ignored", "--nocapture"]).spawn()?;
+    let mut provisioner =
+        tests.args([declared_nodes::SERVE, "--exact", "--ignored", "--nocapture"]).spawn()?;
     let rows = tokio::select! {
         rows = measuring => rows?,
         ended = provisioner.wait() => anyhow::bail!("the provisioner ended with {}", ended?),

@@ -9,12 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::libtest::Run;
-use crate::cache;
-use crate::cluster::{ClusterSpec, ControlPlane, Durability, Purpose};
-use crate::declared_nodes::LiveTests;
-use crate::e2e::manifests::Manifests;
+use crate::cluster::Purpose;
+use crate::declared_nodes;
+use crate::process::Program;
 use crate::report::Report;
-use crate::rust_build::Profile;
 use crate::session::Session;
 
 const SUITE: &str = "apiserver: provisioner";
@@ -27,43 +25,19 @@ pub(super) async fn run(session: &Session, kubernetes_bin: Option<&Path>) -> Res
 }
 
 async fn prepare_and_run(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
-    let manifests = Manifests::of_driver(session)?;
-    let tests = LiveTests::build(session, Profile::Debug).await?;
     let logs = session.workspace.reports("test").join("apiserver");
-    // An earlier run's would be read as this one's.
-    cache::remove_dir(&logs)?;
-    let directory = tempfile::tempdir().context("make a directory")?;
-    let spec = ClusterSpec {
-        dir: directory.path().to_owned(),
-        logs: logs.clone(),
-        // It does not outlive the machine's power.
-        durability: Durability::Unsafe,
-        purpose: Purpose::Use,
-    };
-    let control_plane = ControlPlane::alone(session, &spec, kubernetes_bin).await?;
-    let result = test(session, &control_plane, &manifests, &tests, &logs).await;
-    // Also when that failed: the end of the logs is worth having.
-    let stopped = control_plane.stop().await;
-    let report = result?;
-    stopped?;
-    Ok(report)
+    declared_nodes::with_live_tests(session, Purpose::Use, kubernetes_bin, &logs, async |tests, _| {
+        test(session, tests, &logs).await
+    })
+    .await
 }
 
-async fn test(
-    session: &Session,
-    control_plane: &ControlPlane,
-    manifests: &Manifests,
-    tests: &LiveTests,
-    logs: &Path,
-) -> Result<Report> {
-    let step = session.progress.step("install the driver on nodes that are objects only");
-    let program = tests.install(control_plane, manifests).await?;
-    step.done("");
-
+async fn test(session: &Session, tests: Program, logs: &Path) -> Result<Report> {
     let step = session.progress.step("run the tests of the provisioner against the API server");
     let log = logs.join("tests.log");
     // The nodes are the same for all tests, and each needs them to itself.
-    let program = program.args(["--test-threads=1", LiveTests::ALL, "--skip", LiveTests::SERVE]).log(&log);
+    let program =
+        tests.args(["--test-threads=1", declared_nodes::ALL, "--skip", declared_nodes::SERVE]).log(&log);
     let started = Instant::now();
     let ended = match tokio::time::timeout(TESTS_TIME, program.finish()).await {
         Ok(finished) => {
