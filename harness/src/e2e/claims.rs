@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
@@ -27,6 +27,16 @@ pub(crate) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
 
 pub(crate) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
     Api::all(world.client.clone())
+}
+
+/// The claims of which there are PersistentVolumes, among those that are `ours`: sorted, each as often as there is one.
+pub(crate) async fn with_objects(world: &World<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let objects = volumes(world).list(&ListParams::default()).await;
+    let objects = objects.map_err(told).context("list the volumes")?;
+    let claims = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
+    let mut names: Vec<String> = claims.filter(|name| ours(name)).collect();
+    names.sort();
+    Ok(names)
 }
 
 pub(crate) async fn create(

@@ -102,6 +102,7 @@ impl Checker<'_> {
                 let outcome = flow::tell(&mut self.story(inner, flow::NAME), world, None).await;
                 anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, told));
                 let device = breakage::leak_loop_device(world).await?;
+                // What takes its time goes first: then only what leaked is waited for.
                 self.clean_up(world).await?;
                 world.patience.end = Patience::SHORT.end;
                 let story = &mut self.story(inner, removal::NAME);

@@ -13,7 +13,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -118,7 +118,7 @@ async fn half_made(world: &World<'_>, node: &Node, before: &Inventory) -> Result
     .await?;
     let volumes: BTreeSet<String> = Inventory::take(node).await?.volumes_beyond(before).into_iter().collect();
     anyhow::ensure!(volumes.len() == all().count(), "on the node are the volumes {volumes:?}");
-    let objects = objects(world).await?;
+    let objects = claims::with_objects(world, is_ours).await?;
     anyhow::ensure!(objects.is_empty(), "there are PersistentVolumes of {objects:?}");
     Ok(volumes)
 }
@@ -149,21 +149,13 @@ async fn settled(world: &World<'_>, node: &Node, before: &Inventory, made: &BTre
         anyhow::ensure!(Instant::now() < deadline, "{} claims, and the volumes {volumes:?}", kept.len());
         sleep(LOOK_AGAIN).await;
     }
-    let objects = objects(world).await?;
+    let objects = claims::with_objects(world, is_ours).await?;
     anyhow::ensure!(objects.iter().eq(&kept), "there are PersistentVolumes of {objects:?}");
     Ok(())
 }
 
-/// The claims of this story that PersistentVolumes are of, each as often as there is one.
-async fn objects(world: &World<'_>) -> Result<Vec<String>> {
-    let objects = claims::volumes(world).list(&ListParams::default()).await;
-    let objects = objects.map_err(told).context("list the PersistentVolumes")?;
-    let of_claims =
-        objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
-    let ours = |name: &String| KEPT.iter().chain([&DELETED]).any(|(ours, _)| ours == name);
-    let mut names: Vec<String> = of_claims.filter(ours).collect();
-    names.sort();
-    Ok(names)
+fn is_ours(claim: &str) -> bool {
+    KEPT.iter().chain([&DELETED]).any(|(ours, _)| *ours == claim)
 }
 
 async fn remove(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {

@@ -97,11 +97,7 @@ async fn one_each(world: &World<'_>, node: &Node, before: &Inventory) -> Result<
     let names =
         claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)).collect::<BTreeSet<_>>();
     until_bound(world, &names, names.len()).await?;
-    let objects = claims::volumes(world).list(&ListParams::default()).await;
-    let objects = objects.map_err(told).context("list the volumes")?;
-    let of_ours = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
-    let mut of_ours: Vec<String> = of_ours.filter(|name| is_ours(name)).collect();
-    of_ours.sort();
+    let of_ours = claims::with_objects(world, is_ours).await?;
     anyhow::ensure!(
         of_ours.iter().eq(&names),
         "{} claims, and PersistentVolumes of {}",
