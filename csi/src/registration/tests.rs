@@ -1,7 +1,9 @@
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 
+use nix::libc::O_PATH;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
@@ -9,6 +11,23 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 use crate::proto::registration::registration_client::RegistrationClient;
+
+/// A socket that was there. It is kept open, as a file that is gone gives its inode number to the next one.
+#[derive(Debug)]
+struct Seen(File);
+
+impl Seen {
+    fn at(path: &Path) -> io::Result<Self> {
+        OpenOptions::new().read(true).custom_flags(O_PATH).open(path).map(Self)
+    }
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Self) -> bool {
+        let [one, other] = [self, other].map(|Self(file)| file.metadata().unwrap());
+        (one.dev(), one.ino()) == (other.dev(), other.ino())
+    }
+}
 
 struct Running {
     directory: TempDir,
@@ -33,18 +52,27 @@ impl Running {
         self.directory.path().join("csi.loopfs.dev-reg.sock")
     }
 
-    /// Waits for a socket that is not `other`.
-    async fn socket_unlike(&self, other: Option<u64>) -> u64 {
+    /// Waits for a socket.
+    async fn first_socket(&self) -> Seen {
+        self.socket_that(|_| true).await
+    }
+
+    /// Waits for a socket in the place of `other`.
+    async fn socket_after(&self, other: &Seen) -> Seen {
+        self.socket_that(|seen| seen != other).await
+    }
+
+    async fn socket_that(&self, fits: impl Fn(&Seen) -> bool) -> Seen {
         let watch = DirectoryWatch::new(self.directory.path()).unwrap();
         let appears = async {
             loop {
-                match fs::metadata(self.socket()) {
-                    Ok(file) if Some(file.ino()) != other => return file.ino(),
+                match Seen::at(&self.socket()) {
+                    Ok(seen) if fits(&seen) => return seen,
                     _ => watch.changed().await.unwrap(),
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), appears).await.unwrap()
+        tokio::time::timeout(Duration::from_secs(20), appears).await.expect("a socket that fits")
     }
 
     async fn kubelet(&self) -> RegistrationClient<Channel> {
@@ -68,7 +96,7 @@ impl Running {
 #[tokio::test]
 async fn the_kubelet_learns_where_the_driver_is() {
     let running = Running::start();
-    running.socket_unlike(None).await;
+    running.first_socket().await;
     let info = running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap().into_inner();
     assert_eq!(info.r#type, "CSIPlugin");
     assert_eq!(info.name, "csi.loopfs.dev");
@@ -87,7 +115,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
     let running = Running::start();
-    running.socket_unlike(None).await;
+    running.first_socket().await;
     let literal =
         |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let authority = literal(0x41, "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock");
@@ -122,19 +150,19 @@ async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
 #[tokio::test]
 async fn a_registration_that_succeeded_leaves_the_socket_in_place() {
     let running = Running::start();
-    let socket = running.socket_unlike(None).await;
+    let socket = running.first_socket().await;
     running.notify(true).await;
     running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
-    assert_eq!(fs::metadata(running.socket()).unwrap().ino(), socket);
+    assert_eq!(Seen::at(&running.socket()).unwrap(), socket);
     running.stop().await;
 }
 
 #[tokio::test]
 async fn a_registration_that_failed_is_offered_again() {
     let running = Running::start();
-    let socket = running.socket_unlike(None).await;
+    let socket = running.first_socket().await;
     running.notify(false).await;
-    running.socket_unlike(Some(socket)).await;
+    running.socket_after(&socket).await;
     running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
     running.stop().await;
 }
@@ -142,10 +170,9 @@ async fn a_registration_that_failed_is_offered_again() {
 #[tokio::test]
 async fn a_socket_that_is_removed_comes_back() {
     let running = Running::start();
-    running.socket_unlike(None).await;
-    // An inode number is free again at once, so the name being back is what is waited for.
+    let socket = running.first_socket().await;
     fs::remove_file(running.socket()).unwrap();
-    running.socket_unlike(None).await;
+    running.socket_after(&socket).await;
     running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
     running.stop().await;
 }
@@ -167,7 +194,7 @@ async fn a_stale_socket_of_an_earlier_process_is_replaced() {
 #[tokio::test]
 async fn a_registration_directory_that_is_removed_ends_the_task() {
     let running = Running::start();
-    running.socket_unlike(None).await;
+    running.first_socket().await;
     fs::remove_dir_all(running.directory.path()).unwrap();
     let error = running.task.await.unwrap().unwrap_err();
     assert!(
