@@ -176,12 +176,18 @@ impl ProjectIds {
     /// The first one met; the other ids were tried all the same. See [`draining`](Self::draining) for those
     /// that are left.
     pub fn retry_draining(&self, carried: &HashSet<ProjectId>) -> Result<Reclaimed> {
-        let waiting = {
-            let mut draining = self.lock_draining();
-            draining.retain(|id| !carried.contains(id));
-            draining.clone()
-        };
-        self.reclaim(&waiting)
+        self.reclaim(&self.still_draining(carried), |id| self.release(id))
+    }
+
+    /// [`retry_draining`](Self::retry_draining) for who has waited already, as for [`release_finished`](Self::release_finished).
+    pub(crate) fn retry_finished(&self, carried: &HashSet<ProjectId>) -> Result<Reclaimed> {
+        self.reclaim(&self.still_draining(carried), |id| self.release_finished(id, Ok(())))
+    }
+
+    fn still_draining(&self, carried: &HashSet<ProjectId>) -> Vec<ProjectId> {
+        let mut draining = self.lock_draining();
+        draining.retain(|id| !carried.contains(id));
+        draining.clone()
     }
 
     /// The ids that wait to be freed.
@@ -203,14 +209,18 @@ impl ProjectIds {
         }
         // What drains is among the orphans.
         self.lock_draining().clear();
-        self.reclaim(&orphans)
+        self.reclaim(&orphans, |id| self.release(id))
     }
 
-    fn reclaim(&self, ids: &[ProjectId]) -> Result<Reclaimed> {
+    fn reclaim(
+        &self,
+        ids: &[ProjectId],
+        release: impl Fn(ProjectId) -> Result<Release>,
+    ) -> Result<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         let mut first_error = None;
         for id in ids {
-            match self.release(*id) {
+            match release(*id) {
                 Ok(Release::Freed) => reclaimed.freed.push(*id),
                 Ok(Release::Draining(usage)) => reclaimed.draining.push(usage),
                 Err(error) => drop(first_error.get_or_insert(error)),

@@ -104,9 +104,13 @@ impl DataFilesystem {
         Ok(data)
     }
 
+    pub(super) fn quota(&self) -> ProjectQuota<'_> {
+        ProjectQuota::of(self.root.as_fd())
+    }
+
     /// Project quotas can be switched off while mounted, so this is asked again.
     pub(super) fn require_enforcement(&self) -> Result<()> {
-        match ProjectQuota::of(self.root.as_fd()).enforcement()?.problem() {
+        match self.quota().enforcement()?.problem() {
             None => Ok(()),
             Some((_, remedy)) => {
                 let shown = self.path.display();

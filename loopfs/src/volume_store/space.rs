@@ -15,7 +15,6 @@ use super::pending::Pending;
 use super::sharing::{self, SharedBlocks};
 use super::{ContentSource, Image, Provisioning, VolumeStore, layout, snapshot};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::ProjectQuota;
 use crate::units::Bytes;
 
 /// Room on the file system.
@@ -83,32 +82,35 @@ impl VolumeStore {
         bytes: Bytes,
         operation: &'static str,
     ) -> Result<Promise<'_>> {
-        let ledger = self.layout.ledger()?;
-        let account = ledger.read()?;
-        let mut promised = match account.promised {
-            Some(promised) => promised,
-            None => self.count_into(&ledger, account)?,
-        };
-        let mut space = self.space_beside(promised)?;
-        if bytes > space.available {
+        let mut waited = false;
+        loop {
+            let ledger = self.layout.ledger()?;
+            let account = ledger.read()?;
+            let mut promised = match account.promised {
+                Some(promised) if !waited => promised,
+                _ => self.count_into(&ledger, account)?,
+            };
+            let space = self.space_beside(promised)?;
+            if bytes <= space.available {
+                promised.volumes = promised.volumes.saturating_add(bytes);
+                let held = ledger.hold(bytes)?;
+                let pending = account.pending.saturating_add(held.bytes);
+                ledger.write(Account { pending, promised: Some(promised) })?;
+                return Ok(Promise { store: self, bytes, pending: Some(held) });
+            }
+            if waited {
+                let detail = format!(
+                    "{bytes} asked, {} available of {} that the file system has",
+                    space.available, space.total
+                );
+                return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
+            }
             // A process that was killed may have left the account too high, and XFS frees the blocks of what was
-            // deleted in the background.
-            ProjectQuota::of(self.filesystem.root.as_fd()).finish_frees(*self.options.project_ids.start())?;
-            promised = self.count_into(&ledger, account)?;
-            space = self.space_beside(promised)?;
+            // deleted in the background. What is waited for here, nobody else has to wait for.
+            drop(ledger);
+            self.finish_all_frees()?;
+            waited = true;
         }
-        if bytes > space.available {
-            let detail = format!(
-                "{bytes} asked, {} available of {} that the file system has",
-                space.available, space.total
-            );
-            return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
-        }
-        promised.volumes = promised.volumes.saturating_add(bytes);
-        let held = ledger.hold(bytes)?;
-        let pending = account.pending.saturating_add(held.bytes);
-        ledger.write(Account { pending, promised: Some(promised) })?;
-        Ok(Promise { store: self, bytes, pending: Some(held) })
     }
 
     /// Takes a promise back.
@@ -154,6 +156,12 @@ impl VolumeStore {
         Ok(Space { total, available: unpromised.min(free), promised: promised.volumes })
     }
 
+    /// Waits until the blocks of what was deleted are free. XFS finishes the frees of the whole file system, whichever
+    /// project it is asked for; only blocks past the end of files are those of the project.
+    pub(super) fn finish_all_frees(&self) -> Result<()> {
+        self.filesystem.quota().finish_frees(*self.options.project_ids.start())
+    }
+
     pub(super) fn blocks(&self) -> Result<(Bytes, Bytes)> {
         let status = fstatvfs(&self.filesystem.root).context("statfs", self.filesystem.path.display())?;
         let unit = status.fragment_size();
@@ -162,7 +170,7 @@ impl VolumeStore {
 
     fn count(&self) -> Result<Promised> {
         let (mut volumes, mut in_use) = (Bytes(0), Bytes(0));
-        for usage in ProjectQuota::of(self.filesystem.root.as_fd()).ids(self.options.project_ids.clone()) {
+        for usage in self.filesystem.quota().ids(self.options.project_ids.clone()) {
             let usage = usage?;
             // Over its limit, a volume takes more than it was promised.
             volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));

@@ -15,7 +15,7 @@ use super::attributes::Attributes;
 use super::id::{SnapshotId, VolumeId};
 use super::{ContentSource, Image, Provisioning, VolumeStore, layout, sharing};
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{ProjectId, ProjectQuota, Release};
+use crate::project_quota::{ProjectId, Release};
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -118,8 +118,7 @@ impl VolumeStore {
             })?;
             if shares {
                 // As for a directory, not with the account locked. Whoever has counted meanwhile has counted what was being freed.
-                ProjectQuota::of(self.filesystem.root.as_fd())
-                    .finish_frees(*self.options.project_ids.start())?;
+                self.finish_all_frees()?;
                 self.count_anew();
             }
             return Ok(Removal::Done { volume: true });
@@ -133,7 +132,7 @@ impl VolumeStore {
             unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
             return Ok(Removal::Done { volume: false });
         };
-        let quota = ProjectQuota::of(self.filesystem.root.as_fd());
+        let quota = self.filesystem.quota();
         quota.finish_frees(project)?;
         let usage = quota.usage(project)?;
         // The directory itself is the one inode left. Until then it marks the id as taken.
@@ -154,7 +153,7 @@ impl VolumeStore {
     /// next emptying, or found by recovery.
     pub(super) fn release_project(&self, project: ProjectId, promised: Bytes) -> Result<()> {
         // Before the account is locked: else whoever makes a volume waited for what any tenant has deleted.
-        let finished = ProjectQuota::of(self.filesystem.root.as_fd()).finish_frees(project);
+        let finished = self.filesystem.quota().finish_frees(project);
         self.with_account(|account| match self.ids.release_finished(project, finished) {
             Ok(Release::Freed) => {
                 account.withdraw(promised);
@@ -173,10 +172,12 @@ impl VolumeStore {
         if self.ids.draining().is_empty() {
             return Ok(());
         }
+        // As above, before anything is locked. What is closed after it is for the next emptying.
+        self.finish_all_frees()?;
         let _lock = self.layout.lock_exclusive()?;
         let carried = self.carried()?;
         self.with_account(|account| {
-            let retried = self.ids.retry_draining(&carried);
+            let retried = self.ids.retry_finished(&carried);
             let draining = self.ids.draining();
             self.withheld().retain(|(id, promised)| {
                 let still = draining.contains(id);
