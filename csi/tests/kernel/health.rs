@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use csi::proto::csi as wire;
 use loopfs::{MountFlags, VolumeKind, bind_mount, mountinfo};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -41,7 +43,16 @@ impl ScratchDisk {
 
     fn remount(&self, flags: MsFlags) {
         let flags = flags | STRICT | MsFlags::MS_REMOUNT;
-        mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")).unwrap();
+        let start = Instant::now();
+        loop {
+            match mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")) {
+                // A file is open for writing: what the driver does in the background takes its moment.
+                Err(Errno::EBUSY) if start.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                remounted => return remounted.unwrap(),
+            }
+        }
     }
 }
 
