@@ -76,7 +76,7 @@ impl TestMachine<'_> {
         let initramfs = scratch.path().join("initramfs");
         let modules = self.kernel.modules(&["boot", "tests"]).await?;
         vm::initramfs(&initramfs, self.init, &modules, &self.files, Mode::Tests(self.tests))?;
-        let vm = Vm::start(&VmSpec {
+        let spec = VmSpec {
             name: self.name,
             hypervisor: self.hypervisor.clone(),
             kernel: self.kernel.vmlinuz(),
@@ -88,10 +88,8 @@ impl TestMachine<'_> {
             network: false,
             forwards: Vec::new(),
             logs: self.logs,
-        })
-        .await?;
-        vm.wait_started(BOOT_TIME).await?;
-        Ok(vm)
+        };
+        Vm::boot(&spec, BOOT_TIME).await
     }
 
     fn deadline(&self) -> Duration {

@@ -135,7 +135,7 @@ impl Machine {
     async fn boot(&self) -> Result<Vm> {
         // Made for each boot: it has the time, and an emulated machine's own clock is not to be trusted.
         initramfs(&self.spec.initramfs, &self.init, &self.modules, &[], self.mode.clone())?;
-        let vm = Vm::start(&self.spec).await?;
+        let vm = Vm::boot(&self.spec, BOOT_DEADLINE).await?;
         vm.wait_ready(BOOT_DEADLINE).await?;
         Ok(vm)
     }

@@ -1,10 +1,13 @@
 //! A running virtual machine and its one owner.
 
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
@@ -23,8 +26,13 @@ use crate::progress::seconds;
 const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// After a verdict there is nothing left to do but to sync and switch off.
 const POWER_OFF_TIME: Duration = Duration::from_secs(60);
+/// How many times QEMU may abort before that is the answer.
+const BOOTS: usize = 3;
 /// The console may be behind the report port, and after a fatal line the stack follows.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What QEMU itself says.
+const QEMU_LOG: &str = "qemu.log";
 
 /// How far a machine has come.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +72,25 @@ pub struct Vm {
 }
 
 impl Vm {
+    /// Starts QEMU, and waits until PID 1 runs.
+    ///
+    /// An emulating QEMU 10.0 aborts now and then when one processor of a guest maps devices, which happens while it boots,
+    /// and another one accesses some (`iotlb_to_section: Assertion ... failed`). The guest has no part in that and has
+    /// done nothing yet, so it is booted again. A guest that dies is not.
+    ///
+    /// # Errors
+    /// As [`start`](Vm::start). The machine ends first, or `timeout` passes.
+    pub async fn boot(spec: &VmSpec, timeout: Duration) -> Result<Vm> {
+        let mut boots = 1;
+        loop {
+            let mut vm = Vm::start(spec).await?;
+            match vm.wait_started(timeout).await {
+                Err(_) if boots < BOOTS && vm.has_aborted().await => boots += 1,
+                started => return started.map(|()| vm),
+            }
+        }
+    }
+
     /// Starts QEMU; returns before the guest has booted.
     ///
     /// # Errors
@@ -81,7 +108,7 @@ impl Vm {
             // QEMU fills a file, and makes none.
             std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
         }
-        let qemu_log = spec.logs.join("qemu.log");
+        let qemu_log = spec.logs.join(QEMU_LOG);
         let mut process = spec
             .hypervisor
             .qemu
@@ -114,7 +141,8 @@ impl Vm {
         ));
         let logs = Logs::new(spec.logs.clone())?;
         let said = logs.times();
-        tasks.spawn(follow(report, logs, fatal, Arc::clone(&console_state), phase_sender, message_sender));
+        let last_words = LastWords { fatal, console: Arc::clone(&console_state), qemu_log };
+        tasks.spawn(follow(report, logs, last_words, phase_sender, message_sender));
         let (control, responses) = Control::new(control);
         tasks.spawn(responses);
         Ok(Vm {
@@ -215,6 +243,12 @@ impl Vm {
         }
     }
 
+    /// Whether QEMU has aborted, which it does for faults of its own.
+    async fn has_aborted(&mut self) -> bool {
+        let ended = tokio::time::timeout(LAST_WORDS, self.process.wait()).await;
+        matches!(ended, Ok(Ok(status)) if is_abort(status))
+    }
+
     async fn wait_phase(
         &self,
         otherwise: &str,
@@ -258,9 +292,13 @@ impl Vm {
     /// # Errors
     /// Lost track of the process.
     pub async fn power_cut(mut self) -> Result<()> {
-        self.process.signal(nix::sys::signal::Signal::SIGKILL);
+        self.process.signal(Signal::SIGKILL);
         self.process.wait().await.map(drop)
     }
+}
+
+fn is_abort(status: ExitStatus) -> bool {
+    status.signal() == Some(Signal::SIGABRT as i32)
 }
 
 async fn accept(listener: &UnixListener) -> Result<UnixStream> {
@@ -298,27 +336,43 @@ async fn watch_console(
     }
 }
 
+/// Where the cause of an end without a verdict is found.
+struct LastWords {
+    /// The kernel is done for.
+    fatal: mpsc::Receiver<()>,
+    console: Arc<Mutex<Watcher>>,
+    qemu_log: PathBuf,
+}
+
+impl LastWords {
+    fn cause(&self) -> String {
+        let watcher = self.console.lock().unwrap_or_else(PoisonError::into_inner);
+        let cause = watcher.fatal().unwrap_or("it ended without a verdict");
+        let qemu = std::fs::read_to_string(&self.qemu_log).unwrap_or_default();
+        let qemu = tail(&qemu, 3);
+        let said = if qemu.is_empty() { String::new() } else { format!("; QEMU said\n{qemu}\n") };
+        format!("{cause}{said}; the end of its console:\n{}", watcher.tail())
+    }
+}
+
 /// Follows the report port to the end of the machine.
 async fn follow(
     stream: UnixStream,
     mut logs: Logs,
-    mut fatal: mpsc::Receiver<()>,
-    console: Arc<Mutex<Watcher>>,
+    mut last_words: LastWords,
     phase: watch::Sender<Phase>,
     messages: mpsc::UnboundedSender<Message>,
 ) {
     let reports = read_reports(stream, &mut logs, &phase, &messages);
     let said = tokio::select! {
         said = reports => said,
-        Some(()) = fatal.recv() => None,
+        Some(()) = last_words.fatal.recv() => None,
     };
     let ending = match said {
         Some(ending) => ending,
         None => {
             tokio::time::sleep(LAST_WORDS).await;
-            let watcher = console.lock().unwrap_or_else(PoisonError::into_inner);
-            let cause = watcher.fatal().unwrap_or("it ended without a verdict");
-            Ending::Crashed(format!("{cause}; the end of its console:\n{}", watcher.tail()))
+            Ending::Crashed(last_words.cause())
         }
     };
     phase.send_replace(Phase::Ended(ending));
@@ -368,4 +422,19 @@ async fn read_reports(
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_abort_is_a_fault_of_qemu() {
+        assert!(is_abort(ExitStatus::from_raw(6)));
+        assert!(is_abort(ExitStatus::from_raw(6 | 0x80)), "with a core dump");
+        // Killed, exited in order, and with an error.
+        for other in [9, 0, 1 << 8] {
+            assert!(!is_abort(ExitStatus::from_raw(other)), "{other}");
+        }
+    }
 }

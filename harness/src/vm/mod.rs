@@ -1,6 +1,6 @@
 //! Virtual machines: what one is made of, the QEMU that runs it, and what it says.
 //!
-//! [`VmSpec`] is data. [`Vm::start`] turns it into a running machine with one owner; dropping that owner is
+//! [`VmSpec`] is data. [`Vm::boot`] turns it into a running machine with one owner; dropping that owner is
 //! a power cut. The guest talks over virtio ports of their own, apart from the console, which is only a log.
 
 mod accelerator;
