@@ -129,11 +129,9 @@ async fn build_tests(
     test: &str,
     feature: &str,
 ) -> Result<Built> {
-    // Without the debug information, which would be most of the initramfs.
-    let strip = "profile.test.strip=\"debuginfo\"";
-    let args =
-        ["test", "--no-run", "--package", package, "--test", test, "--features", feature, "--config", strip];
-    cargo(session, step, &args).await
+    let profile = ["--profile", "guest-tests"];
+    let args = ["test", "--no-run", "--package", package, "--test", test, "--features", feature];
+    cargo(session, step, &[&args[..], &profile].concat()).await
 }
 
 /// Builds the benchmark `name` of a package, which the feature `bench` guards.
