@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use self::cuts::{Cut, Kept, cuts, replay};
+use self::cuts::{Cut, Kept, cuts, rarest, replay};
 use super::libtest::Run;
 use crate::guest::report::End;
 use crate::guest::spec::{TestBinary, TestsSpec};
@@ -31,8 +31,11 @@ pub(super) const TEST: &str = "power_cut";
 
 const WORK: &str = "work::until_the_power_is_cut";
 const CHECK: &str = "check::nothing_is_lost_and_nothing_leaks";
-/// After these the kill comes. By then each operation was done several times.
+/// After these the kill comes, once each operation was done so many times.
 const LINES: usize = 500;
+const TIMES: usize = 2;
+/// Lines between one look at what was done and the next.
+const MORE_LINES: usize = 10;
 /// Decides what each thread does and where is cut. How the threads meet is chance: what repeats a cut exactly is the
 /// record of writes, which is kept when a check fails.
 const SEED: &str = "LOOPFS_POWER_CUT_SEED";
@@ -108,12 +111,20 @@ async fn cut_and_check(
 }
 
 async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
+    const NAME: &str = "power-cut-work";
     let mut binary = binary("work", WORK, WORK_TIME);
     binary.args.push("--nocapture".to_owned());
     binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
     let spec = spec(std::slice::from_ref(disk), vec![binary]);
-    let vm = machine.with("power-cut-work", vec![disk.clone()], spec).boot().await?;
-    vm.wait_said("work", LINES, WORK_TIME).await?;
+    let vm = machine.with(NAME, vec![disk.clone()], spec).boot().await?;
+    let log = logs(machine.logs, NAME).join("work.log");
+    for lines in (LINES..).step_by(MORE_LINES) {
+        vm.wait_said("work", lines, WORK_TIME).await?;
+        let said = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
+        if rarest(&said) >= TIMES {
+            break;
+        }
+    }
     vm.power_cut().await
 }
 
