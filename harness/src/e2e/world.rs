@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ListParams;
@@ -50,11 +50,8 @@ impl Patience {
         end: Duration::from_secs(180),
     };
     /// For what is broken on purpose, where waiting longer would change nothing.
-    pub(crate) const SHORT: Patience = Patience {
-        start: Duration::from_secs(10),
-        grow: Duration::from_secs(20),
-        end: Duration::from_secs(10),
-    };
+    pub(crate) const SHORT: Patience =
+        Patience { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
 }
 
 /// The driver, read from its manifests.
@@ -104,6 +101,10 @@ impl Driver {
 }
 
 impl World<'_> {
+    pub(crate) fn stateful_sets(&self) -> Api<StatefulSet> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

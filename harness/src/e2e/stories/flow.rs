@@ -2,7 +2,6 @@
 //! pod, grown while in use, with the driver killed in the middle of it.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::PostParams;
@@ -78,8 +77,8 @@ async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
         grown: GROWN,
         honour_read_only: broken != Some(Breakage::Readonly),
     })?;
-    let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), &world.namespace);
-    sets.create(&PostParams::default(), &flow).await.map_err(told).context("create the StatefulSet")?;
+    let created = world.stateful_sets().create(&PostParams::default(), &flow).await;
+    created.map_err(told).context("create the StatefulSet")?;
     Ok(())
 }
 

@@ -1,12 +1,14 @@
 //! Everything is deleted, and nothing is left: not in the API, and not on the node.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
-use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::Node;
@@ -39,7 +41,15 @@ pub(in crate::e2e) async fn tell(
 }
 
 /// Deletes the namespace with all claims and pods in it and waits until it is gone.
+///
+/// What is in it goes first: while anything is left, Kubernetes looks at such a namespace again after 5 s, then 10 s.
 pub(in crate::e2e) async fn delete_namespace(world: &World<'_>) -> Result<()> {
+    // Who makes pods, pods and claims together, so that claims are deleted that are in use.
+    delete_all(world.stateful_sets()).await.context("delete the StatefulSets")?;
+    delete_all(world.pods()).await.context("delete the pods")?;
+    delete_all(world.claims()).await.context("delete the claims")?;
+    none_left(world.pods(), world).await.context("pods do not go")?;
+    none_left(world.claims(), world).await.context("claims do not go")?;
     let namespaces: Api<Namespace> = Api::all(world.client.clone());
     let name = &world.namespace;
     match namespaces.delete(name, &DeleteParams::default()).await {
@@ -55,6 +65,26 @@ pub(in crate::e2e) async fn delete_namespace(world: &World<'_>) -> Result<()> {
     })
     .await
     .with_context(|| format!("namespace {name} does not go"))
+    .map(drop)
+}
+
+async fn delete_all<K>(api: Api<K>) -> Result<()>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let deleted = api.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
+    deleted.map_err(told).map(drop)
+}
+
+async fn none_left<K>(api: Api<K>, world: &World<'_>) -> Result<()>
+where
+    K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    until(api, watcher::Config::default(), world.patience.end, |objects| {
+        let left: Vec<_> = objects.values().map(ResourceExt::name_any).collect();
+        State::when(left.is_empty(), format!("left: {}", left.join(", ")))
+    })
+    .await
     .map(drop)
 }
 
