@@ -65,19 +65,9 @@ struct Span {
 
 impl Span {
     fn is_a(&self, operation: &str) -> bool {
-        self.what.split_once(' ').is_some_and(|(_, what)| is_a(what, operation))
+        let rest = self.what.split_once(' ').and_then(|(_, what)| what.strip_prefix(operation));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     }
-}
-
-fn is_a(what: &str, operation: &str) -> bool {
-    what.strip_prefix(operation).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
-}
-
-/// How many times the rarest of the operations is done, by what the threads have said.
-pub(super) fn rarest(said: &str) -> usize {
-    let done: Vec<&str> = said.lines().filter_map(|line| Some(line.split_once(" done ")?.1)).collect();
-    let times = |operation: &&str| done.iter().filter(|what| is_a(what, operation)).count();
-    OPERATIONS.iter().map(times).min().unwrap_or_default()
 }
 
 fn spans(entries: &[Entry]) -> Vec<Span> {
@@ -201,18 +191,6 @@ mod tests {
         assert_eq!(spans[0], Span { what: "0 create Filesystem t0-1".to_owned(), writes: 3..6 });
         let count = |operation: &str| spans.iter().filter(|span| span.is_a(operation)).count();
         assert_eq!((count("release"), count("create Filesystem"), count("create")), (1, 1, 2));
-    }
-
-    #[test]
-    fn the_rarest_operation_is_counted_once_it_is_done() {
-        let mut said: Vec<String> = OPERATIONS.iter().map(|name| format!("2 done {name} t2-7")).collect();
-        assert_eq!(rarest(&said.join("\n")), 1);
-        said.extend(said.clone());
-        assert_eq!(rarest(&said.join("\n")), 2);
-        said.pop();
-        said.push("0 intent recover".to_owned());
-        assert_eq!(rarest(&said.join("\n")), 1, "the second one is under way");
-        assert_eq!(rarest(""), 0);
     }
 
     #[test]

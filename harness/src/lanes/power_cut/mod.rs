@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use self::cuts::{Cut, Kept, cuts, rarest, replay};
+use self::cuts::{Cut, Kept, cuts, replay};
 use super::libtest::Run;
 use crate::guest::report::End;
 use crate::guest::spec::{TestBinary, TestsSpec};
@@ -31,11 +31,10 @@ pub(super) const TEST: &str = "power_cut";
 
 const WORK: &str = "work::until_the_power_is_cut";
 const CHECK: &str = "check::nothing_is_lost_and_nothing_leaks";
-/// After these the kill comes, once each operation was done so many times.
+/// After these the kill comes, once each operation is on record to be cut: what a thread does is chance.
 const LINES: usize = 500;
-const TIMES: usize = 2;
-/// Lines between one look at what was done and the next.
-const MORE_LINES: usize = 10;
+/// Lines between one look at the record and the next.
+const MORE_LINES: usize = 20;
 /// Decides what each thread does and where is cut. How the threads meet is chance: what repeats a cut exactly is the
 /// record of writes, which is kept when a check fails.
 const SEED: &str = "LOOPFS_POWER_CUT_SEED";
@@ -111,18 +110,18 @@ async fn cut_and_check(
 }
 
 async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
-    const NAME: &str = "power-cut-work";
     let mut binary = binary("work", WORK, WORK_TIME);
     binary.args.push("--nocapture".to_owned());
     binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
     let spec = spec(std::slice::from_ref(disk), vec![binary]);
-    let vm = machine.with(NAME, vec![disk.clone()], spec).boot().await?;
-    let log = logs(machine.logs, NAME).join("work.log");
+    let vm = machine.with("power-cut-work", vec![disk.clone()], spec).boot().await?;
+    let mut missing = format!("fewer than {LINES} lines were said");
     for lines in (LINES..).step_by(MORE_LINES) {
-        vm.wait_said("work", lines, WORK_TIME).await?;
-        let said = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
-        if rarest(&said) >= TIMES {
-            break;
+        let said = vm.wait_said("work", lines, WORK_TIME).await;
+        said.with_context(|| format!("not all is done that is to be cut: {missing}"))?;
+        match write_log::read(&disk.write_log()).and_then(|entries| cuts(&entries, seed)) {
+            Ok(_) => break,
+            Err(error) => missing = format!("{error:#}"),
         }
     }
     vm.power_cut().await
