@@ -129,9 +129,9 @@ async fn build_tests(
     test: &str,
     feature: &str,
 ) -> Result<Built> {
-    let profile = ["--profile", "guest-tests"];
-    let args = ["test", "--no-run", "--package", package, "--test", test, "--features", feature];
-    cargo(session, step, &[&args[..], &profile].concat()).await
+    let profile = "--profile=guest-tests";
+    let args = ["test", profile, "--no-run", "--package", package, "--test", test, "--features", feature];
+    cargo(session, step, &args).await
 }
 
 /// Builds the benchmark `name` of a package, which the feature `bench` guards.

@@ -31,9 +31,6 @@ const BOOTS: usize = 3;
 /// The console may be behind the report port, and after a fatal line the stack follows.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What QEMU itself says.
-const QEMU_LOG: &str = "qemu.log";
-
 /// How far a machine has come.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Phase {
@@ -108,7 +105,7 @@ impl Vm {
             // QEMU fills a file, and makes none.
             std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
         }
-        let qemu_log = spec.logs.join(QEMU_LOG);
+        let qemu_log = spec.logs.join("qemu.log");
         let mut process = spec
             .hypervisor
             .qemu
@@ -341,6 +338,7 @@ struct LastWords {
     /// The kernel is done for.
     fatal: mpsc::Receiver<()>,
     console: Arc<Mutex<Watcher>>,
+    /// What QEMU itself says.
     qemu_log: PathBuf,
 }
 

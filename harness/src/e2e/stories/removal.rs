@@ -48,8 +48,8 @@ pub(in crate::e2e) async fn delete_namespace(world: &World<'_>) -> Result<()> {
     delete_all(world.stateful_sets()).await.context("delete the StatefulSets")?;
     delete_all(world.pods()).await.context("delete the pods")?;
     delete_all(world.claims()).await.context("delete the claims")?;
-    none_left(world.pods(), world).await.context("pods do not go")?;
-    none_left(world.claims(), world).await.context("claims do not go")?;
+    none_left(world, world.pods(), |_| true).await.context("pods do not go")?;
+    none_left(world, world.claims(), |_| true).await.context("claims do not go")?;
     let namespaces: Api<Namespace> = Api::all(world.client.clone());
     let name = &world.namespace;
     match namespaces.delete(name, &DeleteParams::default()).await {
@@ -76,29 +76,25 @@ where
     deleted.map_err(told).map(drop)
 }
 
-async fn none_left<K>(api: Api<K>, world: &World<'_>) -> Result<()>
+pub(in crate::e2e) async fn no_volumes(world: &World<'_>) -> Result<()> {
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    none_left(world, volumes, |volume| {
+        let spec = volume.spec.as_ref();
+        let driver = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());
+        let claim =
+            spec.and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.namespace.as_deref());
+        driver == Some(&world.driver.name) && claim == Some(&world.namespace)
+    })
+    .await
+}
+
+async fn none_left<K>(world: &World<'_>, api: Api<K>, is_ours: impl Fn(&K) -> bool) -> Result<()>
 where
     K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     until(api, watcher::Config::default(), world.patience.end, |objects| {
-        let left: Vec<_> = objects.values().map(ResourceExt::name_any).collect();
-        State::when(left.is_empty(), format!("left: {}", left.join(", ")))
-    })
-    .await
-    .map(drop)
-}
-
-pub(in crate::e2e) async fn no_volumes(world: &World<'_>) -> Result<()> {
-    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
-    until(volumes, watcher::Config::default(), world.patience.end, |volumes| {
-        let ours = volumes.values().filter(|volume| {
-            let spec = volume.spec.as_ref();
-            let driver = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());
-            let claim =
-                spec.and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.namespace.as_deref());
-            driver == Some(&world.driver.name) && claim == Some(&world.namespace)
-        });
-        let left: Vec<_> = ours.filter_map(|volume| volume.metadata.name.clone()).collect();
+        let ours = objects.values().filter(|object| is_ours(object));
+        let left: Vec<_> = ours.map(ResourceExt::name_any).collect();
         State::when(left.is_empty(), format!("left: {}", left.join(", ")))
     })
     .await
