@@ -145,14 +145,22 @@ impl ProjectIds {
     /// [`finish_frees`](ProjectQuota::finish_frees). After an error it is draining.
     pub fn release(&self, id: ProjectId) -> Result<Release> {
         let finished = self.require_own(id).and_then(|()| self.quota().finish_frees(id));
-        self.release_finished(id, finished)
+        self.release_finished(id, finished, |_| ())
     }
 
     /// [`release`](Self::release) for who has waited already: those frees may take long, whoever deleted the files, and locks that
     /// others wait for are better taken after them.
-    pub(crate) fn release_finished(&self, id: ProjectId, finished: Result<()>) -> Result<Release> {
+    ///
+    /// Calls `cleared` with the usage and limits that the id had, if this call removed its limits. It does not call it if
+    /// another process did. So of all processes that release an id, exactly one learns what the id was limited to.
+    pub(crate) fn release_finished(
+        &self,
+        id: ProjectId,
+        finished: Result<()>,
+        cleared: impl FnOnce(&Usage),
+    ) -> Result<Release> {
         self.require_own(id)?;
-        let released = finished.and_then(|()| self.free_if_drained(id));
+        let released = finished.and_then(|()| self.free_if_drained(id, cleared));
         let mut draining = self.lock_draining();
         draining.retain(|other| *other != id);
         if !matches!(released, Ok(Release::Freed)) {
@@ -180,8 +188,12 @@ impl ProjectIds {
     }
 
     /// [`retry_draining`](Self::retry_draining) for who has waited already, as for [`release_finished`](Self::release_finished).
-    pub(crate) fn retry_finished(&self, carried: &HashSet<ProjectId>) -> Result<Reclaimed> {
-        self.reclaim(&self.still_draining(carried), |id| self.release_finished(id, Ok(())))
+    pub(crate) fn retry_finished(
+        &self,
+        carried: &HashSet<ProjectId>,
+        mut cleared: impl FnMut(&Usage),
+    ) -> Result<Reclaimed> {
+        self.reclaim(&self.still_draining(carried), |id| self.release_finished(id, Ok(()), &mut cleared))
     }
 
     fn still_draining(&self, carried: &HashSet<ProjectId>) -> Vec<ProjectId> {
@@ -215,7 +227,7 @@ impl ProjectIds {
     fn reclaim(
         &self,
         ids: &[ProjectId],
-        release: impl Fn(ProjectId) -> Result<Release>,
+        mut release: impl FnMut(ProjectId) -> Result<Release>,
     ) -> Result<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         let mut first_error = None;
@@ -266,12 +278,16 @@ impl ProjectIds {
         Err(Error::new(ErrorKind::NotHonoured, "put a directory into project", id, detail))
     }
 
-    fn free_if_drained(&self, id: ProjectId) -> Result<Release> {
+    fn free_if_drained(&self, id: ProjectId, cleared: impl FnOnce(&Usage)) -> Result<Release> {
         let quota = self.quota();
         let _giving = self.lock()?;
         match quota.usage(id)? {
             None => Ok(Release::Freed),
-            Some(usage) if usage.is_empty() => quota.clear_limits(id).map(|()| Release::Freed),
+            Some(usage) if usage.is_empty() => {
+                quota.clear_limits(id)?;
+                cleared(&usage);
+                Ok(Release::Freed)
+            }
             Some(usage) => Ok(Release::Draining(usage)),
         }
     }

@@ -11,6 +11,7 @@ use nix::fcntl::Flock;
 
 use super::pending::{self, Pending};
 use crate::error::{Context, Result};
+use crate::project_quota::Usage;
 use crate::sys::xattr;
 use crate::units::Bytes;
 
@@ -43,6 +44,11 @@ impl Account {
         if let Some(promised) = &mut self.promised {
             promised.volumes = promised.volumes.saturating_sub(bytes);
         }
+    }
+
+    /// Releases what the limit of a project reserved. The caller has removed that limit.
+    pub(super) fn withdraw_limit(&mut self, cleared: &Usage) {
+        self.withdraw(cleared.limits.bytes.hard.unwrap_or_default());
     }
 }
 

@@ -7,7 +7,6 @@ use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
@@ -151,8 +150,6 @@ pub struct VolumeStore {
     layout: Layout,
     options: StoreOptions,
     ids: ProjectIds,
-    /// Promises to removed volumes whose project id is draining, to be withdrawn when it is free.
-    withheld: Mutex<Vec<(ProjectId, Bytes)>>,
 }
 
 impl VolumeStore {
@@ -212,7 +209,7 @@ impl VolumeStore {
         let layout = Layout::open(filesystem.root.as_fd())?;
         let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?;
-        Ok(Self { filesystem, layout, options, ids, withheld: Mutex::new(Vec::new()) })
+        Ok(Self { filesystem, layout, options, ids })
     }
 
     /// Checks that the store still is what it was opened as: mounted, the same file system,

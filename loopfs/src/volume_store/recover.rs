@@ -11,7 +11,7 @@ use nix::unistd::ftruncate;
 use super::attributes::Attributes;
 use super::{VolumeStore, layout};
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{ProjectId, Usage, project_of};
+use crate::project_quota::{ProjectId, project_of};
 use crate::units::Bytes;
 
 /// What [`VolumeStore::recover`] found.
@@ -47,9 +47,7 @@ impl VolumeStore {
         let reclaimed = self.ids.recover(&self.carried()?)?;
         recovered.released_ids = reclaimed.freed.len();
         recovered.busy_ids = reclaimed.draining.len();
-        let promise = |usage: &Usage| (usage.id, usage.limits.bytes.hard.unwrap_or_default());
-        *self.withheld() = reclaimed.draining.iter().map(promise).collect();
-        // What was promised to the others is in no count that is taken from now on.
+        // Directories that were removed from staging and ids that were freed have nothing reserved any more.
         self.count_anew();
         Ok(recovered)
     }

@@ -145,12 +145,12 @@ impl Staged<'_> {
     /// Takes it away, after an error: that is answered, for it says more than another one would. The shared lock must be
     /// held. What cannot be undone now is undone by recovery.
     pub(super) fn discard(self, error: Error) -> Error {
-        let Self { store, name, directory, project, limit, .. } = self;
+        let Self { store, name, directory, project, .. } = self;
         // Under its name of before or none: another one must not be made of it now.
         if let Ok(Unstaged::Removed) = store.unstage(&name) {
             // An open directory is charged.
             drop(directory);
-            store.release_project(project, limit).ok();
+            store.release_project(project).ok();
         }
         error
     }

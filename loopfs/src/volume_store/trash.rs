@@ -4,7 +4,6 @@
 //! also the durable list of what is still to be done.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
@@ -15,7 +14,7 @@ use super::attributes::Attributes;
 use super::id::{SnapshotId, VolumeId};
 use super::{ContentSource, Image, Provisioning, VolumeStore, layout, sharing};
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{ProjectId, Release};
+use crate::project_quota::ProjectId;
 use crate::units::Bytes;
 
 impl VolumeStore {
@@ -143,55 +142,37 @@ impl VolumeStore {
         // Recovery, which frees what no directory carries, is kept out until this has freed it.
         let _lock = self.layout.lock_shared()?;
         unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
-        let limit = usage.and_then(|usage| usage.limits.bytes.hard).unwrap_or_default();
-        self.release_project(project, limit)?;
+        self.release_project(project)?;
         Ok(Removal::Done { volume: true })
     }
 
-    /// Gives up the id of a directory that is gone, and takes back what was promised to it when the id is
-    /// free. While it is still open or mounted somewhere its inode is charged; it is tried again with the
-    /// next emptying, or found by recovery.
-    pub(super) fn release_project(&self, project: ProjectId, promised: Bytes) -> Result<()> {
-        // Before the account is locked: else whoever makes a volume waited for what any tenant has deleted.
+    /// Frees the id of a removed directory, and releases what its limit reserved. While the directory is still open or
+    /// mounted somewhere its inode is charged to the id, which then keeps its limit. The next emptying tries again, or
+    /// recovery finds the id.
+    ///
+    /// Other processes may free the same id concurrently. Only the one that removes the limit releases the reservation,
+    /// and it does so with the account locked.
+    pub(super) fn release_project(&self, project: ProjectId) -> Result<()> {
+        // Before the account is locked. Otherwise all creations would wait for the files that any tenant has deleted.
         let finished = self.filesystem.quota().finish_frees(project);
-        self.with_account(|account| match self.ids.release_finished(project, finished) {
-            Ok(Release::Freed) => {
-                account.withdraw(promised);
-                Ok(())
-            }
-            draining => {
-                self.withheld().push((project, promised));
-                draining.map(drop)
-            }
+        self.with_account(|account| {
+            self.ids.release_finished(project, finished, |usage| account.withdraw_limit(usage)).map(drop)
         })
     }
 
-    /// Tries again to free ids that were draining. No volume is half made meanwhile, so an id that a
-    /// directory carries was freed by another process and taken anew, and is not touched.
+    /// Tries again to free ids that were draining. The exclusive lock keeps other processes from creating volumes in the
+    /// meantime. An id that a directory carries was freed and allocated again by another process, and is left alone.
     fn retry_draining(&self) -> Result<()> {
         if self.ids.draining().is_empty() {
             return Ok(());
         }
-        // As above, before anything is locked. What is closed after it is for the next emptying.
+        // Before anything is locked, as above. Files that are closed after this are left to the next emptying.
         self.finish_all_frees()?;
         let _lock = self.layout.lock_exclusive()?;
         let carried = self.carried()?;
         self.with_account(|account| {
-            let retried = self.ids.retry_finished(&carried);
-            let draining = self.ids.draining();
-            self.withheld().retain(|(id, promised)| {
-                let still = draining.contains(id);
-                if !still {
-                    account.withdraw(*promised);
-                }
-                still
-            });
-            retried.map(drop)
+            self.ids.retry_finished(&carried, |usage| account.withdraw_limit(usage)).map(drop)
         })
-    }
-
-    pub(super) fn withheld(&self) -> MutexGuard<'_, Vec<(ProjectId, Bytes)>> {
-        self.withheld.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes everything in a directory of the trash. A directory that is not empty is lifted

@@ -25,3 +25,4 @@ mod settings;
 mod snapshots;
 mod store;
 mod store_crashes;
+mod trash;

@@ -329,6 +329,11 @@ fn two_stores_do_not_take_the_limits_of_each_others_volumes() {
     assert_eq!(b.recover().unwrap().released_ids, 1);
     b.create(&id("anew"), &spec).unwrap();
     a.empty_trash().unwrap();
+    assert_eq!(
+        a.space().unwrap().promised,
+        Bytes(MIB),
+        "what the id was limited to before was released again"
+    );
     assert_eq!(b.volume(&id("anew")).unwrap().capacity(), Bytes(MIB));
     assert_eq!(a.stats(&id("anew")).unwrap().capacity, Bytes(MIB));
 
