@@ -3,17 +3,20 @@
 //! An entry stays in the trash until its space and its project id are free, so the trash is
 //! also the durable list of what is still to be done.
 
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
-use nix::sys::stat::fstatat;
+use nix::sys::stat::{FileStat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
 use super::id::{SnapshotId, VolumeId};
 use super::{ContentSource, Image, Provisioning, VolumeStore, layout, sharing};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
 use crate::units::Bytes;
 
@@ -59,10 +62,11 @@ impl VolumeStore {
 
     /// Removes what [`delete`](Self::delete) put into the trash; answers how many volumes and snapshots are
     /// gone. Takes as long as there are files; call it again for those left behind by an error or
-    /// held by a file that is open.
+    /// held by a file that is open. Any number of processes may call it concurrently.
     ///
     /// # Errors
-    /// The first one met; the other volumes are removed all the same.
+    /// The first one met. Everything that can be removed is removed all the same, also from the volume that has the
+    /// entry which cannot: an immutable file (EPERM), or a mount in this process's namespace (EBUSY).
     pub fn empty_trash(&self) -> Result<usize> {
         self.empty_trash_giving_way(|| ())
     }
@@ -76,74 +80,100 @@ impl VolumeStore {
     pub fn empty_trash_giving_way(&self, mut give_way: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
         let mut first_error = self.retry_draining().err();
+        // Removing them again in this call would fail again.
+        let mut failed = HashSet::new();
         loop {
             let mut progress = false;
             for name in layout::names(&self.layout.trash, "trash")? {
-                match self.remove_entry(&name, &mut give_way) {
+                if failed.contains(&name) {
+                    continue;
+                }
+                match self.remove_entry(&name, &mut give_way, &mut progress) {
                     Ok(Removal::Done { volume }) => {
                         progress = true;
                         removed += usize::from(volume);
                     }
-                    Ok(Removal::Lifted) => progress = true,
-                    Ok(Removal::InUse) => {}
-                    Err(error) => drop(first_error.get_or_insert(error)),
+                    Ok(Removal::Postponed) => {}
+                    Err(error) => {
+                        first_error.get_or_insert(error);
+                        failed.insert(name);
+                    }
                 }
             }
-            if !progress || first_error.is_some() {
+            if !progress {
                 return first_error.map_or(Ok(removed), Err);
             }
         }
     }
 
-    fn remove_entry(&self, name: &str, give_way: &mut impl FnMut()) -> Result<Removal> {
+    /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if there are new entries.
+    fn remove_entry(&self, name: &str, give_way: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
         give_way();
         let trash = &self.layout.trash;
         let status = match fstatat(trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => status,
-            Err(Errno::ENOENT) => return Ok(Removal::InUse),
+            Err(Errno::ENOENT) => return Ok(Removal::Postponed),
             Err(errno) => return Err(Error::sys("stat in the trash", name, errno)),
         };
         if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
-            let (shares, margin) = of_image(trash, name, Bytes(status.st_size as u64))?;
-            self.with_account(|account| {
-                unlinkat(trash, name, UnlinkatFlags::NoRemoveDir).context("remove from the trash", name)?;
-                if shares {
-                    // Those it shared with need less than before.
-                    account.promised = None;
-                } else {
-                    account.withdraw(Bytes(status.st_size as u64).saturating_add(margin));
-                }
-                Ok(())
-            })?;
-            if shares {
-                // As for a directory, not with the account locked. Whoever has counted meanwhile has counted what was being freed.
-                self.finish_all_frees()?;
-                self.count_anew();
-            }
-            return Ok(Removal::Done { volume: true });
+            return self.remove_image(name, &status);
         }
-        let directory = layout::open_directory(trash, name)?;
+        let directory = match layout::open_directory(trash, name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Removal::Postponed),
+            directory => directory?,
+        };
         let attributes = Attributes::read(&directory)?;
-        if self.empty_directory(&directory, name, give_way)? {
-            return Ok(Removal::Lifted);
+        if self.empty_directory(&directory, name, give_way, progress)? {
+            return Ok(Removal::Postponed);
         }
         let Some(Attributes { project, .. }) = attributes else {
-            unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
-            return Ok(Removal::Done { volume: false });
+            let removed = self.unlink(name, UnlinkatFlags::RemoveDir)?;
+            return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
         };
         let quota = self.filesystem.quota();
         quota.finish_frees(project)?;
-        let usage = quota.usage(project)?;
         // The directory itself is the one inode left. Until then it marks the id as taken.
-        if usage.is_some_and(|usage| usage.inodes.0 > 1) {
-            return Ok(Removal::InUse);
+        if quota.usage(project)?.is_some_and(|usage| usage.inodes.0 > 1) {
+            return Ok(Removal::Postponed);
         }
         drop(directory);
         // Recovery, which frees what no directory carries, is kept out until this has freed it.
         let _lock = self.layout.lock_shared()?;
-        unlinkat(trash, name, UnlinkatFlags::RemoveDir).context("remove from the trash", name)?;
+        if !self.unlink(name, UnlinkatFlags::RemoveDir)? {
+            return Ok(Removal::Postponed);
+        }
         self.release_project(project)?;
         Ok(Removal::Done { volume: true })
+    }
+
+    fn remove_image(&self, name: &str, status: &FileStat) -> Result<Removal> {
+        let (shares, margin) = of_image(&self.layout.trash, name, Bytes(status.st_size as u64))?;
+        let removed = self.with_account(|account| {
+            let removed = self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
+            if removed && shares {
+                // Those it shared with need less than before.
+                account.promised = None;
+            } else if removed {
+                account.withdraw(Bytes(status.st_size as u64).saturating_add(margin));
+            }
+            Ok(removed)
+        })?;
+        if removed && shares {
+            // As for a directory, not with the account locked. Whoever has counted meanwhile has counted what was being freed.
+            self.finish_all_frees()?;
+            self.count_anew();
+        }
+        Ok(if removed { Removal::Done { volume: true } } else { Removal::Postponed })
+    }
+
+    /// Removes the name of an entry. Returns `false` if another process has removed it, or has put something into it.
+    fn unlink(&self, name: &str, flags: UnlinkatFlags) -> Result<bool> {
+        match unlinkat(&self.layout.trash, name, flags) {
+            Ok(()) => Ok(true),
+            // A process that still has a deleted directory open can create files in it.
+            Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
+            Err(errno) => Err(refused(name, errno)),
+        }
     }
 
     /// Frees the id of a removed directory, and releases what its limit reserved. While the directory is still open or
@@ -178,9 +208,17 @@ impl VolumeStore {
     /// Removes everything in a directory of the trash. A directory that is not empty is lifted
     /// into the trash rather than walked into, so that no depth of a tree costs more than one
     /// descriptor. Out of its volume, for only there can a directory go whose owner has given it
-    /// another project id (EXDEV elsewhere). True if one was lifted.
-    fn empty_directory(&self, directory: &OwnedFd, name: &str, give_way: &mut impl FnMut()) -> Result<bool> {
-        let mut any_lifted = false;
+    /// another project id (EXDEV elsewhere). Returns `true` if one was lifted, and sets `progress` then.
+    ///
+    /// An entry that cannot be removed keeps no other from being removed. The first error is returned in the end.
+    fn empty_directory(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        give_way: &mut impl FnMut(),
+        progress: &mut bool,
+    ) -> Result<bool> {
+        let (mut any_lifted, mut first_error) = (false, None);
         let own = layout::open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .context("open in the trash", name)?;
         let mut entries = nix::dir::Dir::from_fd(own).context("list in the trash", name)?;
@@ -190,30 +228,53 @@ impl VolumeStore {
             if matches!(child.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let shown = || format!("{name}/{}", child.to_string_lossy());
             give_way();
-            let unlinked = match unlinkat(directory, child, UnlinkatFlags::NoRemoveDir) {
-                Err(Errno::EISDIR) => unlinkat(directory, child, UnlinkatFlags::RemoveDir),
-                other => other,
-            };
-            match unlinked {
-                Ok(()) | Err(Errno::ENOENT) => {}
-                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
-                    let lifted = layout::unique("lifted")?;
-                    renameat2(
-                        directory,
-                        child,
-                        &self.layout.trash,
-                        lifted.as_str(),
-                        RenameFlags::RENAME_NOREPLACE,
-                    )
-                    .context("lift in the trash", shown())?;
-                    any_lifted = true;
-                }
-                Err(errno) => return Err(Error::sys("remove from the trash", shown(), errno)),
+            match self.remove_child(directory, name, child) {
+                Ok(Child::Removed) => {}
+                Ok(Child::Lifted) => any_lifted = true,
+                Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        Ok(any_lifted)
+        *progress |= any_lifted;
+        first_error.map_or(Ok(any_lifted), Err)
+    }
+
+    /// Another process that empties the trash may remove or lift the same entry first (ENOENT).
+    fn remove_child(&self, directory: &OwnedFd, name: &str, child: &CStr) -> Result<Child> {
+        let refused = |errno| Err(refused(format!("{name}/{}", child.to_string_lossy()), errno));
+        let unlinked = match unlinkat(directory, child, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR) => unlinkat(directory, child, UnlinkatFlags::RemoveDir),
+            other => other,
+        };
+        match unlinked {
+            Ok(()) | Err(Errno::ENOENT) => return Ok(Child::Removed),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
+            Err(errno) => return refused(errno),
+        }
+        let (trash, lifted) = (&self.layout.trash, layout::unique("lifted")?);
+        match renameat2(directory, child, trash, lifted.as_str(), RenameFlags::RENAME_NOREPLACE) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(Child::Lifted),
+            Err(errno) => refused(errno),
+        }
+    }
+}
+
+/// What became of an entry of a deleted directory.
+enum Child {
+    Removed,
+    /// It is an entry of the trash now.
+    Lifted,
+}
+
+/// The error for an entry that the kernel refuses to remove.
+fn refused(shown: impl Display, errno: Errno) -> Error {
+    let error = Error::sys("remove from the trash", shown, errno);
+    match errno {
+        Errno::EPERM => {
+            error.explain("it or its directory is immutable or append-only; run `chattr -ia` on both")
+        }
+        Errno::EBUSY => error.explain("a file system is mounted there; unmount it"),
+        _ => error,
     }
 }
 
@@ -229,10 +290,9 @@ fn of_image(trash: &OwnedFd, name: &str, size: Bytes) -> Result<(bool, Bytes)> {
 }
 
 enum Removal {
-    /// The entry is gone; it was a volume, or a directory lifted out of one.
+    /// This call removed the entry, which was a volume, or a directory lifted out of one.
     Done { volume: bool },
-    /// Directories out of it are entries of their own now.
-    Lifted,
-    /// Something of it is still open.
-    InUse,
+    /// The entry is left for later: directories were lifted out of it, or some of it is open. Or another process
+    /// has removed it.
+    Postponed,
 }

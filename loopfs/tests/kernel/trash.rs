@@ -1,13 +1,19 @@
-//! Emptying the trash beside other processes.
+//! Emptying the trash: beside other processes, and beside what cannot be removed.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 
 use loopfs::{Bytes, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use nix::mount::{MsFlags, mount, umount};
+use rstest::rstest;
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use crate::environment::{Leaks, id, store, xfs};
-use crate::store::{MIB, remove};
+use crate::store::{MIB, entry, remove};
 
 /// Set in a child process.
 const CHILD: &str = "LOOPFS_TEST_CHILD";
@@ -15,6 +21,10 @@ const SIZE: Bytes = Bytes(4 * MIB);
 
 fn open() -> VolumeStore {
     VolumeStore::open(&xfs(), StoreOptions::default()).unwrap()
+}
+
+fn trash() -> Vec<PathBuf> {
+    std::fs::read_dir(xfs().join("trash")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 fn reserved() -> Bytes {
@@ -82,5 +92,136 @@ fn a_draining_id_s_space_is_released_once_when_recovery_in_another_process_frees
     store.empty_trash().unwrap();
     assert_eq!(reserved(), SIZE, "the space of a volume that exists was released");
     remove(&store, &id("kept"));
+    leaks.check();
+}
+
+/// Makes directories inside each other with a file in each.
+fn deep_tree(root: &Path, depth: usize) {
+    let mut directory = root.to_owned();
+    for _ in 0..depth {
+        directory.push("deeper");
+        std::fs::create_dir(&directory).unwrap();
+        File::create(directory.join("file")).unwrap();
+    }
+}
+
+fn set_immutable(path: &Path, immutable: bool) {
+    let file = File::open(path).unwrap();
+    let mut flags = ioctl_getflags(&file).unwrap();
+    flags.set(IFlags::IMMUTABLE, immutable);
+    ioctl_setflags(&file, flags).unwrap();
+}
+
+#[derive(Clone, Copy)]
+enum Obstacle {
+    ImmutableFile,
+    Mount,
+}
+
+#[rstest]
+#[case::an_immutable_file(Obstacle::ImmutableFile)]
+#[case::a_mount(Obstacle::Mount)]
+fn an_entry_that_cannot_be_removed_stays_alone_after_one_call(#[case] obstacle: Obstacle) {
+    let leaks = Leaks::watch();
+    let store = store();
+    let names = ["first", "second", "third"];
+    for name in names {
+        store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
+        deep_tree(&entry(&id(name)), 12);
+        // All of them, so that none comes last by chance.
+        let directory = entry(&id(name)).join("obstacle");
+        std::fs::create_dir_all(directory.join("stuck")).unwrap();
+        deep_tree(&directory, 12);
+        for n in 0..20 {
+            File::create(directory.join(n.to_string())).unwrap();
+        }
+        match obstacle {
+            Obstacle::ImmutableFile => {
+                File::create(directory.join("stuck/file")).unwrap();
+                set_immutable(&directory.join("stuck/file"), true);
+            }
+            Obstacle::Mount => {
+                let target = directory.join("stuck");
+                mount(Some("none"), &target, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+            }
+        }
+        assert!(store.delete(&id(name)).unwrap());
+    }
+    store.create(&id("other"), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
+    deep_tree(&entry(&id("other")), 12);
+    assert!(store.delete(&id("other")).unwrap());
+
+    let error = store.empty_trash().unwrap_err();
+    assert!(error.to_string().contains("stuck") || error.to_string().contains("file"), "{error}");
+    let left: Vec<_> = trash().iter().flat_map(|entry| walk(entry)).collect();
+    // The three volumes, what keeps each of them, and the directories that this is in.
+    assert_eq!(left.len(), 3 * 3, "{left:?}");
+    assert!(!left.iter().any(|path| path.to_string_lossy().contains("/other.")), "{left:?}");
+    assert_eq!(reserved(), Bytes(3 * SIZE.0));
+
+    for _ in names {
+        match obstacle {
+            Obstacle::ImmutableFile => {
+                let file = left.iter().find(|path| path.ends_with("file") && path.exists()).unwrap();
+                set_immutable(file, false);
+                std::fs::remove_file(file).unwrap();
+            }
+            Obstacle::Mount => {
+                let stuck = left.iter().find(|path| umount(path.as_path()).is_ok());
+                stuck.unwrap_or_else(|| panic!("no mount in {left:?}"));
+            }
+        }
+    }
+    assert_eq!(store.empty_trash().unwrap(), 3);
+    assert_eq!(trash(), Vec::<PathBuf>::new());
+    leaks.check();
+}
+
+fn walk(path: &Path) -> Vec<PathBuf> {
+    let mut found = vec![path.to_owned()];
+    if path.is_dir() {
+        for entry in std::fs::read_dir(path).unwrap() {
+            found.extend(walk(&entry.unwrap().path()));
+        }
+    }
+    found
+}
+
+#[test]
+fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
+    const EACH: usize = 6;
+    const PROCESSES: usize = 3;
+    let leaks = Leaks::watch();
+    let store = store();
+    for round in 0..8 {
+        let name = |n: usize| id(&format!("v-{round}-{n}"));
+        for n in 0..EACH {
+            let kind = if n % 3 == 0 { VolumeKind::Block } else { VolumeKind::Filesystem };
+            store.create(&name(n), &VolumeSpec::new(kind, SIZE)).unwrap();
+            if kind == VolumeKind::Filesystem {
+                deep_tree(&entry(&name(n)), 10);
+            }
+            assert!(store.delete(&name(n)).unwrap());
+        }
+        // As other processes have it: nothing is shared but the file system.
+        let stores: Vec<_> = (0..PROCESSES).map(|_| open()).collect();
+        let together = Barrier::new(PROCESSES);
+        let mut removed: usize = std::thread::scope(|scope| {
+            let empty = |store| {
+                let together = &together;
+                scope.spawn(move || {
+                    together.wait();
+                    VolumeStore::empty_trash(store)
+                })
+            };
+            let running: Vec<_> = stores.iter().map(empty).collect();
+            running.into_iter().map(|process| process.join().unwrap().unwrap()).sum()
+        });
+        // What two processes had open at once is left to the next call of each.
+        removed += stores.iter().map(|store| store.empty_trash().unwrap()).sum::<usize>();
+        assert_eq!(removed, EACH);
+        assert_eq!(trash(), Vec::<PathBuf>::new());
+        assert_eq!(reserved(), Bytes(0), "round {round}");
+    }
     leaks.check();
 }

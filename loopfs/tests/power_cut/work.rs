@@ -17,7 +17,7 @@ use crate::journal::Journal;
 use crate::line::{Line, Operation, Phase};
 
 const MIB: u64 = 1 << 20;
-/// The first one also empties the trash. Enough that an operation is under way at any moment.
+/// Enough that an operation is under way at any moment.
 const THREADS: usize = 4;
 /// Volumes that a thread keeps; all of them together are far from filling the disk.
 const MOST_VOLUMES: usize = 5;
@@ -113,8 +113,7 @@ impl Worker<'_> {
             }
             50..60 if room => self.copy(kind, capacity, id),
             50..70 => Operation::Write { kind, volume: id, block: blocks },
-            // Two at a time would find each other's entries gone.
-            70..80 if self.thread == 0 => Operation::Release,
+            70..75 => Operation::Release,
             80..90 if self.thread == 0 => Operation::Recover,
             _ => Operation::Delete { kind, volume: id },
         }
