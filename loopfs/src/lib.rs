@@ -31,6 +31,7 @@ mod error;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod floor;
+mod flock;
 mod loop_device;
 mod mount;
 pub mod mountinfo;

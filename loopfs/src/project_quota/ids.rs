@@ -1,17 +1,18 @@
 //! Giving out project ids: which are free, and when one is free again.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::ErrorKind::Interrupted;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{Flock, OFlag};
 
 use super::search::{self, Ids};
 use super::{Interface, Limits, ProjectId, ProjectQuota, Usage, assign_project, explain, limits};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
 use crate::loop_device::reopen;
 use crate::sys::{fsxattr, random};
 
@@ -30,17 +31,12 @@ use crate::sys::{fsxattr, random};
 pub struct ProjectIds {
     fs: OwnedFd,
     range: RangeInclusive<ProjectId>,
-    giving: Mutex<Giving>,
+    lock: OwnedFd,
+    lock_timeout: Duration,
+    /// The id after the one that was allocated last, 0 before the first. It is only tried first, so no lock guards it.
+    next: AtomicU32,
     /// Ids that were given up while something was still charged to them.
     draining: Mutex<Vec<ProjectId>>,
-}
-
-/// What one allocation at a time may use.
-#[derive(Debug)]
-struct Giving {
-    lock: File,
-    /// The id after the one that was given last.
-    neighbour: Option<u32>,
 }
 
 /// What became of an id that was given up.
@@ -67,8 +63,8 @@ impl ProjectIds {
     /// Ids of `range` on the file system of `fs`, given out one at a time under flock(2) of `lock`.
     ///
     /// `fs` must not be `O_PATH`, or nothing can be released. The lock file must never be renamed or
-    /// replaced: who waits for it would wake up with a lock on a file that others do not see. It is opened
-    /// anew through `/proc/self/fd`, for descriptors that were duplicated share their lock.
+    /// replaced: who waits for it would wake up with a lock on a file that others do not see. Each call opens it
+    /// through `/proc/self/fd`, because duplicated descriptors share one lock.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: the range is empty. Those of dup(2) and open(2).
@@ -78,13 +74,22 @@ impl ProjectIds {
             let shown = format!("{} to {}", range.start(), range.end());
             return Err(Error::new(ErrorKind::InvalidInput, "use the project ids", shown, "there are none"));
         }
-        let lock = File::from(reopen(lock, OFlag::O_RDONLY).context("open", "the lock of the project ids")?);
         Ok(Self {
             fs: fs.try_clone_to_owned().context("duplicate", "a descriptor of the file system")?,
             range,
-            giving: Mutex::new(Giving { lock, neighbour: None }),
+            lock: lock.try_clone_to_owned().context("duplicate", "a descriptor of the lock file")?,
+            lock_timeout: flock::DEFAULT_TIMEOUT,
+            next: AtomicU32::new(0),
             draining: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Sets how long a call waits for the lock file, 60 seconds unless set. After that it fails with
+    /// [`ErrorKind::Busy`].
+    #[must_use]
+    pub fn with_lock_timeout(mut self, lock_timeout: Duration) -> Self {
+        self.lock_timeout = lock_timeout;
+        self
     }
 
     /// The ids that are given out.
@@ -104,8 +109,8 @@ impl ProjectIds {
     /// [`ErrorKind::NoSpace`]: all ids of the range are in use. [`ErrorKind::InvalidInput`]: `limits` limit
     /// nothing, or are refused by [`ProjectQuota::set_limits`].
     pub fn reserve(&self, limits: Limits) -> Result<ProjectId> {
-        let mut giving = self.lock()?;
-        self.reserve_locked(&mut giving, limits)
+        let _lock = self.lock()?;
+        self.reserve_locked(limits)
     }
 
     /// Takes a free id by limiting it, puts an empty directory into it and checks that it is charged there:
@@ -124,10 +129,10 @@ impl ProjectIds {
             return Err(Error::new(ErrorKind::AlreadyExists, OPERATION, OBJECT, detail));
         }
         // Held until it is tagged: whoever gives up an id finds it without usage, or charged.
-        let mut giving = self.lock()?;
-        let id = self.reserve_locked(&mut giving, limits)?;
+        let lock = self.lock()?;
+        let id = self.reserve_locked(limits)?;
         let made = assign_project(directory, id).and_then(|()| self.verify(id, limits));
-        drop(giving);
+        drop(lock);
         if let Err(error) = made {
             // What cannot be undone now is found by recovery, and the first error says more.
             fsxattr::set(directory, &before).ok();
@@ -241,7 +246,7 @@ impl ProjectIds {
         first_error.map_or(Ok(reclaimed), Err)
     }
 
-    fn reserve_locked(&self, giving: &mut Giving, limits: Limits) -> Result<ProjectId> {
+    fn reserve_locked(&self, limits: Limits) -> Result<ProjectId> {
         const OPERATION: &str = "reserve";
         const OBJECT: &str = "a project id";
         if !limits.restrict() {
@@ -249,15 +254,15 @@ impl ProjectIds {
             return Err(Error::new(ErrorKind::InvalidInput, OPERATION, OBJECT, detail));
         }
         let (first, last) = (self.range.start().get(), self.range.end().get());
-        let found =
-            search::free_id(&mut Kernel { quota: self.quota(), last }, &(first..=last), giving.neighbour)?;
+        let next = Some(self.next.load(Ordering::Relaxed)).filter(|next| *next != 0);
+        let found = search::free_id(&mut Kernel { quota: self.quota(), last }, &(first..=last), next)?;
         let Some(id) = found.and_then(ProjectId::new) else {
             let detail = format!("all ids from {first} to {last} are in use");
             return Err(Error::new(ErrorKind::NoSpace, OPERATION, OBJECT, detail));
         };
         match self.quota().set_limits(id, limits) {
             Ok(_) => {
-                giving.neighbour = Some(id.get() + 1);
+                self.next.store(id.get() + 1, Ordering::Relaxed);
                 Ok(id)
             }
             Err(error) => {
@@ -280,7 +285,7 @@ impl ProjectIds {
 
     fn free_if_drained(&self, id: ProjectId, cleared: impl FnOnce(&Usage)) -> Result<Release> {
         let quota = self.quota();
-        let _giving = self.lock()?;
+        let _lock = self.lock()?;
         match quota.usage(id)? {
             None => Ok(Release::Freed),
             Some(usage) if usage.is_empty() => {
@@ -296,46 +301,16 @@ impl ProjectIds {
         ProjectQuota::of(self.fs.as_fd())
     }
 
-    fn lock(&self) -> Result<Locked<'_>> {
-        // A panic in between leaves a neighbour that is checked before it is used.
-        let giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match giving.lock.lock() {
-                Err(error) if error.kind() == Interrupted => {}
-                locked => {
-                    locked.context("lock", "the project ids")?;
-                    return Ok(Locked(giving));
-                }
-            }
-        }
+    /// The lock belongs to an open file description, so each caller opens its own: threads exclude each other as
+    /// processes do.
+    fn lock(&self) -> Result<Flock<OwnedFd>> {
+        let own =
+            reopen(self.lock.as_fd(), OFlag::O_RDONLY).context("open", "the lock of the project ids")?;
+        flock::exclusive(own, self.lock_timeout, "allocate or free a project id, which takes the lock")
     }
 
     fn lock_draining(&self) -> MutexGuard<'_, Vec<ProjectId>> {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Unlocks for other processes, and then for other threads.
-struct Locked<'a>(MutexGuard<'a, Giving>);
-
-impl std::ops::Deref for Locked<'_> {
-    type Target = Giving;
-
-    fn deref(&self) -> &Giving {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Giving {
-        &mut self.0
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        // Cannot fail on a lock that is held (flock(2)).
-        self.0.lock.unlock().ok();
     }
 }
 

@@ -1,9 +1,10 @@
 //! Making a volume larger while it is in use. Nothing here makes one smaller.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, Flock, FlockArg, OFlag, fallocate};
+use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
@@ -12,7 +13,8 @@ use super::{
     ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, recorded_capacity,
     rounded, sharing,
 };
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
+use crate::flock;
 use crate::loop_device::{Access, reopen};
 use crate::project_quota::Limits;
 use crate::units::Bytes;
@@ -34,7 +36,7 @@ impl VolumeStore {
         if volume.capacity() >= capacity {
             // Whoever made it so may have died before it was recorded or durable.
             if volume.kind() == VolumeKind::Block {
-                grow_image(&volume, Bytes(0))?;
+                grow_image(&volume, Bytes(0), self.options.lock_timeout)?;
             }
             self.layout.make_durable()?;
             return Ok(volume);
@@ -48,7 +50,7 @@ impl VolumeStore {
         let promise = self.promise(ContentSource::Volume(id), more, "grow")?;
         let grown = match volume.kind() {
             VolumeKind::Filesystem => grow_quota(&volume, capacity).and_then(|()| self.layout.make_durable()),
-            VolumeKind::Block => grow_image(&volume, capacity),
+            VolumeKind::Block => grow_image(&volume, capacity, self.options.lock_timeout),
         };
         match grown {
             Ok(()) => self.volume(id),
@@ -66,12 +68,11 @@ fn grow_quota(volume: &Volume, capacity: Bytes) -> Result<()> {
     volume.quota().set_limits(attributes.project, limits).map(drop)
 }
 
-fn grow_image(volume: &Volume, capacity: Bytes) -> Result<()> {
+fn grow_image(volume: &Volume, capacity: Bytes, lock_timeout: Duration) -> Result<()> {
     let image = volume.open_image(Access::ReadWrite)?;
     // A lock of its own file description: two calls must not truncate each other's work away.
     let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", volume.id())?;
-    let _lock = Flock::lock(own, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| Error::sys("lock volume", volume.id(), errno))?;
+    let _lock = flock::exclusive(own, lock_timeout, "grow the volume, which locks its image")?;
     let recorded = recorded_capacity::read(&image)?.unwrap_or_default();
     let current = Bytes(fstat(&image).context("fstat volume", volume.id())?.st_size as u64);
     if current < capacity {

@@ -32,6 +32,7 @@ use super::layout::{self, Layout};
 use super::ledger::Boot;
 use super::{ContentSource, VolumeStore};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
 use crate::loop_device;
 use crate::mountinfo::{self, Mount};
 use crate::units::DeviceNumber;
@@ -169,10 +170,8 @@ impl Records {
         let Some(users) = &layout.users else { return Ok(None) };
         // The lock is the description's, and another caller has its own.
         let own = layout::open_directory(users, ".")?;
-        match Flock::lock(own, FlockArg::LockExclusive) {
-            Ok(locked) => Ok(Some(Self(locked))),
-            Err((_, errno)) => Err(Error::sys("lock", ".loopfs/users", errno)),
-        }
+        flock::exclusive(own, layout.lock_timeout, "record where volumes are published, which takes the lock")
+            .map(|locked| Some(Self(locked)))
     }
 
     /// Where the volume is shown, if that was recorded in this boot.

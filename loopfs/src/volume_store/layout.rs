@@ -15,9 +15,10 @@
 //! A volume is its entry in `volumes`, which a single rename or link makes appear complete; so is a snapshot.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, OpenHow, RenameFlags, ResolveFlag, openat2, renameat2};
+use nix::fcntl::{AtFlags, Flock, OFlag, OpenHow, RenameFlags, ResolveFlag, openat2, renameat2};
 use nix::sys::stat::{FileStat, Mode, fstatat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fsync;
@@ -25,6 +26,7 @@ use nix::unistd::fsync;
 use super::ContentSource;
 use super::ledger::{Boot, Ledger};
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
 use crate::sys::random;
 
 const FORMAT: &str = "loopfs store 1\n";
@@ -42,6 +44,8 @@ pub(super) struct Layout {
     pub(super) staging: OwnedFd,
     pub(super) trash: OwnedFd,
     pub(super) boot: Boot,
+    /// How long to wait for each lock of the store.
+    pub(super) lock_timeout: Duration,
 }
 
 impl Layout {
@@ -91,7 +95,7 @@ impl Layout {
         }
     }
 
-    pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
+    pub(super) fn open(root: BorrowedFd<'_>, lock_timeout: Duration) -> Result<Self> {
         let open_if_there = |name| match open_directory(root, name) {
             Ok(directory) => Ok(Some(directory)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -105,17 +109,22 @@ impl Layout {
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
+            lock_timeout,
         })
     }
 
     /// Held while a volume is made, grown or deleted.
     pub(super) fn lock_shared(&self) -> Result<Flock<OwnedFd>> {
-        self.flock("lock", FlockArg::LockShared)
+        flock::shared(
+            self.lock_file()?,
+            self.lock_timeout,
+            "change an entry of the store, which takes the lock",
+        )
     }
 
     /// Held while nothing may be half done.
     pub(super) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
-        self.flock("lock", FlockArg::LockExclusive)
+        flock::exclusive(self.lock_file()?, self.lock_timeout, "recover the store, which takes the lock")
     }
 
     /// What is promised, as it is while nobody else changes it.
@@ -123,8 +132,7 @@ impl Layout {
         const NAME: &str = "promised";
         // A store of an earlier version has none.
         let file = open_file(&self.private, NAME, OFlag::O_RDWR | OFlag::O_CREAT)?;
-        let file = Flock::lock(file, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| Error::sys("lock", format!(".loopfs/{NAME}"), errno))?;
+        let file = flock::exclusive(file, self.lock_timeout, "account for space, which takes the lock")?;
         Ok(Ledger::new(file, &self.boot))
     }
 
@@ -135,9 +143,8 @@ impl Layout {
 
     /// The files are never renamed or replaced: a waiter must not wake up holding a lock on a
     /// file that has no name any more.
-    fn flock(&self, name: &str, how: FlockArg) -> Result<Flock<OwnedFd>> {
-        let file = open_file(&self.private, name, OFlag::O_RDWR)?;
-        Flock::lock(file, how).map_err(|(_, errno)| Error::sys("lock", format!(".loopfs/{name}"), errno))
+    fn lock_file(&self) -> Result<OwnedFd> {
+        open_file(&self.private, "lock", OFlag::O_RDWR)
     }
 
     /// Makes durable what was changed before the call, also where there is no file to fsync: a limit

@@ -7,10 +7,12 @@ use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::OFlag;
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
 use crate::loop_device::BackingFile;
 use crate::project_quota::{ProjectId, ProjectIds};
 use crate::units::{Bytes, Inodes};
@@ -132,14 +134,18 @@ pub struct StoreOptions {
     /// Project ids that belong to the store. Everything that uses project quotas on the same file
     /// system needs a range of its own: the kubelet takes ids from 1048577 upwards.
     pub project_ids: RangeInclusive<ProjectId>,
+    /// How long a call waits for each lock that another call, in this process or another one, holds. After that it
+    /// fails with [`ErrorKind::Busy`] and an error that names the lock file. Only a process that hangs, for example on a
+    /// disk that does not respond, holds a lock for that long.
+    pub lock_timeout: Duration,
 }
 
 impl Default for StoreOptions {
-    /// 16,777,216 ids from 1275068416 (0x4c000000).
+    /// 16,777,216 ids from 1275068416 (0x4c000000), and 60 seconds for each lock.
     fn default() -> Self {
         const FIRST: ProjectId = ProjectId::new(0x4c00_0000).expect("neither 0 nor the last");
         const LAST: ProjectId = ProjectId::new(0x4cff_ffff).expect("neither 0 nor the last");
-        Self { project_ids: FIRST..=LAST }
+        Self { project_ids: FIRST..=LAST, lock_timeout: flock::DEFAULT_TIMEOUT }
     }
 }
 
@@ -167,8 +173,8 @@ impl VolumeStore {
         let filesystem = DataFilesystem::open(data_dir)?;
         // Two processes may meet here at first use.
         let root = layout::open_directory(&filesystem.root, ".")?;
-        let _initialising = Flock::lock(root, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| Error::sys("lock", data_dir.display(), errno))?;
+        let _initialising =
+            flock::exclusive(root, options.lock_timeout, "open the store, which locks the data directory")?;
         filesystem.require_record()?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
             if filesystem.recorded_uuid()?.is_some() {
@@ -206,9 +212,10 @@ impl VolumeStore {
     }
 
     fn over(filesystem: DataFilesystem, options: StoreOptions) -> Result<Self> {
-        let layout = Layout::open(filesystem.root.as_fd())?;
+        let layout = Layout::open(filesystem.root.as_fd(), options.lock_timeout)?;
         let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
-        let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?;
+        let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
+            .with_lock_timeout(options.lock_timeout);
         Ok(Self { filesystem, layout, options, ids })
     }
 

@@ -13,6 +13,7 @@ mod directory_copies;
 mod environment;
 mod growth;
 mod in_use;
+mod lock_timeouts;
 mod loop_devices;
 mod many_devices;
 mod mounts;

@@ -317,7 +317,8 @@ fn an_empty_range_is_refused() {
 fn two_stores_do_not_take_the_limits_of_each_others_volumes() {
     let leaks = Leaks::watch();
     drop(store());
-    let open = || VolumeStore::open(&xfs(), StoreOptions { project_ids: range(6_600_001, 1) }).unwrap();
+    let options = StoreOptions { project_ids: range(6_600_001, 1), ..StoreOptions::default() };
+    let open = || VolumeStore::open(&xfs(), options.clone()).unwrap();
     let (a, b) = (open(), open());
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     let held = a.create(&id("held"), &spec).unwrap().open_dir().unwrap();

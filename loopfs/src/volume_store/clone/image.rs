@@ -3,13 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 
 use super::super::grow::allocate;
 use super::super::{Image, Provisioning, VolumeStore, sharing};
 use super::{Original, Target};
 use crate::error::{Context, Error, Result};
+use crate::flock;
 use crate::loop_device::{Access, reopen};
 use crate::reflink;
 use crate::units::Bytes;
@@ -22,8 +23,8 @@ impl VolumeStore {
         // One copy of a source at a time, and it must not grow between the question how large it is and the copy.
         // A lock of its own file description, as in growing.
         let own = reopen(original.as_fd(), OFlag::O_RDONLY).context("open the image of", source)?;
-        let _lock_source = Flock::lock(own, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| Error::sys("lock", source, errno))?;
+        let _lock_source =
+            flock::exclusive(own, self.options.lock_timeout, "copy an image, which locks the source")?;
         if self.is_durably_there(|| self.has_copy(source, target))? {
             return Ok(());
         }

@@ -1,0 +1,49 @@
+//! Locks of the store that another process holds and does not release.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use loopfs::{Bytes, ErrorKind, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+
+use crate::environment::{Leaks, id, store, xfs};
+use crate::store::{MIB, entry, remove};
+
+#[test]
+fn a_call_that_waits_too_long_for_a_lock_fails_and_names_the_file() {
+    let leaks = Leaks::watch();
+    drop(store());
+    let options = StoreOptions { lock_timeout: Duration::from_millis(20), ..StoreOptions::default() };
+    let open = || VolumeStore::open(&xfs(), options.clone());
+    let store = open().unwrap();
+    let (image, directory) = (id("image"), id("directory"));
+    store.create(&image, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
+    let create = || store.create(&directory, &spec).map(drop);
+    let calls: [(PathBuf, &dyn Fn() -> loopfs::Result<()>); 8] = [
+        (xfs(), &|| open().map(drop)),
+        (xfs().join(".loopfs/lock"), &create),
+        (xfs().join(".loopfs/lock"), &|| store.delete(&image).map(drop)),
+        (xfs().join(".loopfs/lock"), &|| store.recover().map(drop)),
+        (xfs().join(".loopfs/promised"), &create),
+        (xfs().join(".loopfs/project-ids"), &create),
+        (xfs().join(".loopfs/users"), &|| store.delete(&image).map(drop)),
+        (entry(&image), &|| store.grow(&image, Bytes(2 * MIB)).map(drop)),
+    ];
+    for (path, call) in calls {
+        let other = File::open(&path).unwrap();
+        other.lock().unwrap();
+        let error = call().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        for part in [path.to_str().unwrap(), "lslocks", "20ms"] {
+            assert!(error.to_string().contains(part), "{part} is missing in: {error}");
+        }
+    }
+    // Nothing was left, and with the locks free all of it works.
+    assert_eq!(store.volume(&directory).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.grow(&image, Bytes(2 * MIB)).unwrap().capacity(), Bytes(2 * MIB));
+    create().unwrap();
+    remove(&store, &directory);
+    remove(&store, &image);
+    leaks.check();
+}
