@@ -14,6 +14,13 @@ pub(crate) fn mount_id(file: impl AsFd) -> Result<Option<u64>> {
     Ok((status.stx_mask & libc::STATX_MNT_ID != 0).then_some(status.stx_mnt_id))
 }
 
+/// Returns `true` if the file is the root of a mount (`STATX_ATTR_MOUNT_ROOT`, Linux 5.8).
+pub(crate) fn is_mount_root(file: impl AsFd) -> Result<bool> {
+    const MOUNT_ROOT: u64 = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    let status = read(file, 0)?;
+    Ok(status.stx_attributes & status.stx_attributes_mask & MOUNT_ROOT != 0)
+}
+
 /// `stx_dio_offset_align` (Linux 6.1): the unit of direct I/O on the file, in bytes; 512 where
 /// the kernel does not tell.
 pub(crate) fn direct_io_alignment(file: impl AsFd) -> Result<u32> {

@@ -55,7 +55,7 @@ impl std::str::FromStr for FilesystemUuid {
 /// The root of a mounted XFS with project quotas, held open.
 #[derive(Debug)]
 pub(super) struct DataFilesystem {
-    /// Where it is mounted.
+    /// Where it is mounted, from the root directory on: the working directory may change later.
     pub(super) path: PathBuf,
     /// The root directory.
     pub(super) root: OwnedFd,
@@ -68,15 +68,11 @@ const DIRECTORY: OFlag =
 
 impl DataFilesystem {
     pub(super) fn open(path: &Path) -> Result<Self> {
+        let path = &absolute(path)?;
         let shown = path.display();
         let root = open_root(path)?;
         let (device, kind, root_path) = mount_of(&root, path)?;
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("/"));
-        let parent =
-            open(parent, DIRECTORY & !OFlag::O_NOFOLLOW, Mode::empty()).context("open", parent.display())?;
-        if statx::mount_id(&root).context("statx", &shown)?
-            == statx::mount_id(&parent).context("statx", &shown)?
-        {
+        if !statx::is_mount_root(&root).context("statx", &shown)? {
             let detail = format!(
                 "nothing is mounted there: it is a plain directory of the {kind} file system on device {device}, \
                  which is left untouched; mount the data file system (XFS, option prjquota)"
@@ -179,6 +175,22 @@ impl DataFilesystem {
     }
 }
 
+/// Returns the path from the root directory on. It ends with the name of the mount point, beside which the record lies.
+/// A symbolic link of that name is not followed.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    let resolved = match path.file_name() {
+        Some(_) => std::path::absolute(path),
+        // Such as `.` or `data/..`: only the kernel knows the name.
+        None => std::fs::canonicalize(path),
+    };
+    let resolved = resolved.context(OPERATION, path.display())?;
+    if resolved.file_name().is_none() {
+        let detail = "the root directory cannot be a data directory; mount the data file system below it";
+        return Err(Error::new(ErrorKind::InvalidInput, OPERATION, path.display(), detail));
+    }
+    Ok(resolved)
+}
+
 fn open_root(path: &Path) -> Result<OwnedFd> {
     open(path, DIRECTORY, Mode::empty()).map_err(|errno| {
         let error = Error::sys(OPERATION, path.display(), errno);
@@ -254,6 +266,25 @@ mod tests {
             record_path(Path::new("/var/lib/loopfs/data")),
             Path::new("/var/lib/loopfs/data.filesystem-uuid")
         );
+    }
+
+    #[test]
+    fn a_relative_data_directory_becomes_a_path_from_the_root_directory() {
+        let current = std::env::current_dir().unwrap();
+        for (given, expected) in [
+            ("data", current.join("data")),
+            ("data/", current.join("data")),
+            ("./data/.", current.join("data")),
+            ("a/data", current.join("a/data")),
+            (".", current.canonicalize().unwrap()),
+            ("src/..", current.canonicalize().unwrap()),
+            ("/var/lib/data", PathBuf::from("/var/lib/data")),
+        ] {
+            assert_eq!(absolute(Path::new(given)).unwrap(), expected, "{given}");
+        }
+        for root in ["/", "/..", "/usr/.."] {
+            assert_eq!(absolute(Path::new(root)).unwrap_err().kind(), ErrorKind::InvalidInput, "{root}");
+        }
     }
 
     #[test]

@@ -393,3 +393,35 @@ fn looking_for_a_store_makes_none_and_records_nothing() {
     let refused = tool.failure(&["store", "space", text(&xfs_without_quota())]);
     assert!(refused.contains("prjquota"), "{refused}");
 }
+
+#[test]
+fn a_relative_data_directory_is_checked_like_an_absolute_one() {
+    let leaks = Leaks::watch();
+    drop(store());
+    let tool = Tool::find();
+    let space_in = |current: &Path, directory: &str| {
+        let output =
+            Command::new(&tool.path).current_dir(current).args(["store", "space", directory]).output();
+        let output = output.expect("the tool runs");
+        (output.status.success(), String::from_utf8(output.stderr).expect("UTF-8"))
+    };
+    let (parent, name) = (xfs().parent().unwrap().to_owned(), xfs().file_name().unwrap().to_owned());
+    assert_eq!(space_in(&parent, text(Path::new(&name))), (true, String::new()));
+    assert_eq!(space_in(&xfs(), "."), (true, String::new()));
+    assert_eq!(space_in(&xfs(), "volumes/.."), (true, String::new()));
+
+    // A plain directory of a mounted XFS, whose name alone says nothing of its parent.
+    let plain = directory();
+    let name = text(Path::new(plain.path().file_name().unwrap())).to_owned();
+    for (current, directory) in
+        [(xfs(), name.as_str()), (plain.path().to_owned(), "."), (xfs(), text(plain.path()))]
+    {
+        let (success, stderr) = space_in(&current, directory);
+        assert!(!success && stderr.contains("nothing is mounted there"), "{directory}: {stderr}");
+    }
+    let (success, stderr) = space_in(&xfs(), "/");
+    assert!(!success && stderr.contains("the root directory"), "{stderr}");
+    assert_eq!(std::fs::read_dir(plain.path()).unwrap().count(), 0);
+    plain.close().unwrap();
+    leaks.check();
+}
