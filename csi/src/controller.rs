@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use loopfs::{Bytes, Condition, VolumeKind};
+use loopfs::{Condition, VolumeKind};
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::driver::DriverName;
@@ -207,10 +207,10 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("GetCapacity", Kind::Query, "", async {
             let room = self.requests.room(request)?;
-            let Bytes(largest) = self.work.query(move |volumes| volumes.room(&room)).await?;
+            let capacity = self.work.query(move |volumes| volumes.room(&room)).await?;
             Ok(wire::GetCapacityResponse {
-                available_capacity: signed(largest),
-                maximum_volume_size: Some(signed(largest)),
+                available_capacity: signed(capacity.available.0),
+                maximum_volume_size: Some(signed(capacity.largest.0)),
                 minimum_volume_size: Some(signed(SMALLEST.0)),
             })
         })

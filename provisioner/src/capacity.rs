@@ -19,7 +19,7 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use loopfs::Bytes;
+use loopfs::{Bytes, Space, VolumeKind, VolumeSpec};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -28,6 +28,7 @@ use crate::{
     error::Error,
     identity::Identity,
     lean::Lean,
+    parameters::Parameters,
     placement::{self, Candidate},
     quantity,
     stagger::fnv1a,
@@ -54,11 +55,6 @@ const SPACING: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(5);
-
-/// What the file system wants to have free while it makes an image of all the rest.
-const HEADROOM: Bytes = Bytes(64 << 10);
-/// Volumes are of whole blocks.
-const BLOCK: u64 = 4096;
 
 /// Publishes, for ever.
 pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer<CSIStorageCapacity>) {
@@ -114,17 +110,19 @@ async fn publish(
     api: &Api<Lean<CSIStorageCapacity>>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
-    let available = match ctx.storage.run(|volumes| volumes.space()).await {
-        Ok(space) => space.available,
+    let space = match ctx.storage.run(|volumes| volumes.space()).await {
+        Ok(space) => space,
         // Nothing can be made here until it is mended.
-        Err(StorageError::Unavailable(_)) => Bytes(0),
+        Err(StorageError::Unavailable(_)) => {
+            Space { total: Bytes(0), available: Bytes(0), promised: Bytes(0) }
+        }
         Err(error) => return Err(error.into()),
     };
     let classes: Vec<_> =
         ctx.classes.state().into_iter().filter(|class| class.provisioner == ctx.identity.driver()).collect();
     let restricted = classes.iter().any(|class| class.allowed_topologies.is_some());
     let node = if restricted { Some(placement::this_node(ctx).await?) } else { None };
-    let desired = desired(&classes, node.as_ref(), available, publishing, &ctx.identity);
+    let desired = desired(&classes, node.as_ref(), space, publishing, &ctx.identity);
     let writes = plan(desired, published);
     for write in &writes {
         match write {
@@ -156,7 +154,7 @@ enum Write {
 fn desired(
     classes: &[Arc<StorageClass>],
     node: Option<&Candidate>,
-    available: Bytes,
+    space: Space,
     publishing: &Publishing,
     identity: &Identity,
 ) -> Vec<CSIStorageCapacity> {
@@ -164,16 +162,26 @@ fn desired(
     classes
         .iter()
         .filter(|class| allowed(class))
-        .map(|class| object(&class.name_any(), available, publishing, identity))
+        .map(|class| object(class, space, publishing, identity))
         .collect()
 }
 
-fn object(class: &str, available: Bytes, publishing: &Publishing, identity: &Identity) -> CSIStorageCapacity {
+fn object(
+    class: &StorageClass,
+    space: Space,
+    publishing: &Publishing,
+    identity: &Identity,
+) -> CSIStorageCapacity {
     let node = identity.node().to_owned();
-    let largest = available.0.saturating_sub(HEADROOM.0);
+    let class_name = class.name_any();
+    // The class does not say of which kind its claims will be. If its parameters are wrong, provisioning a claim says so.
+    let spec = Parameters::parse(class.parameters.as_ref()).map_or_else(
+        |_| VolumeSpec::new(VolumeKind::Filesystem, Bytes(0)),
+        |parameters| parameters.spec(VolumeKind::Filesystem, Bytes(0)),
+    );
     CSIStorageCapacity {
         metadata: ObjectMeta {
-            name: Some(name(class, identity)),
+            name: Some(name(&class_name, identity)),
             namespace: Some(publishing.namespace.clone()),
             labels: Some(BTreeMap::from([
                 (DRIVER_LABEL.to_owned(), identity.driver().to_owned()),
@@ -183,14 +191,14 @@ fn object(class: &str, available: Bytes, publishing: &Publishing, identity: &Ide
             owner_references: publishing.owner.clone().map(|owner| vec![owner]),
             ..Default::default()
         },
-        storage_class_name: class.to_owned(),
+        storage_class_name: class_name,
         node_topology: Some(LabelSelector {
             match_labels: Some(BTreeMap::from([(identity.topology_key(), node)])),
             match_expressions: None,
         }),
-        capacity: Some(quantity::format(available)),
+        capacity: Some(quantity::format(space.available)),
         // The scheduler looks at this one first.
-        maximum_volume_size: Some(quantity::format(Bytes(largest - largest % BLOCK))),
+        maximum_volume_size: Some(quantity::format(space.largest_volume_of_any_kind(&spec))),
     }
 }
 
@@ -259,7 +267,15 @@ mod tests {
     }
 
     fn wanted(available: u64) -> Vec<CSIStorageCapacity> {
-        desired(&classes(&[json!({})]), None, Bytes(available), &publishing(), &fixtures::identity())
+        wanted_of(json!({}), available)
+    }
+
+    fn wanted_of(class: Value, available: u64) -> Vec<CSIStorageCapacity> {
+        desired(&classes(&[class]), None, space(available), &publishing(), &fixtures::identity())
+    }
+
+    fn space(available: u64) -> Space {
+        Space { total: Bytes(available), available: Bytes(available), promised: Bytes(0) }
     }
 
     #[test]
@@ -296,6 +312,20 @@ mod tests {
         assert_eq!(object.maximum_volume_size.unwrap().0, largest);
     }
 
+    /// A thin image reserves 1/128 of its capacity and 1 MiB in addition: 62 MiB reserve 63 MiB and 496 KiB.
+    #[rstest]
+    #[case::thin(json!({"parameters": {"provisioning": "thin"}}), "62Mi")]
+    #[case::thick(json!({"parameters": {"provisioning": "thick"}}), "65008Ki")]
+    #[case::wrong_parameters(json!({"parameters": {"provisioning": "sparse"}}), "65008Ki")]
+    fn the_maximum_size_accounts_for_what_a_volume_of_the_class_reserves(
+        #[case] class: Value,
+        #[case] largest: &str,
+    ) {
+        let reserved = 62 * MIB + 62 * MIB / 128 + MIB;
+        let [object] = wanted_of(class, reserved + (64 << 10)).try_into().unwrap();
+        assert_eq!(object.maximum_volume_size.unwrap().0, largest);
+    }
+
     #[test]
     fn a_class_that_does_not_allow_this_node_gets_none() {
         let class = |name: &str, zone: &str| {
@@ -308,7 +338,7 @@ mod tests {
             name: "node-a".to_owned(),
             labels: BTreeMap::from([("zone".to_owned(), "west".to_owned())]),
         };
-        let objects = desired(&classes, Some(&node), Bytes(MIB), &publishing(), &fixtures::identity());
+        let objects = desired(&classes, Some(&node), space(MIB), &publishing(), &fixtures::identity());
         let names: Vec<_> = objects.iter().map(|object| object.storage_class_name.as_str()).collect();
         assert_eq!(names, ["here", "loopfs"]);
     }

@@ -56,6 +56,9 @@ pub(crate) struct List<Id> {
 pub(crate) struct Room {
     /// Whether room on this node is what is asked for.
     pub(crate) here: bool,
+    /// The kind of the volume; `None` if the request names none.
+    pub(crate) kind: Option<VolumeKind>,
+    pub(crate) parameters: Parameters,
 }
 
 /// Give a volume more capacity.
@@ -132,11 +135,13 @@ impl RequestReader {
     }
 
     pub(crate) fn room(&self, request: wire::GetCapacityRequest) -> Result<Room> {
-        if !request.volume_capabilities.is_empty() {
-            kind_of_all(request.volume_capabilities)?;
-        }
-        Parameters::read(&request.parameters)?;
-        Ok(Room { here: request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology)) })
+        let kind = match request.volume_capabilities {
+            capabilities if capabilities.is_empty() => None,
+            capabilities => Some(kind_of_all(capabilities)?),
+        };
+        let parameters = Parameters::read(&request.parameters)?;
+        let here = request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology));
+        Ok(Room { here, kind, parameters })
     }
 
     pub(crate) fn grow(&self, request: wire::ControllerExpandVolumeRequest) -> Result<Grow> {

@@ -35,6 +35,15 @@ pub(crate) struct Page {
     pub(crate) next: Option<PageToken<VolumeId>>,
 }
 
+/// The result of a capacity query.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    /// Bytes that no volume has reserved.
+    pub(crate) available: Bytes,
+    /// The capacity of the largest volume that can be created.
+    pub(crate) largest: Bytes,
+}
+
 /// Whether a volume is what a caller takes it for, or why not.
 pub(crate) type Verdict = std::result::Result<(), String>;
 
@@ -77,10 +86,19 @@ impl Volumes {
         }
     }
 
-    /// The size of the largest volume that can be made.
-    pub(crate) fn room(&self, room: &Room) -> Result<Bytes> {
+    /// Returns the free capacity of this node, and the size of the largest volume that fits into it.
+    pub(crate) fn room(&self, room: &Room) -> Result<Capacity> {
         let storage = self.gate.verified()?;
-        Ok(if room.here { whole_units(storage.store.space()?.available) } else { Bytes(0) })
+        if !room.here {
+            return Ok(Capacity { available: Bytes(0), largest: Bytes(0) });
+        }
+        let space = storage.store.space()?;
+        let spec = |kind| room.parameters.spec(kind, Bytes(0));
+        let largest = match room.kind {
+            Some(kind) => space.largest_volume(&spec(kind)),
+            None => space.largest_volume_of_any_kind(&spec(VolumeKind::Filesystem)),
+        };
+        Ok(Capacity { available: whole_units(space.available), largest })
     }
 
     /// None if it is gone. A volume that cannot be opened is told of as well, so that it hides no others.

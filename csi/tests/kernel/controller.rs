@@ -364,7 +364,8 @@ fn room_is_what_can_be_made_and_no_more() {
     let node = scene.node();
     let room = node.get_capacity(Default::default()).unwrap();
     assert!(room.available_capacity > 64 * FOUR, "{}", room.available_capacity);
-    assert_eq!(room.maximum_volume_size, Some(room.available_capacity));
+    let maximum = room.maximum_volume_size.unwrap();
+    assert!((room.available_capacity - FOUR..=room.available_capacity).contains(&maximum), "{room:?}");
     assert_eq!(room.minimum_volume_size, Some(4096));
 
     // Give or take what the file system's own records take.
@@ -387,6 +388,43 @@ fn room_is_what_can_be_made_and_no_more() {
     // Said of one that is there, it is final: the user can ask for less.
     let refused = node.controller_expand_volume(grow("v", 2 * room.available_capacity, 0));
     assert_refused(refused, Code::OutOfRange, &["asked", "available"]);
+    scene.finish();
+}
+
+/// Several times, beside volumes whose sizes leave different remainders.
+#[rstest]
+fn a_volume_of_the_advertised_maximum_size_can_be_created(
+    #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] asked: Option<VolumeKind>,
+    #[values("thick", "thin")] provisioning: &str,
+) {
+    let scene = Scene::new();
+    let node = scene.node();
+    let parameters = || [("provisioning".to_owned(), provisioning.to_owned())].into();
+    for beside in [0, 1, 255, 4093] {
+        if beside > 0 {
+            let name = format!("beside-{beside}");
+            node.create_volume(create_within(&name, (4096 * beside, 0), mount(&[]))).unwrap();
+        }
+        let request = wire::GetCapacityRequest {
+            volume_capabilities: asked.and_then(capability_of).into_iter().collect(),
+            parameters: parameters(),
+            ..Default::default()
+        };
+        let capacity = node.get_capacity(request).unwrap();
+        let maximum = capacity.maximum_volume_size.unwrap();
+        // Not far less than there is, either.
+        assert!(maximum > capacity.available_capacity / 100 * 98, "{capacity:?}");
+        for kind in asked.map_or(vec![VolumeKind::Filesystem, VolumeKind::Block], |kind| vec![kind]) {
+            let request = wire::CreateVolumeRequest {
+                parameters: parameters(),
+                ..create_within("largest", (maximum, maximum), capability_of(kind))
+            };
+            let made = made(node.create_volume(request));
+            assert_eq!(made.capacity_bytes, maximum);
+            assert!(scene.store.delete(&id("largest")).unwrap());
+            scene.store.empty_trash().unwrap();
+        }
+    }
     scene.finish();
 }
 

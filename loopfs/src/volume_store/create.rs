@@ -9,10 +9,10 @@ use nix::unistd::{fsync, linkat};
 use super::attributes::Attributes;
 use super::grow::allocate;
 use super::id::VolumeId;
+use super::reservation::promise_of;
 use super::space::Promise;
 use super::{
-    ContentSource, Image, OwnedContentSource, Provisioning, Volume, VolumeKind, VolumeSpec, VolumeStore,
-    inodes_for, sharing,
+    ContentSource, Image, OwnedContentSource, Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for,
 };
 use super::{recorded_capacity, refreshed};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -143,13 +143,5 @@ impl VolumeStore {
         linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)
             .context("create", entry)?;
         fsync(parent).context("fsync the directory of", entry)
-    }
-}
-
-/// What a new volume may take: of a thin image also the extent tree it may come to have.
-fn promise_of(capacity: Bytes, spec: &VolumeSpec) -> Bytes {
-    match (spec.kind, spec.image.provisioning) {
-        (VolumeKind::Block, Provisioning::Thin) => capacity.saturating_add(sharing::margin(capacity)),
-        (VolumeKind::Block, Provisioning::Thick) | (VolumeKind::Filesystem, _) => capacity,
     }
 }

@@ -32,6 +32,7 @@ mod pending;
 mod recorded_capacity;
 mod recover;
 mod refreshed;
+mod reservation;
 mod settings;
 mod sharing;
 mod size_attribute;

@@ -22,9 +22,8 @@ use crate::units::Bytes;
 pub struct Space {
     /// Its size.
     pub total: Bytes,
-    /// The largest volume that can be made now: what is neither promised to a volume, whether
-    /// used or not, nor taken by the file system's own structures. For an image it is some ten
-    /// blocks less, which the file system wants to have free meanwhile.
+    /// Bytes that are neither reserved for a volume, whether used or not, nor taken by the file system's own
+    /// structures. [`largest_volume`](Self::largest_volume) returns the capacity of a volume that fits into them.
     pub available: Bytes,
     /// What is promised to volumes, whether used or not; deleted ones are among them until their space is free.
     pub promised: Bytes,

@@ -153,7 +153,23 @@ fn what_no_volume_could_be_is_no_fault_of_the_request() {
 fn room_is_asked_of_a_node(#[case] node: Option<&str>, #[case] here: bool) {
     let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
     let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
-    assert_eq!(reader().room(request), Ok(Room { here }));
+    assert_eq!(reader().room(request).unwrap().here, here);
+}
+
+#[rstest]
+#[case::unknown(vec![], None)]
+#[case::filesystem(vec![mount(Mode::SingleNodeWriter)], Some(VolumeKind::Filesystem))]
+#[case::block(vec![block(Mode::SingleNodeWriter)], Some(VolumeKind::Block))]
+fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
+    #[case] volume_capabilities: Vec<wire::VolumeCapability>,
+    #[case] kind: Option<VolumeKind>,
+) {
+    let parameters = pairs(&[("provisioning", "thin")]);
+    let request = wire::GetCapacityRequest { volume_capabilities, parameters, ..Default::default() };
+    let room = reader().room(request).unwrap();
+    assert_eq!(room.kind, kind);
+    let spec = room.parameters.spec(VolumeKind::Block, Bytes(0));
+    assert_eq!(spec.image.provisioning, loopfs::Provisioning::Thin);
 }
 
 #[rstest]

@@ -1,0 +1,96 @@
+//! The space that a volume reserves, and the largest volume that fits into a given space: one formula, in both directions.
+
+use super::{Provisioning, Space, VolumeKind, VolumeSpec, sharing};
+use crate::units::Bytes;
+
+/// Space that the file system must have free beside a new volume: it allocates the blocks of an image piece by piece,
+/// and the records of a directory or quota take blocks too.
+const HEADROOM: Bytes = Bytes(64 << 10);
+
+/// The unit of capacities.
+const UNIT: u64 = 4096;
+
+/// Returns the space that the store reserves for a new volume. A thin image also reserves the extent tree that it may come
+/// to have, which no preallocation has set aside.
+pub(super) fn promise_of(capacity: Bytes, spec: &VolumeSpec) -> Bytes {
+    match (spec.kind, spec.image.provisioning) {
+        (VolumeKind::Block, Provisioning::Thin) => capacity.saturating_add(sharing::margin(capacity)),
+        (VolumeKind::Block, Provisioning::Thick) | (VolumeKind::Filesystem, _) => capacity,
+    }
+}
+
+impl Space {
+    /// Returns the capacity of the largest volume with the settings of `spec` that the store can create now. The capacity
+    /// in `spec` does not matter.
+    ///
+    /// It is less than [`available`](Self::available): a thin image reserves more than its capacity, and the file system
+    /// wants a few blocks free while it creates a volume.
+    #[must_use]
+    pub fn largest_volume(&self, spec: &VolumeSpec) -> Bytes {
+        largest_within(self.available.saturating_sub(HEADROOM), spec)
+    }
+
+    /// As [`largest_volume`](Self::largest_volume), for a caller that does not know yet of which kind the volume will be:
+    /// a volume of either kind and of the returned capacity can be created.
+    #[must_use]
+    pub fn largest_volume_of_any_kind(&self, spec: &VolumeSpec) -> Bytes {
+        [VolumeKind::Filesystem, VolumeKind::Block]
+            .map(|kind| self.largest_volume(&VolumeSpec { kind, ..*spec }))
+            .into_iter()
+            .fold(self.available, Bytes::min)
+    }
+}
+
+/// Returns the largest capacity whose reservation fits into `space`: the inverse of [`promise_of`].
+fn largest_within(space: Bytes, spec: &VolumeSpec) -> Bytes {
+    let capacity = match (spec.kind, spec.image.provisioning) {
+        // `sharing::margin` adds 1/128 of the capacity and 1 MiB.
+        (VolumeKind::Block, Provisioning::Thin) => {
+            let remainder = u128::from(space.saturating_sub(sharing::margin(Bytes(0))).0);
+            u64::try_from(remainder * 128 / 129).unwrap_or(u64::MAX)
+        }
+        (VolumeKind::Block, Provisioning::Thick) | (VolumeKind::Filesystem, _) => space.0,
+    };
+    Bytes(capacity - capacity % UNIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec() -> impl Strategy<Value = VolumeSpec> {
+        let kind = prop_oneof![Just(VolumeKind::Filesystem), Just(VolumeKind::Block)];
+        let provisioning = prop_oneof![Just(Provisioning::Thick), Just(Provisioning::Thin)];
+        (kind, provisioning).prop_map(|(kind, provisioning)| {
+            let mut spec = VolumeSpec::new(kind, Bytes(0));
+            spec.image.provisioning = provisioning;
+            spec
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_largest_capacity_fits_and_the_next_one_does_not(
+            spec in spec(),
+            space in prop_oneof![0..1u64 << 24, 0..1u64 << 62],
+        ) {
+            let largest = largest_within(Bytes(space), &spec);
+            prop_assert_eq!(largest.0 % UNIT, 0);
+            prop_assert!(largest == Bytes(0) || promise_of(largest, &spec) <= Bytes(space));
+            prop_assert!(promise_of(largest.saturating_add(Bytes(UNIT)), &spec) > Bytes(space));
+        }
+
+        #[test]
+        fn a_volume_of_either_kind_fits_where_the_kind_is_unknown(spec in spec(), available: u64) {
+            let space = Space { total: Bytes(u64::MAX), available: Bytes(available), promised: Bytes(0) };
+            let largest = space.largest_volume_of_any_kind(&spec);
+            for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
+                let spec = VolumeSpec { kind, ..spec };
+                prop_assert!(largest <= space.largest_volume(&spec));
+                prop_assert!(largest == Bytes(0) || promise_of(largest, &spec) <= space.available);
+            }
+        }
+    }
+}
