@@ -66,6 +66,8 @@ mod tests {
     #[rstest]
     #[case(AbnormalReason::ProjectChanged, VolumeError::Degraded)]
     #[case(AbnormalReason::ProjectNotInherited, VolumeError::Degraded)]
+    #[case(AbnormalReason::FilesInForeignProject, VolumeError::Degraded)]
+    #[case(AbnormalReason::ChargedForForeignFiles, VolumeError::Degraded)]
     #[case(AbnormalReason::DirectIoLost, VolumeError::Degraded)]
     #[case(AbnormalReason::ImageTruncated, VolumeError::DataLoss)]
     #[case(AbnormalReason::ImageMissing, VolumeError::DataLoss)]

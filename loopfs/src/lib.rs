@@ -28,10 +28,10 @@
 #[doc(hidden)]
 pub mod breakage;
 mod error;
+mod flock;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod floor;
-mod flock;
 mod loop_device;
 mod mount;
 pub mod mountinfo;
@@ -62,10 +62,10 @@ pub use project_tree::{
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 pub use volume_store::{
-    AbnormalReason, Census, Changes, Condition, ContentSource, FilesystemUuid, Image, ImageDirectIo,
-    ImageSpec, InodeStats, LogicalBlockSize, OwnedContentSource, Provisioning, Recovered, Setting,
-    SettingError, Snapshot, SnapshotId, Space, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec,
-    VolumeStats, VolumeStore, VolumeWatch,
+    AbnormalReason, Census, Changes, ChargedTo, Condition, ContentSource, FilesystemUuid, ForeignEvidence,
+    ForeignFiles, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize, OwnedContentSource,
+    Provisioning, Recovered, Setting, SettingError, Snapshot, SnapshotId, Space, StoreOptions, Volume,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStats, VolumeStore, VolumeWatch,
 };
 
 /// The README's example compiles.

@@ -19,6 +19,7 @@
 mod audit;
 mod clone;
 mod flags;
+mod foreign;
 mod hard_links;
 mod inode;
 mod left_out;
@@ -29,6 +30,7 @@ mod xattrs;
 
 pub use audit::{StrayInode, TreeAudit, audit_tree, audit_tree_reporting};
 pub use clone::{CloneReport, clone_tree, clone_tree_reporting};
+pub(crate) use foreign::{ForeignInodes, find_foreign};
 pub use left_out::{LeftOut, LeftOutInode, LeftOutReason, SpecialFiles};
 pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree, tag_tree_reporting};
 

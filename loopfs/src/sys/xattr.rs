@@ -31,6 +31,17 @@ pub(crate) fn set(file: impl AsFd, name: &CStr, value: &[u8]) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
+/// `fremovexattr`. An attribute that is not set is no error.
+pub(crate) fn remove(file: impl AsFd, name: &CStr) -> Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: fremovexattr reads a NUL-terminated name.
+    let result = unsafe { libc::fremovexattr(fd, name.as_ptr()) };
+    match Errno::result(result) {
+        Ok(_) | Err(Errno::ENODATA) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// The longest list of names, and the longest value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX` of linux/limits.h).
 pub(crate) const MOST: usize = 64 << 10;
 

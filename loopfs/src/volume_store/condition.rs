@@ -32,6 +32,10 @@ pub enum AbnormalReason {
     ProjectChanged,
     /// Its directory does not hand its project id down to what is made in it.
     ProjectNotInherited,
+    /// Its directory holds files with another project id, which are charged to another volume or to none.
+    FilesInForeignProject,
+    /// Files of another volume carry its project id and use up its limit.
+    ChargedForForeignFiles,
     /// Its image is shorter than its capacity.
     ImageTruncated,
     /// Its image is gone, and a device still shows what was in it.
@@ -48,9 +52,11 @@ pub enum AbnormalReason {
 
 impl AbnormalReason {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::ProjectChanged,
         Self::ProjectNotInherited,
+        Self::FilesInForeignProject,
+        Self::ChargedForForeignFiles,
         Self::ImageTruncated,
         Self::ImageMissing,
         Self::DeviceOfOtherFile,
@@ -65,6 +71,8 @@ impl AbnormalReason {
         match self {
             Self::ProjectChanged => "ProjectChanged",
             Self::ProjectNotInherited => "ProjectNotInherited",
+            Self::FilesInForeignProject => "FilesInForeignProject",
+            Self::ChargedForForeignFiles => "ChargedForForeignFiles",
             Self::ImageTruncated => "ImageTruncated",
             Self::ImageMissing => "ImageMissing",
             Self::DeviceOfOtherFile => "DeviceOfOtherFile",

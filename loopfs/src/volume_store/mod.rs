@@ -21,6 +21,7 @@ mod attributes;
 mod clone;
 mod condition;
 mod create;
+mod foreign;
 mod grow;
 mod id;
 mod identity;
@@ -44,6 +45,7 @@ mod trash;
 mod volume;
 
 pub use condition::{AbnormalReason, Condition};
+pub use foreign::{ChargedTo, ForeignEvidence, ForeignFiles};
 pub use id::{SnapshotId, VolumeId};
 pub use identity::FilesystemUuid;
 pub use recover::Recovered;

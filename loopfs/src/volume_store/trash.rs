@@ -134,6 +134,7 @@ impl VolumeStore {
         quota.finish_frees(project)?;
         // The directory itself is the one inode left. Until then it marks the id as taken.
         if quota.usage(project)?.is_some_and(|usage| usage.inodes.0 > 1) {
+            self.limit_to_usage(project)?;
             return Ok(Removal::Postponed);
         }
         drop(directory);

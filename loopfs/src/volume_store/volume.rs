@@ -199,7 +199,7 @@ impl Volume {
         })
     }
 
-    /// The owner of a directory can do both.
+    /// The owner of a directory can do all of this.
     fn directory_condition(&self, attributes: Attributes) -> Result<Condition> {
         let made_with = attributes.project;
         let (carried, inherited) = project_and_inheritance_of(&self.entry)?;
@@ -220,7 +220,7 @@ impl Volume {
                 ),
             )
         } else {
-            Condition::Healthy
+            self.foreign_condition()?
         })
     }
 

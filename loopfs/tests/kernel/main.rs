@@ -11,6 +11,7 @@ mod command_line;
 mod conditions;
 mod directory_copies;
 mod environment;
+mod foreign_files;
 mod growth;
 mod in_use;
 mod lock_timeouts;

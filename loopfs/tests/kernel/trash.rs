@@ -157,7 +157,8 @@ fn an_entry_that_cannot_be_removed_stays_alone_after_one_call(#[case] obstacle: 
     // The three volumes, what keeps each of them, and the directories that this is in.
     assert_eq!(left.len(), 3 * 3, "{left:?}");
     assert!(!left.iter().any(|path| path.to_string_lossy().contains("/other.")), "{left:?}");
-    assert_eq!(reserved(), Bytes(3 * SIZE.0));
+    // What is left of a deleted volume is reserved, and not its size.
+    assert!(reserved() <= Bytes(3 << 16), "{}", reserved());
 
     for _ in names {
         match obstacle {

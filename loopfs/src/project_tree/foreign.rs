@@ -1,0 +1,97 @@
+//! A tree searched for inodes that are charged to a project other than its own.
+
+use std::collections::{BTreeMap, HashSet};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+
+use super::REPORT_EVERY;
+use super::inode::Inode;
+use super::walk::{Course, Place, Visitor, walk};
+use crate::error::Result;
+use crate::project_quota::ProjectId;
+
+/// Inodes of one tree that carry the same project id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignInodes {
+    /// Names of such inodes. A file with two names counts twice.
+    pub(crate) names: u64,
+    /// The first one, relative to the root of the tree, which is `.`.
+    pub(crate) example: PathBuf,
+}
+
+/// The result of a search.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ForeignSearch {
+    /// Inodes with one of the ids that were searched for.
+    pub(crate) known: BTreeMap<ProjectId, ForeignInodes>,
+    /// Inodes with any other id, or with none.
+    pub(crate) other: Option<ForeignInodes>,
+    /// The walk saw the whole tree: no directory was moved in the meantime, and all entries could be read.
+    pub(crate) complete: bool,
+}
+
+/// Searches the tree below `root` for inodes that carry another project id than `own`. Inodes with an id in `known` are
+/// counted for each id, so that an owner who gives his files very many ids costs no memory. `progress` is called every
+/// 1024 names. Changes nothing; `O_PATH` is enough for `root`.
+///
+/// # Errors
+/// As [`audit_tree`](super::audit_tree).
+pub(crate) fn find_foreign(
+    root: BorrowedFd<'_>,
+    own: ProjectId,
+    known: &HashSet<ProjectId>,
+    progress: &mut dyn FnMut(),
+) -> Result<ForeignSearch> {
+    let found = ForeignSearch { complete: true, ..ForeignSearch::default() };
+    let mut searching = Searching { own: own.get(), known, progress, names: 0, found };
+    let course = walk(root, &mut searching)?;
+    searching.found.complete &= course == Course::Quiet;
+    Ok(searching.found)
+}
+
+struct Searching<'a> {
+    own: u32,
+    known: &'a HashSet<ProjectId>,
+    progress: &'a mut dyn FnMut(),
+    names: u64,
+    found: ForeignSearch,
+}
+
+impl Visitor for Searching<'_> {
+    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()> {
+        self.names += 1;
+        if self.names.is_multiple_of(REPORT_EVERY) {
+            (self.progress)();
+        }
+        let id = match inode.project() {
+            Ok(Some(project)) => project.id(),
+            // Before Linux 6.17 nobody can change the id of a special file or a symbolic link.
+            Ok(None) => return Ok(()),
+            Err(_) => {
+                self.found.complete = false;
+                return Ok(());
+            }
+        };
+        if id == self.own {
+            return Ok(());
+        }
+        let first = || ForeignInodes { names: 0, example: at.path() };
+        let counted = match ProjectId::new(id).filter(|id| self.known.contains(id)) {
+            Some(id) => self.found.known.entry(id).or_insert_with(first),
+            None => self.found.other.get_or_insert_with(first),
+        };
+        counted.names += 1;
+        Ok(())
+    }
+
+    fn mount(&mut self, _: &Place<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn unreadable(&mut self, _: Errno, _: &Place<'_>) -> Result<()> {
+        self.found.complete = false;
+        Ok(())
+    }
+}
