@@ -76,6 +76,14 @@ pub struct AuditArgs {
     /// For how long nobody has to have named a volume before it is removed, in seconds, as far as this process has seen
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, requires = "collect")]
     pub collect_after: u64,
+    /// Walk the directories of all volumes each time, to find files that carry the project id of another volume and so use
+    /// up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
+    /// becomes full
+    #[arg(long)]
+    pub audit_projects: bool,
+    /// Put such files back into the project of the volume that holds them, also beyond its limit
+    #[arg(long)]
+    pub repair_projects: bool,
 }
 
 /// The form of log lines.

@@ -45,6 +45,11 @@ pub(crate) enum Reason {
     /// No object names these volumes.
     OrphanedVolumes,
     OrphanedVolumeRemoved,
+    /// Files of the volume carry another project id than the volume.
+    FilesInForeignProject,
+    /// Files of another volume carry the project id of the volume.
+    ChargedForForeignFiles,
+    ProjectRepaired,
     StorageUnavailable,
     StorageReady,
     /// A built-in object was made, mended or removed.
@@ -72,6 +77,9 @@ impl Reason {
             Reason::VolumeMissing => "VolumeMissing",
             Reason::OrphanedVolumes => "OrphanedVolumes",
             Reason::OrphanedVolumeRemoved => "OrphanedVolumeRemoved",
+            Reason::FilesInForeignProject => "FilesInForeignProject",
+            Reason::ChargedForForeignFiles => "ChargedForForeignFiles",
+            Reason::ProjectRepaired => "ProjectRepaired",
             Reason::StorageUnavailable => "StorageUnavailable",
             Reason::StorageReady => "StorageReady",
             Reason::ObjectRepaired => "ObjectRepaired",
@@ -89,6 +97,8 @@ impl Reason {
             | Reason::VolumeFailedDelete
             | Reason::VolumeMissing
             | Reason::OrphanedVolumes
+            | Reason::FilesInForeignProject
+            | Reason::ChargedForForeignFiles
             | Reason::StorageUnavailable
             | Reason::ObjectRefused
             | Reason::ObjectFailed
@@ -101,6 +111,7 @@ impl Reason {
             | Reason::FileSystemResizeRequired
             | Reason::VolumeRetained
             | Reason::OrphanedVolumeRemoved
+            | Reason::ProjectRepaired
             | Reason::StorageReady
             | Reason::ObjectRepaired => "Normal",
         }
@@ -115,7 +126,12 @@ impl Reason {
             | Reason::VolumeResizeFailed
             | Reason::FileSystemResizeRequired => "Resize",
             Reason::VolumeFailedDelete | Reason::VolumeRetained => "Delete",
-            Reason::VolumeMissing | Reason::OrphanedVolumes | Reason::OrphanedVolumeRemoved => "Audit",
+            Reason::VolumeMissing
+            | Reason::OrphanedVolumes
+            | Reason::OrphanedVolumeRemoved
+            | Reason::FilesInForeignProject
+            | Reason::ChargedForForeignFiles
+            | Reason::ProjectRepaired => "Audit",
             Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
             Reason::ObjectRepaired
             | Reason::ObjectRefused

@@ -42,6 +42,7 @@ mod pages;
 mod parameters;
 mod persistent_volumes;
 mod placement;
+mod project_audit;
 mod provision;
 mod pv;
 mod quantity;
@@ -146,6 +147,8 @@ struct Options {
     node_loss: NodeLoss,
     /// How volumes and objects are compared.
     audit: Option<audit::Settings>,
+    /// How files that are charged to another volume are searched for.
+    project_audit: Option<project_audit::Settings>,
 }
 
 fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
@@ -165,6 +168,11 @@ fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, a
         audit: Some(audit::Settings {
             every: Duration::from_secs(audit.audit_interval),
             collect_after: audit.collect.then_some(Duration::from_secs(audit.collect_after)),
+        }),
+        project_audit: Some(project_audit::Settings {
+            every: Duration::from_secs(audit.audit_interval),
+            all: audit.audit_projects,
+            repair: audit.repair_projects,
         }),
     }
 }
@@ -254,10 +262,14 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     ));
     tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { publishing, builtin, node_loss, audit } = options;
+    let Options { publishing, builtin, node_loss, audit, project_audit } = options;
     if let Some(settings) = audit {
         let auditing = audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("audit", until(stop.clone(), auditing)));
+    }
+    if let Some(settings) = project_audit {
+        let auditing = project_audit::run(Arc::clone(&ctx), settings);
+        tasks.spawn(named("project audit", until(stop.clone(), auditing)));
     }
     if let Some(source) = builtin {
         let keeping = builtin::run(Arc::clone(&ctx), source);

@@ -1,12 +1,15 @@
 //! A volume store in memory, as far as this crate's tests need to break one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
-use loopfs::{Bytes, Census, ContentSource, ErrorKind, SnapshotId, Space, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{
+    Bytes, Census, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, SnapshotId, Space, VolumeId,
+    VolumeKind, VolumeSpec,
+};
 
 use crate::{
     fixtures,
@@ -27,6 +30,8 @@ pub(crate) struct State {
     pub(crate) copies: BTreeMap<VolumeId, String>,
     pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
     pub(crate) trash: Vec<Bytes>,
+    /// What a search finds.
+    pub(crate) foreign: Vec<ForeignFiles>,
     /// What is wrong with the store as a whole.
     pub(crate) broken: Option<VolumeError>,
     /// What is wrong with its volumes.
@@ -172,5 +177,25 @@ impl Volumes for VolumeModel {
 
     fn empty_trash(&self, _give_way: &mut dyn FnMut()) -> Result<usize, VolumeError> {
         Ok(std::mem::take(&mut self.state().trash).len())
+    }
+
+    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {
+        Ok(ForeignEvidence::default())
+    }
+
+    fn find_foreign_files(
+        &self,
+        volumes: Option<&BTreeSet<VolumeId>>,
+        _yield_now: &mut dyn FnMut(),
+    ) -> Result<Vec<ForeignFiles>, VolumeError> {
+        let is_searched =
+            |files: &&ForeignFiles| volumes.is_none_or(|volumes| volumes.contains(&files.volume));
+        Ok(self.state().foreign.iter().filter(is_searched).cloned().collect())
+    }
+
+    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError> {
+        let mut state = self.state();
+        let repaired = state.foreign.extract_if(.., |files| files.volume == *id);
+        Ok(repaired.map(|files| files.names).sum())
     }
 }

@@ -3,9 +3,12 @@
 //! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and
 //! decides nothing; the store itself is tested where it lives, on real kernels.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
-use loopfs::{Bytes, Census, ContentSource, ErrorKind, Space, VolumeId, VolumeSpec, VolumeStore};
+use loopfs::{
+    Bytes, Census, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, Space, VolumeId, VolumeSpec,
+    VolumeStore,
+};
 
 /// A store of volumes. Calls block.
 pub(crate) trait Volumes: Send + Sync + 'static {
@@ -38,6 +41,16 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn census(&self) -> Result<Census, VolumeError>;
     /// See [`VolumeStore::empty_trash_giving_way`].
     fn empty_trash(&self, give_way: &mut dyn FnMut()) -> Result<usize, VolumeError>;
+    /// See [`VolumeStore::foreign_evidence`].
+    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError>;
+    /// See [`VolumeStore::find_foreign_files`].
+    fn find_foreign_files(
+        &self,
+        volumes: Option<&BTreeSet<VolumeId>>,
+        yield_now: &mut dyn FnMut(),
+    ) -> Result<Vec<ForeignFiles>, VolumeError>;
+    /// See [`VolumeStore::repair_project`].
+    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError>;
 }
 
 /// A store's refusal: what kind, and the sentence that names operation, object and remedy.
@@ -125,6 +138,22 @@ impl Volumes for VolumeStore {
 
     fn empty_trash(&self, give_way: &mut dyn FnMut()) -> Result<usize, VolumeError> {
         Ok(self.empty_trash_giving_way(give_way)?)
+    }
+
+    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {
+        Ok(VolumeStore::foreign_evidence(self)?)
+    }
+
+    fn find_foreign_files(
+        &self,
+        volumes: Option<&BTreeSet<VolumeId>>,
+        yield_now: &mut dyn FnMut(),
+    ) -> Result<Vec<ForeignFiles>, VolumeError> {
+        Ok(VolumeStore::find_foreign_files(self, volumes, yield_now)?)
+    }
+
+    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError> {
+        Ok(VolumeStore::repair_project(self, id)?)
     }
 }
 
