@@ -36,26 +36,54 @@ pub(crate) struct Exchange {
     path: &'static str,
     body: Option<Value>,
     status: u16,
-    answer: Value,
+    answer: Vec<u8>,
 }
 
 pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> Exchange {
-    Exchange { method, path, body: body.into(), status: 200, answer: json!({}) }
+    Exchange { method, path, body: body.into(), status: 200, answer: b"{}".to_vec() }
 }
 
 impl Exchange {
     pub(crate) fn answer(mut self, object: impl serde::Serialize) -> Self {
-        self.answer = serde_json::to_value(object).unwrap();
+        self.answer = serde_json::to_vec(&object).unwrap();
         self
     }
 
-    pub(crate) fn refuse(mut self, status: u16, reason: &str) -> Self {
+    /// As the API server refuses: with details of the object that the path names.
+    pub(crate) fn refuse(self, status: u16, reason: &str) -> Self {
+        let details = details(self.path);
+        self.refuse_with(status, reason, details)
+    }
+
+    pub(crate) fn refuse_with(mut self, status: u16, reason: &str, details: Value) -> Self {
         self.status = status;
         let message = format!("refused: {reason}");
-        self.answer = json!({
+        self.answer(json!({
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
-        });
+            "details": details,
+        }))
+    }
+
+    /// As a proxy before the API server refuses.
+    pub(crate) fn refuse_by_proxy(mut self, status: u16) -> Self {
+        self.status = status;
+        self.answer = b"<html>no such page</html>".to_vec();
         self
+    }
+}
+
+fn details(path: &str) -> Value {
+    let parts: Vec<_> = path.split('/').skip(1).collect();
+    let (group, named) = match parts.as_slice() {
+        ["api", _version, named @ ..] => ("", named),
+        ["apis", group, _version, named @ ..] => (*group, named),
+        _ => return Value::Null,
+    };
+    match named {
+        ["namespaces", _, resource, name, ..] | [resource, name, ..] => {
+            json!({"group": group, "kind": resource, "name": name})
+        }
+        _ => Value::Null,
     }
 }
 
@@ -127,7 +155,7 @@ async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, exchange
         let body = body.collect_bytes().await.unwrap();
         let body = (!body.is_empty()).then(|| serde_json::from_slice::<Value>(&body).unwrap());
         assert_eq!(body, exchange.body, "{} {}", exchange.method, exchange.path);
-        let answer = Body::from(serde_json::to_vec(&exchange.answer).unwrap());
+        let answer = Body::from(exchange.answer);
         respond.send_response(Response::builder().status(exchange.status).body(answer).unwrap());
     }
     if let Some((request, _)) = handle.next_request().await {

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    context::Context, error::Error, events::Reason, identity::Identity, intents::Intents, ownership,
+    absence, context::Context, error::Error, events::Reason, identity::Identity, intents::Intents, ownership,
     provision, storage::StorageError, volumes::Volumes,
 };
 
@@ -285,7 +285,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // An object may have come since, under the name that it would have.
-    let object = ctx.volume_api().get_opt(id.as_str()).await;
+    let object = absence::get_opt(&ctx.volume_api(), id.as_str()).await;
     let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.identity)) {
         return Ok(false);

@@ -32,6 +32,7 @@ use self::{
     plan::{Action, Key},
 };
 use crate::{
+    absence,
     backoff::Backoff,
     context::Context,
     error::{Error, api_message},
@@ -253,7 +254,7 @@ impl Keeper<'_> {
     /// Does what there is to do.
     async fn repair(&self, seen: &mut Seen) {
         // As it is now: another provisioner may have acted on one that this one has not heard of.
-        match self.config_maps().get_opt(&self.source.config_map).await {
+        match absence::get_opt(&self.config_maps(), &self.source.config_map).await {
             Ok(config_map) => self.declare(config_map, seen),
             Err(error) => {
                 tracing::warn!(
@@ -310,14 +311,14 @@ impl Keeper<'_> {
                 Ok(Done::Settled)
             }
             Action::Replace { found, object, fields } => {
-                delete(&api, key, found).await?;
+                delete(&api, kind, key, found).await?;
                 seen.objects.remove(key);
                 // A crash here, or another that is quicker, is the case of an object that does not exist.
                 let why = format!("{}, which cannot be changed", differed(&fields));
                 self.create(&api, kind, key, &object, seen, &why).await
             }
             Action::Remove(found) => {
-                delete(&api, key, found).await?;
+                delete(&api, kind, key, found).await?;
                 seen.objects.remove(key);
                 self.tell(
                     seen,
@@ -346,7 +347,9 @@ impl Keeper<'_> {
                 Ok(Done::Settled)
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
-                let found = api.get_opt(&key.name).await.map_err(failed)?;
+                let found = api.get(&key.name).await;
+                let found = absence::unless_absent::<DynamicObject, _>(found, &kind.resource(), &key.name);
+                let found = found.map_err(failed)?;
                 match plan::action(kind, Some(object), found.as_ref(), &self.ctx.identity) {
                     Some(Action::Refuse) => Ok(Done::Refused),
                     // Another provisioner's, or on its way out: the watch tells.
@@ -384,12 +387,12 @@ fn differed(fields: &[String]) -> String {
 }
 
 /// Gone is gone, whoever did it.
-async fn delete(api: &Api<DynamicObject>, key: &Key, found: Preconditions) -> Result<(), Error> {
+async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Preconditions) -> Result<(), Error> {
     let parameters = DeleteParams { preconditions: Some(found), ..DeleteParams::default() };
-    match api.delete(&key.name, &parameters).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        deleted => deleted.map(drop).map_err(|error| Error::api("delete", key.to_string(), error)),
-    }
+    let deleted = api.delete(&key.name, &parameters).await;
+    absence::unless_absent::<DynamicObject, _>(deleted, &kind.resource(), &key.name)
+        .map(drop)
+        .map_err(|error| Error::api("delete", key.to_string(), error))
 }
 
 fn circumstances(key: &Key, seen: &Seen) -> Circumstances {

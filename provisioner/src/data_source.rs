@@ -5,7 +5,8 @@ use kube::ResourceExt;
 use loopfs::{Bytes, OwnedContentSource};
 
 use crate::{
-    claim_status::recorded, context::Context, error::Error, identity::Identity, ownership, provision::Refusal,
+    absence, claim_status::recorded, context::Context, error::Error, identity::Identity, ownership,
+    provision::Refusal,
 };
 
 pub(crate) mod snapshot;
@@ -103,13 +104,14 @@ pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result
         Some(Named::Claim(name)) => name,
     };
     let claims = ctx.claim_api(&claim.namespace().unwrap_or_default());
-    let source = claims.get_opt(name).await.map_err(|error| Error::api("read claim", name, error))?;
+    let source =
+        absence::get_opt(&claims, name).await.map_err(|error| Error::api("read claim", name, error))?;
     let Some(source) = source else {
         return Err(Refusal::Source { source_object: shown(name), why: "does not exist" }.into());
     };
     let volume = match ownership::bound_volume(&source) {
         Some(volume) => {
-            let object = ctx.volume_api().get_opt(volume).await;
+            let object = absence::get_opt(&ctx.volume_api(), volume).await;
             object.map_err(|error| Error::api("read PersistentVolume", volume, error))?
         }
         None => None,

@@ -14,7 +14,7 @@ use kube::{
 use loopfs::VolumeId;
 use serde_json::{Value, json};
 
-use crate::{context::Context, error::Error, events::Reason, identity::Identity, ownership, pv};
+use crate::{absence, context::Context, error::Error, events::Reason, identity::Identity, ownership, pv};
 
 /// What to do about a volume's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,8 +154,9 @@ pub(crate) fn finalizer_patch(volume: &PersistentVolume, held: bool) -> Value {
 
 async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
     let (name, patch) = (volume.name_any(), finalizer_patch(volume, held));
-    match ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
-        Ok(patched) => {
+    let patched = ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
+    match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
+        Ok(Some(patched)) => {
             let key = ObjectRef::from_obj(volume);
             ctx.volume_writes.remember(patched.into_inner());
             // Where this was the object's last write, the watch may have said so already, and forgotten it.
@@ -164,8 +165,8 @@ async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> 
             }
             Ok(())
         }
-        // Gone, then: nothing is left to hold or to let go.
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        // Nothing is left to hold or to let go.
+        Ok(None) => Ok(()),
         Err(error) => Err(Error::api("change the finalizers of PersistentVolume", &name, error)),
     }
 }

@@ -84,8 +84,9 @@ impl Error {
     /// again shortly.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
+            // By the API server's own reason: a proxy that returns the same HTTP status has seen no object.
             Error::Api { source: kube::Error::Api(status), .. } => {
-                status.is_conflict() || status.is_not_found()
+                matches!(status.reason.as_str(), "Conflict" | "NotFound")
             }
             Error::InFlight(_) => true,
             _ => false,

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use loopfs::VolumeId;
 use tokio::time::timeout;
 
-use crate::{context::Context, error::Error, intents::Intent, ownership, storage::StorageError};
+use crate::{absence, context::Context, error::Error, intents::Intent, ownership, storage::StorageError};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
 const TRASH_EVERY: Duration = Duration::from_secs(60);
@@ -66,7 +66,7 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Err
     let made = match (ctx.volume(id.as_str()), bound) {
         (Some(_ours), _) => true,
         (None, bound) => {
-            let object = ctx.volume_api().get_opt(id.as_str()).await;
+            let object = absence::get_opt(&ctx.volume_api(), id.as_str()).await;
             let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
             match object {
                 // The claim went to another node and got its volume there.
@@ -101,7 +101,8 @@ mod tests {
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
     use loopfs::{Bytes, ErrorKind, VolumeKind};
-    use serde_json::json;
+    use rstest::rstest;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::{
@@ -195,6 +196,19 @@ mod tests {
         let _exclusive = ctx.in_flight.enter(&id());
         settle(&id(), &intent, &ctx).await.unwrap();
         assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+    }
+
+    #[rstest]
+    #[case::text(expect(Method::GET, VOLUME, None).refuse_by_proxy(404))]
+    #[case::no_details(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null))]
+    #[case::another_object(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", json!({"kind": "persistentvolumes", "name": "pvc-2"})))]
+    #[tokio::test]
+    async fn a_404_that_is_not_about_the_object_deletes_nothing(#[case] response: Exchange) {
+        let (bench, intent) = recorded(vec![], vec![response]);
+        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
+        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        assert_eq!(bench.ctx.intents.list().unwrap().len(), 1);
+        bench.finish().await;
     }
 
     #[tokio::test]

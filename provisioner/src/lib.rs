@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absence;
 #[cfg(test)]
 mod api_server;
 mod args;

@@ -36,6 +36,7 @@ use tokio::{sync::Notify, time::timeout};
 
 pub(crate) use self::decision::{Decision, Sight, decide};
 use crate::{
+    absence,
     backoff::Backoff,
     context::{Context, Gate},
     controller,
@@ -231,8 +232,8 @@ impl Looker<'_> {
             return Ok(false);
         }
         let nodes: Api<Node> = Api::all(self.ctx.client.clone());
-        let node =
-            nodes.get_metadata_opt(name).await.map_err(|error| Error::api("read Node", name, error))?;
+        let node = absence::get_metadata_opt(&nodes, name).await;
+        let node = node.map_err(|error| Error::api("read Node", name, error))?;
         Ok(node.is_none())
     }
 
@@ -308,7 +309,7 @@ impl Looker<'_> {
         else {
             return Ok(None);
         };
-        let claim = self.ctx.claim_api(namespace).get_opt(name).await;
+        let claim = absence::get_opt(&self.ctx.claim_api(namespace), name).await;
         let claim = claim.map_err(|error| Error::api("read PersistentVolumeClaim", name, error))?;
         Ok(claim.map(Lean::into_inner))
     }
@@ -316,12 +317,10 @@ impl Looker<'_> {
     /// Takes the finalizer off, which waits for a node that is not.
     async fn let_go(&self, volume: &PersistentVolume) -> Result<(), Error> {
         let (name, patch) = (volume.name_any(), Patch::Strategic(finalizer_patch(volume, false)));
-        match self.ctx.volume_api().patch(&name, &PatchParams::default(), &patch).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            patched => patched
-                .map(drop)
-                .map_err(|error| Error::api("change the finalizers of PersistentVolume", name, error)),
-        }
+        let patched = self.ctx.volume_api().patch(&name, &PatchParams::default(), &patch).await;
+        absence::unless_absent::<PersistentVolume, _>(patched, &(), &name)
+            .map(drop)
+            .map_err(|error| Error::api("change the finalizers of PersistentVolume", name, error))
     }
 }
 

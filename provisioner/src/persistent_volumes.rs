@@ -223,6 +223,16 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_404_of_a_proxy_does_not_end_the_release_of_an_object() {
+        let bench = bench(vec![lets_go().refuse_by_proxy(404), lets_go()]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&bench, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
+        bench.ctx.chances.improve();
+        assert_eq!(reconciled(&bench, marked).await, Action::await_change());
+        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
     async fn a_volume_that_is_let_go_is_left_alone_while_the_watch_lags_behind() {
         let marked = released(
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "201"}}),

@@ -12,7 +12,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, ResourceExt, api::ListParams};
 
-use crate::{context::Context, error::Error, identity::Identity, ownership, provision::Refusal};
+use crate::{absence, context::Context, error::Error, identity::Identity, ownership, provision::Refusal};
 
 /// A node that the driver runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +137,8 @@ pub(crate) async fn of(
 pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
     let name = ctx.identity.node();
     let nodes: Api<Node> = Api::all(ctx.client.clone());
-    let node = nodes.get_metadata_opt(name).await.map_err(|error| Error::api("read Node", name, error))?;
+    let node = absence::get_metadata_opt(&nodes, name).await;
+    let node = node.map_err(|error| Error::api("read Node", name, error))?;
     let labels = node.and_then(|node| node.metadata.labels).unwrap_or_default();
     Ok(candidate(name, labels, &ctx.identity))
 }

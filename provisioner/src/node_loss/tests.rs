@@ -114,6 +114,35 @@ async fn a_node_that_exists_is_not_gone_whatever_else_is_missing() {
 }
 
 #[tokio::test]
+async fn a_404_of_a_proxy_is_no_lost_node() {
+    let volume = volume(json!({}));
+    let exchanges = vec![
+        suspected(&volume),
+        expect(Method::GET, NODE, None).refuse_by_proxy(404),
+        suspected(&volume),
+        node_there(),
+    ];
+    let bench = bench(vec![], exchanges);
+    let ctx = Arc::clone(&bench.ctx);
+    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    assert!(looker.look(start).await.is_err());
+    assert_eq!(looker.look(start + GRACE).await.unwrap(), None);
+    drop(looker);
+    drop(ctx);
+    assert_eq!(bench.finish().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
+    let exchanges = [gone(), gone(), hidden].into_iter().flatten().collect();
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+}
+
+#[tokio::test]
 async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
     let volume = volume(json!({}));
     let exchanges = vec![
