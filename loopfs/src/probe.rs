@@ -1,10 +1,14 @@
 //! What tests ask of the kernel that the library does not. Not part of the API.
 
+use std::ffi::CString;
 use std::io::Result;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJINHERIT};
+use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJINHERIT, MOUNT_ATTR_IDMAP};
 
+use crate::sys::mount::mount_attr;
 use crate::sys::{self, fiemap, fsxattr};
 
 const NOT_CHOSEN: u32 = FS_XFLAG_PROJINHERIT | FS_XFLAG_PREALLOC | FS_XFLAG_HASATTR;
@@ -27,6 +31,31 @@ pub fn set_flags(file: impl AsFd, (flags, extent, cow_extent): (u32, u32, u32)) 
     stored.fsx_xflags = stored.fsx_xflags & NOT_CHOSEN | flags;
     (stored.fsx_extsize, stored.fsx_cowextsize) = (extent, cow_extent);
     Ok(fsxattr::set(file, &stored)?)
+}
+
+/// Sets or clears `FS_XFLAG_PROJINHERIT` of a directory.
+pub fn set_project_inheritance(directory: impl AsFd, inherit: bool) -> Result<()> {
+    let mut stored = fsxattr::get(&directory)?;
+    stored.fsx_xflags &= !FS_XFLAG_PROJINHERIT;
+    if inherit {
+        stored.fsx_xflags |= FS_XFLAG_PROJINHERIT;
+    }
+    Ok(fsxattr::set(directory, &stored)?)
+}
+
+/// Binds `source` to `target` with owners mapped by a user namespace (`MOUNT_ATTR_IDMAP`), as a container runtime mounts
+/// the volumes of a pod that has one.
+pub fn bind_mount_idmapped(source: impl AsFd, target: &Path, user_namespace: impl AsFd) -> Result<()> {
+    let target = CString::new(target.as_os_str().as_bytes())?;
+    let attributes = mount_attr {
+        attr_set: u64::from(MOUNT_ATTR_IDMAP),
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: u64::from(user_namespace.as_fd().as_raw_fd().cast_unsigned()),
+    };
+    let tree = sys::mount::clone_tree(source.as_fd())?;
+    sys::mount::set_attributes(&tree, &attributes)?;
+    Ok(sys::mount::attach_tree(tree, &target)?)
 }
 
 /// How many extents a file lies in, and how many of them are shared with others.

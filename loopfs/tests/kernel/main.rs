@@ -28,3 +28,4 @@ mod snapshots;
 mod store;
 mod store_crashes;
 mod trash;
+mod user_namespaces;

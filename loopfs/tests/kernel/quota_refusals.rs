@@ -22,7 +22,7 @@ use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quot
 const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
 /// A user without any capability.
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 /// Set in the child; says which directory it works on.
 const CHILD: &str = "LOOPFS_TEST_CHILD";
 
@@ -30,7 +30,7 @@ fn project(id: u32) -> ProjectId {
     ProjectId::new(id).unwrap()
 }
 
-fn assert_refused<T: std::fmt::Debug>(
+pub(crate) fn assert_refused<T: std::fmt::Debug>(
     result: loopfs::Result<T>,
     kind: ErrorKind,
     errno: Errno,

@@ -1,0 +1,123 @@
+//! Project ids seen from a user namespace whose root owns the directory through an idmapped mount, as in a pod with
+//! `hostUsers: false`.
+
+use std::fs::{File, Permissions, create_dir, metadata};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use loopfs::{Bytes, ErrorKind, Inodes, Limits, ProjectId, assign_project, probe, project_of, unmount};
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::environment::{Leaks, directory, quota, scratch, xfs};
+use crate::quota_refusals::{NOBODY, assert_refused};
+
+const MIB: u64 = 1 << 20;
+/// Set in the process that enters the user namespace; names the idmapped mount.
+const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
+/// What that process prints once its ids are mapped.
+const MAPPED: &str = "ids are mapped";
+
+fn project(id: u32) -> ProjectId {
+    ProjectId::new(id).unwrap()
+}
+
+/// Starts the current test again as a process of one thread and of one unprivileged user, which alone may enter a user
+/// namespace, and waits until that process has mapped its ids.
+fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
+    let test = std::thread::current().name().expect("libtest names the thread after its test").to_owned();
+    // With one process for that user, libtest cannot start a thread for the test, and runs it in its only thread.
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
+    setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args([&test, "--exact", "--test-threads=1", "--nocapture"])
+        .env(TARGET, target)
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    setrlimit(Resource::RLIMIT_NPROC, soft, hard).unwrap();
+    let mut child = child.unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.trim_end().ends_with(MAPPED) {
+        line.clear();
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the process ended before its ids were mapped");
+    }
+    (child, output)
+}
+
+/// Enters a user namespace in which this process is root, and waits until the parent has mounted the volume.
+fn enter_user_namespace() {
+    unshare(CloneFlags::CLONE_NEWUSER).unwrap();
+    std::fs::write("/proc/self/setgroups", "deny").unwrap();
+    for map in ["/proc/self/uid_map", "/proc/self/gid_map"] {
+        std::fs::write(map, format!("0 {NOBODY} 1")).unwrap();
+    }
+    println!("{MAPPED}");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// What root of the user namespace can do with its volume: everything but leave the limit.
+fn use_volume(volume: &Path) {
+    assert_eq!(metadata(volume).unwrap().uid(), 0, "root owns the volume through the idmapped mount");
+    let (nested, file) = (volume.join("nested"), volume.join("file"));
+    create_dir(&nested).unwrap();
+    let mut filled = File::create(&file).unwrap();
+    for path in [volume, &nested, &file] {
+        let refused = assign_project(File::open(path).unwrap(), project(9999));
+        assert_refused(refused, ErrorKind::InUserNamespace, Errno::EINVAL, "initial one");
+    }
+    for directory in [volume, &nested] {
+        let refused = probe::set_project_inheritance(File::open(directory).unwrap(), false);
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{}", directory.display());
+    }
+    let full = (0..=MIB / 4096).find_map(|_| {
+        // Without this, the kernel's estimate for delayed allocation would be charged as well.
+        filled.write_all(&[0x5a; 4096]).and_then(|()| filled.sync_data()).err()
+    });
+    assert_eq!(full.expect("the volume takes no more than its limit").raw_os_error(), Some(libc::ENOSPC));
+}
+
+#[test]
+fn root_of_a_user_namespace_cannot_change_the_project_of_its_idmapped_volume() {
+    if let Some(target) = std::env::var_os(TARGET) {
+        enter_user_namespace();
+        return use_volume(&PathBuf::from(target));
+    }
+    let leaks = Leaks::watch();
+    let root = File::open(xfs()).unwrap();
+    let (quota, id) = (quota(&root), project(4011));
+    quota.set_limits(id, Limits::hard(Bytes(MIB), Inodes(64))).unwrap();
+    let (volume, target) = (directory(), scratch());
+    assign_project(File::open(volume.path()).unwrap(), id).unwrap();
+    std::fs::set_permissions(target.path(), Permissions::from_mode(0o755)).unwrap();
+
+    let (mut child, mut output) = start_in_user_namespace(target.path());
+    let namespace = File::open(format!("/proc/{}/ns/user", child.id())).unwrap();
+    probe::bind_mount_idmapped(File::open(volume.path()).unwrap(), target.path(), namespace).unwrap();
+    writeln!(child.stdin.take().unwrap()).unwrap();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success() && rest.contains("1 passed"), "{rest}");
+
+    for path in ["nested", "file"] {
+        let path = volume.path().join(path);
+        assert_eq!(metadata(&path).unwrap().uid(), 0, "the mount maps owners back to those on the disk");
+        assert_eq!(project_of(File::open(path).unwrap()).unwrap(), id.get());
+    }
+    // In the initial namespace the same owner can: the limit is cooperative there.
+    assign_project(File::open(volume.path()).unwrap(), project(9999)).unwrap();
+    assert_eq!(project_of(File::open(volume.path()).unwrap()).unwrap(), 9999);
+
+    assert!(unmount(target.path()).unwrap());
+    volume.close().unwrap();
+    quota.finish_frees(id).unwrap();
+    quota.clear_limits(id).unwrap();
+    leaks.check();
+}
