@@ -44,6 +44,10 @@ pub struct Args {
     #[arg(long)]
     pub metrics_address: Option<HttpAddress>,
 
+    /// Where to serve /healthz and /readyz alone, for the probes of the kubelet, in the same form. Not served without
+    #[arg(long)]
+    pub probe_address: Option<HttpAddress>,
+
     /// How often all volumes are looked over for what is wrong with them, in seconds; done where metrics are served
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub audit_interval: u64,

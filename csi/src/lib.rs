@@ -71,6 +71,7 @@ use controller::ControllerService;
 use identity::IdentityService;
 use janitor::Janitor;
 use metrics::{Calls, Metered};
+use monitoring::Listeners;
 use node::NodeService;
 use probe::Probe;
 use proto::csi::controller_server::ControllerServer;
@@ -120,6 +121,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         registration_dir,
         kubelet_csi_socket,
         metrics_address,
+        probe_address,
         audit_interval,
         log: _,
     } = args;
@@ -151,11 +153,17 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
     tasks.spawn(growth::follow(work.clone(), Arc::clone(&gate), stop.clone()));
-    if let Some(address) = metrics_address {
-        let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
+    let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
+    if metrics_address.is_some() {
         tasks.spawn(Arc::clone(&audit).run(work, Arc::clone(&gate), stop.clone()));
+    }
+    if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
         let pages = http::Pages { gate: Arc::clone(&gate), probe, audit, calls, endpoint: endpoint.clone() };
-        tasks.spawn(monitoring::serve(address.listen().await?, pages, stop.clone()));
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            monitoring::serve(listeners, pages, stop).await;
+            Ok(())
+        });
     }
     tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
     tasks.spawn(janitor.run(Arc::clone(&gate), stop.clone()));

@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use csi::proto::csi as wire;
 use rstest::rstest;
@@ -365,12 +366,16 @@ fn what_is_served_over_http_without_the_file_system() {
     fs::create_dir(&data).unwrap();
     let mut directories = Directories::make(scratch.path(), &data);
     let address = directories.serve_metrics();
+    let probes = directories.serve_probes();
     let driver = Driver::start(&directories);
     driver.settled().unwrap_err();
-    assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
-    let (status, why) = http::get(address, "/readyz");
-    assert_eq!(status, 503);
-    assert!(why.contains("nothing is mounted there") && why.contains("prjquota"), "{why}");
+    for address in [probes, address] {
+        assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
+        let (status, why) = http::get(address, "/readyz");
+        assert_eq!(status, 503);
+        assert!(why.contains("nothing is mounted there") && why.contains("prjquota"), "{why}");
+    }
+    assert_eq!(http::get(probes, "/metrics").0, 404);
     let (status, metrics) = http::get(address, "/metrics");
     assert_eq!(status, 200);
     let refused = r#"loopfs_csi_rpcs_total{method="Probe",code="FailedPrecondition"}"#;
@@ -381,10 +386,16 @@ fn what_is_served_over_http_without_the_file_system() {
         http::request(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").0,
         405
     );
-    // Nobody can call a driver whose socket is gone: it has to be restarted.
+    // The kubelet cannot call a driver whose socket was removed, so liveness has to fail once the last verdict is too old.
     fs::remove_file(&directories.endpoint).unwrap();
-    let (status, why) = http::get(address, "/healthz");
-    assert_eq!(status, 503);
+    let start = Instant::now();
+    let why = loop {
+        match http::get(probes, "/healthz") {
+            (503, why) => break why,
+            answer => assert!(start.elapsed() < PATIENCE, "still {answer:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
     assert!(why.contains(directories.endpoint.to_str().unwrap()), "{why}");
     driver.stop();
 }

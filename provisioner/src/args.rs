@@ -31,6 +31,9 @@ pub struct Args {
     /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
     #[arg(long)]
     pub metrics_address: Option<HttpAddress>,
+    /// Where to serve /healthz and /readyz alone, for the probes of the kubelet, in the same form. Not served without
+    #[arg(long)]
+    pub probe_address: Option<HttpAddress>,
     /// Keep the driver's objects (CSIDriver, storage and priority classes, roles) as this ConfigMap of --pod-namespace declares
     /// them; they are left alone if not given
     #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP", requires = "pod_namespace")]

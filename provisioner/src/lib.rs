@@ -78,7 +78,6 @@ use kube::{
 };
 use loopfs::{StoreOptions, VolumeStore};
 use tokio::{
-    net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::mpsc,
     task::JoinSet,
@@ -86,6 +85,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub use monitoring::HttpAddress;
+use monitoring::Listeners;
 
 pub use crate::{
     args::{Args, AuditArgs, LogFormat, PodArgs},
@@ -120,6 +120,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         builtin_objects,
         node_loss,
         metrics_address,
+        probe_address,
         audit,
         log_level,
         log_format,
@@ -132,7 +133,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return runtime.block_on(list_findings(&identity, &data_dir, kubeconfig));
     }
     let options = options(pod, builtin_objects, node_loss, &audit);
-    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, metrics_address));
+    let listeners = Listeners::bind(metrics_address, probe_address);
+    let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, listeners));
     // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
     runtime.shutdown_background();
     served
@@ -193,14 +195,11 @@ async fn serve(
     data_dir: PathBuf,
     kubeconfig: Option<PathBuf>,
     options: Options,
-    metrics_address: Option<HttpAddress>,
+    listeners: impl Future<Output = anyhow::Result<Option<Listeners>>>,
 ) -> anyhow::Result<()> {
     let writes = ApiWrites::default();
     let client = client(kubeconfig, &writes).await?;
-    let monitoring = match metrics_address {
-        Some(address) => Some((address.listen().await?, writes)),
-        None => None,
-    };
+    let monitoring = listeners.await?.map(|listeners| (listeners, writes));
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let intents = Intents::beside(&data_dir);
     let open: Opener = Arc::new(move || Ok(Arc::new(VolumeStore::open(&data_dir, StoreOptions::default())?)));
@@ -228,7 +227,7 @@ struct Parts {
     open: Opener,
     options: Options,
     /// Where to tell of health, and the writes of the client to tell of.
-    monitoring: Option<(TcpListener, ApiWrites)>,
+    monitoring: Option<(Listeners, ApiWrites)>,
 }
 
 /// Starts every part of the process. The first to end, for whatever reason, ends it.
@@ -288,15 +287,9 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
         }
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
-    if let Some((listener, writes)) = monitoring {
+    if let Some((listeners, writes)) = monitoring {
         let pages = Pages { ctx: Arc::clone(&ctx), writes };
-        let served = monitoring::serve(listener, pages, stop.clone());
-        let told = async {
-            if let Err(error) = served.await {
-                tracing::error!(%error, "metrics are not served any more");
-            }
-        };
-        tasks.spawn(named("monitoring", told));
+        tasks.spawn(named("monitoring", monitoring::serve(listeners, pages, stop.clone())));
     }
     tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
     // Ends after the others, when no sender is left, so that the last words are written too.

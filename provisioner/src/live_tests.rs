@@ -22,6 +22,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use loopfs::Bytes;
+use monitoring::Listeners;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -173,7 +174,7 @@ impl Cluster {
             intents: self.intents_of(node),
             open,
             options: Options { publishing: Some(publishing), ..options },
-            monitoring: Some((listener, writes)),
+            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, writes)),
         });
         Provisioner { tasks, stop, pages }
     }

@@ -29,11 +29,11 @@ impl FromStr for HttpAddress {
 }
 
 impl HttpAddress {
-    /// Starts to listen.
+    /// Listens on the address, which the user gave with `flag`.
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EACCES: see bind(2).
-    pub async fn listen(self) -> anyhow::Result<TcpListener> {
+    pub async fn listen(self, flag: &str) -> anyhow::Result<TcpListener> {
         let (first, second) = match self {
             Self::At(address) => (address, None),
             Self::All(port) => {
@@ -47,7 +47,7 @@ impl HttpAddress {
             (Err(_), Some(second)) => TcpListener::bind(second).await,
             (Err(error), None) => Err(error),
         };
-        listener.with_context(|| format!("listen on port {} (--metrics-address)", first.port()))
+        listener.with_context(|| format!("listen on port {} ({flag})", first.port()))
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_addresses_are_listened_on() {
-        let listener = HttpAddress::All(0).listen().await.unwrap();
+        let listener = HttpAddress::All(0).listen("--metrics-address").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     }

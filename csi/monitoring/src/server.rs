@@ -1,146 +1,172 @@
-//! The server. Anybody in the cluster may ask, so little is given to each.
+//! The pages of a program, and the two listeners that serve them.
+//!
+//! Any client that reaches the pod's address can send requests, so a client's requests cost little: checks are shared
+//! ([`Latest`]) and connections are limited ([`connections`]). Probes have a listener of their own, so that scrapes and
+//! probes do not compete, and so that a network policy can admit a Prometheus server to the metrics alone.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::Router;
+use axum::http::{StatusCode, header::CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::body::Bytes;
 use prometheus_client::{encoding::text, registry::Registry};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore};
-use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// More wait until one of these has its answer.
-const MOST_CONNECTIONS: usize = 16;
-/// A connection has one request, and this long for it.
-const CONNECTION_TIME: Duration = Duration::from_secs(30);
-/// Who asks more often than this is told the same metrics again.
-const FRESH: Duration = Duration::from_secs(1);
+use crate::address::HttpAddress;
+use crate::connections::{self, Deadlines};
+use crate::latest::{Latest, NoResult};
+
+/// Scrapes within this time get the same metrics.
+const METRICS_AGE: Duration = Duration::from_secs(1);
+/// Probes within this time get the same verdict. Less than the interval at which the kubelet probes, so that each of its
+/// probes gets a verdict of its own.
+const VERDICT_AGE: Duration = Duration::from_secs(2);
+/// A probe waits this long for a running check. Less than the `timeoutSeconds` of the manifests, so that the kubelet
+/// receives the report that the check hangs.
+const VERDICT_TIME: Duration = Duration::from_secs(8);
+/// A scrape waits this long. Counting very many volumes takes its time.
+const METRICS_TIME: Duration = Duration::from_secs(25);
+
+/// A client that is slower than this is no Prometheus server and no kubelet.
+const DEADLINES: Deadlines =
+    Deadlines { headers: Duration::from_secs(5), connection: Duration::from_secs(30) };
 
 /// The text format's name (OpenMetrics 1.0).
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
-/// What the pages say.
+/// What the pages report.
 pub trait Pages: Send + Sync + 'static {
-    /// `/metrics`: all that is known now. What cannot be found out is left out, rather than told as 0 or as it was. Asked
-    /// by one scrape at a time, once a second at most.
+    /// `/metrics`: everything that is known now. A figure that cannot be determined is left out, rather than reported as 0
+    /// or with its last value. Called at most once a second, and never twice at the same time.
     fn metrics(&self) -> impl Future<Output = Result<Registry, String>> + Send;
-    /// `/healthz`: whether the process does its work, be what it needs usable or not.
+    /// `/healthz`: whether the process works, even if what it depends on does not. Called at most every two seconds, and
+    /// never twice at the same time.
     fn alive(&self) -> impl Future<Output = Result<(), String>> + Send;
-    /// `/readyz`: whether it can serve now, or why not.
+    /// `/readyz`: whether it can serve now, or why not. Called as often as [`alive`](Self::alive).
     fn ready(&self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
-/// Serves until `stop`.
-///
-/// # Errors
-/// None that is known: what fails about a connection ends that connection.
-pub async fn serve<P: Pages>(listener: TcpListener, pages: P, stop: CancellationToken) -> anyhow::Result<()> {
-    let site = Arc::new(Site { pages, told: Mutex::new(None) });
-    let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    let mut connections = JoinSet::new();
-    let accept = async {
-        loop {
-            let place = Arc::clone(&free).acquire_owned().await.context("the semaphore is never closed")?;
-            match listener.accept().await {
-                Ok((stream, _peer)) => {
-                    let site = Arc::clone(&site);
-                    connections.spawn(async move {
-                        let _place = place;
-                        answer(stream, site).await;
-                    });
-                }
-                // Out of descriptors, or a peer that has gone.
-                Err(error) => {
-                    tracing::warn!(%error, "a connection to the metrics address was not accepted");
-                    tokio::time::sleep(FRESH).await;
-                }
-            }
-            while connections.try_join_next().is_some() {}
+/// The sockets on which a program serves its pages.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Serves all pages.
+    pub metrics: Option<TcpListener>,
+    /// Serves `/healthz` and `/readyz`.
+    pub probes: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Listens on the addresses of `--metrics-address` and `--probe-address`. Returns `None` if neither is given.
+    ///
+    /// # Errors
+    /// As [`HttpAddress::listen`].
+    pub async fn bind(
+        metrics_address: Option<HttpAddress>,
+        probe_address: Option<HttpAddress>,
+    ) -> anyhow::Result<Option<Self>> {
+        if metrics_address.is_none() && probe_address.is_none() {
+            return Ok(None);
         }
-    };
-    match stop.run_until_cancelled(accept).await {
-        None => Ok(()),
-        Some(ended) => ended,
+        let listen = async |address: Option<HttpAddress>, flag| match address {
+            Some(address) => address.listen(flag).await.map(Some),
+            None => Ok(None),
+        };
+        Ok(Some(Self {
+            metrics: listen(metrics_address, "--metrics-address").await?,
+            probes: listen(probe_address, "--probe-address").await?,
+        }))
     }
 }
 
-async fn answer<P: Pages>(stream: TcpStream, site: Arc<Site<P>>) {
-    let respond = service_fn(move |request: Request<Incoming>| {
-        let site = Arc::clone(&site);
-        async move { Ok::<_, Infallible>(site.respond(request.method(), request.uri().path()).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(CONNECTION_TIME)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), respond);
-    match tokio::time::timeout(CONNECTION_TIME, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a request to the metrics address failed"),
-        Err(_elapsed) => tracing::debug!("a request to the metrics address took too long"),
-    }
+/// Serves the pages until `stop`.
+pub async fn serve<P: Pages>(listeners: Listeners, pages: P, stop: CancellationToken) {
+    let site = Arc::new(Site::new(pages));
+    let serve = async |listener, router| match listener {
+        Some(listener) => connections::serve(listener, router, DEADLINES, stop.clone()).await,
+        None => stop.cancelled().await,
+    };
+    tokio::join!(serve(listeners.metrics, site.all_pages()), serve(listeners.probes, site.probe_pages()));
 }
 
 struct Site<P> {
-    pages: P,
-    /// The metrics that were told last, and when. One scrape at a time.
-    told: Mutex<Option<(Instant, Bytes)>>,
+    pages: Arc<P>,
+    metrics: Latest<Result<Bytes, String>>,
+    alive: Latest<Result<(), String>>,
+    ready: Latest<Result<(), String>>,
 }
 
 impl<P: Pages> Site<P> {
-    async fn respond(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
-        let (status, content_type, body) = match (method, path) {
-            (&Method::GET | &Method::HEAD, "/metrics") => match self.metrics().await {
-                Ok(text) => (StatusCode::OK, METRICS_TYPE, text),
-                Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT_TYPE, why.into()),
-            },
-            (&Method::GET | &Method::HEAD, "/healthz" | "/readyz") => {
-                let verdict =
-                    if path == "/healthz" { self.pages.alive().await } else { self.pages.ready().await };
-                match verdict {
-                    Ok(()) => (StatusCode::OK, TEXT_TYPE, Bytes::from_static(b"ok\n")),
-                    Err(why) => (StatusCode::SERVICE_UNAVAILABLE, TEXT_TYPE, format!("{why}\n").into()),
-                }
-            }
-            (&Method::GET | &Method::HEAD, _) => (
-                StatusCode::NOT_FOUND,
-                TEXT_TYPE,
-                Bytes::from_static(b"there are /metrics, /healthz and /readyz\n"),
-            ),
-            _ => (StatusCode::METHOD_NOT_ALLOWED, TEXT_TYPE, Bytes::from_static(b"only GET and HEAD\n")),
-        };
-        let mut response = Response::new(Full::new(body));
-        *response.status_mut() = status;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-        response
+    fn new(pages: P) -> Self {
+        Self {
+            pages: Arc::new(pages),
+            metrics: Latest::new(METRICS_AGE, METRICS_TIME),
+            alive: Latest::new(VERDICT_AGE, VERDICT_TIME),
+            ready: Latest::new(VERDICT_AGE, VERDICT_TIME),
+        }
     }
 
-    async fn metrics(&self) -> Result<Bytes, String> {
-        let mut told = self.told.lock().await;
-        if let Some((when, text)) = told.as_ref()
-            && when.elapsed() < FRESH
-        {
-            return Ok(text.clone());
-        }
-        let registry = self.pages.metrics().await?;
-        let mut text = String::new();
-        text::encode(&mut text, &registry).map_err(|error: fmt::Error| error.to_string())?;
-        let text = Bytes::from(text);
-        *told = Some((Instant::now(), text.clone()));
-        Ok(text)
+    /// Probes are also answered where metrics are served, for the manifests of earlier releases.
+    fn all_pages(self: &Arc<Self>) -> Router {
+        let site = Arc::clone(self);
+        let metrics = Router::new().route("/metrics", get(async move || site.metrics().await));
+        with_fallbacks(metrics.merge(self.verdicts()), "there are /metrics, /healthz and /readyz\n")
     }
+
+    fn probe_pages(self: &Arc<Self>) -> Router {
+        with_fallbacks(self.verdicts(), "there are /healthz and /readyz\n")
+    }
+
+    fn verdicts(self: &Arc<Self>) -> Router {
+        let (alive, ready) = (Arc::clone(self), Arc::clone(self));
+        Router::new()
+            .route("/healthz", get(async move || alive.alive().await))
+            .route("/readyz", get(async move || ready.ready().await))
+    }
+
+    async fn metrics(&self) -> Response {
+        let pages = Arc::clone(&self.pages);
+        let scrape = async move {
+            let registry = pages.metrics().await?;
+            let mut text = String::new();
+            text::encode(&mut text, &registry).map_err(|error: fmt::Error| error.to_string())?;
+            Ok(Bytes::from(text))
+        };
+        match self.metrics.get(|| scrape).await {
+            Ok(Ok(text)) => ([(CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
+            Ok(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
+            Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.to_string()).into_response(),
+        }
+    }
+
+    async fn alive(&self) -> Response {
+        let pages = Arc::clone(&self.pages);
+        verdict(self.alive.get(|| async move { pages.alive().await }).await)
+    }
+
+    async fn ready(&self) -> Response {
+        let pages = Arc::clone(&self.pages);
+        verdict(self.ready.get(|| async move { pages.ready().await }).await)
+    }
+}
+
+fn verdict(result: Result<Result<(), String>, NoResult>) -> Response {
+    let why = match result {
+        Ok(Ok(())) => return "ok\n".into_response(),
+        Ok(Err(why)) => why,
+        Err(why) => why.to_string(),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+}
+
+fn with_fallbacks(routes: Router, pages: &'static str) -> Router {
+    routes
+        .fallback(async move || (StatusCode::NOT_FOUND, pages))
+        .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
 }
 
 #[cfg(test)]
@@ -148,15 +174,18 @@ mod tests {
     use std::net::SocketAddr;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use axum::body::to_bytes;
     use rstest::rstest;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
-    use crate::{Gauges, HttpAddress};
+    use crate::Gauges;
 
     #[derive(Default)]
     struct Story {
         scrapes: AtomicU64,
+        readiness_checks: AtomicU64,
     }
 
     impl Pages for Story {
@@ -174,25 +203,30 @@ mod tests {
         }
 
         async fn ready(&self) -> Result<(), String> {
+            self.readiness_checks.fetch_add(1, Ordering::Relaxed);
             Err("mount it".to_owned())
         }
     }
 
-    async fn ask(address: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(address).await.unwrap();
+    async fn ask(server: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(server).await.unwrap();
         stream.write_all(format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
     }
 
-    async fn served<T>(asking: impl AsyncFnOnce(SocketAddr) -> T) -> T {
-        let listener = HttpAddress::At(([127, 0, 0, 1], 0).into()).listen().await.unwrap();
-        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let serving = tokio::spawn(serve(listener, Story::default(), stop.clone()));
-        let answer = asking(address).await;
+    /// Calls `asking` with the addresses of the metrics and the probes.
+    async fn served<T>(asking: impl AsyncFnOnce(SocketAddr, SocketAddr) -> T) -> T {
+        let address = Some(HttpAddress::At(([127, 0, 0, 1], 0).into()));
+        let listeners = Listeners::bind(address, address).await.unwrap().unwrap();
+        let at = |listener: &Option<TcpListener>| listener.as_ref().unwrap().local_addr().unwrap();
+        let (metrics, probes) = (at(&listeners.metrics), at(&listeners.probes));
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve(listeners, Story::default(), stop.clone()));
+        let answer = asking(metrics, probes).await;
         stop.cancel();
-        serving.await.unwrap().unwrap();
+        serving.await.unwrap();
         answer
     }
 
@@ -204,14 +238,29 @@ mod tests {
     #[case::post("POST /metrics", "405 Method Not Allowed", "only GET and HEAD\n")]
     #[tokio::test]
     async fn pages(#[case] request: &str, #[case] status: &str, #[case] body: &str) {
-        let answer = served(async |address| ask(address, request).await).await;
+        let answer = served(async |metrics, _probes| ask(metrics, request).await).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        assert!(answer.ends_with(body), "{answer}");
+    }
+
+    #[rstest]
+    #[case::alive("GET /healthz", "200 OK", "ok\n")]
+    #[case::not_ready("GET /readyz", "503 Service Unavailable", "mount it\n")]
+    #[case::no_metrics("GET /metrics", "404 Not Found", "there are /healthz and /readyz\n")]
+    #[tokio::test]
+    async fn the_probe_listener_serves_probes_and_nothing_else(
+        #[case] request: &str,
+        #[case] status: &str,
+        #[case] body: &str,
+    ) {
+        let answer = served(async |_metrics, probes| ask(probes, request).await).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
         assert!(answer.ends_with(body), "{answer}");
     }
 
     #[tokio::test]
     async fn metrics_are_told_in_the_text_format() {
-        let answer = served(async |address| ask(address, "GET /metrics").await).await;
+        let answer = served(async |metrics, _probes| ask(metrics, "GET /metrics").await).await;
         assert!(answer.contains(METRICS_TYPE), "{answer}");
         let lines = [
             "scrapes 1",
@@ -226,11 +275,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn metrics_are_found_out_once_a_second() {
-        let site = Site { pages: Story::default(), told: Mutex::new(None) };
-        let first = site.metrics().await.unwrap();
-        assert_eq!(site.metrics().await.unwrap(), first);
-        tokio::time::advance(FRESH).await;
-        assert_ne!(site.metrics().await.unwrap(), first);
+    async fn metrics_are_determined_once_a_second() {
+        let site = Site::new(Story::default());
+        let scrape = async || to_bytes(site.metrics().await.into_body(), usize::MAX).await.unwrap();
+        let first = scrape().await;
+        assert_eq!(scrape().await, first);
+        tokio::time::advance(METRICS_AGE).await;
+        assert_ne!(scrape().await, first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readiness_is_determined_once_every_two_seconds_however_many_ask() {
+        let site = Site::new(Story::default());
+        for checks in 1..=3 {
+            for _ in 0..100 {
+                assert_eq!(site.ready().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+            }
+            assert_eq!(site.pages.readiness_checks.load(Ordering::Relaxed), checks);
+            tokio::time::advance(VERDICT_AGE).await;
+        }
     }
 }

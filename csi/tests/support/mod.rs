@@ -77,6 +77,14 @@ impl Directories {
         address
     }
 
+    /// Has the driver serve probes on an address of their own; answers where.
+    #[allow(dead_code, reason = "each test binary uses other parts")]
+    pub(crate) fn serve_probes(&mut self) -> std::net::SocketAddr {
+        let address = http::free_address();
+        self.more.push(format!("--probe-address={address}"));
+        address
+    }
+
     pub(crate) fn registration_socket(&self) -> PathBuf {
         self.registration.join(format!("{DRIVER}-reg.sock"))
     }
