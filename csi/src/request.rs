@@ -15,6 +15,7 @@ mod name;
 mod page_token;
 mod parameters;
 mod path;
+mod reserved;
 mod snapshots;
 
 pub(crate) use capability::{AccessType, Capability};

@@ -6,6 +6,8 @@ use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
 
 use crate::node_loss::policy::{self, Policy};
 
+mod reserved;
+
 /// The parameters of a storage class, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameters {
@@ -32,6 +34,10 @@ impl Parameters {
         let mut node_loss = Policy::default();
         let mut complaints = Vec::new();
         for (name, value) in parameters.into_iter().flatten() {
+            if let Some(checked) = reserved::check(name, value) {
+                complaints.extend(checked.err());
+                continue;
+            }
             match node_loss.set(name, value) {
                 Ok(true) => {}
                 Ok(false) => {
@@ -56,7 +62,8 @@ impl Parameters {
 impl fmt::Display for ParametersError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = VolumeSpec::SETTINGS.iter().map(Setting::to_string);
-        let allowed: Vec<String> = settings.chain(policy::ALLOWED.map(str::to_owned)).collect();
+        let others = policy::ALLOWED.into_iter().chain([reserved::FSTYPE]).map(str::to_owned);
+        let allowed: Vec<String> = settings.chain(others).collect();
         write!(f, "{}; allowed parameters: {}", self.complaints.join("; "), allowed.join(", "))
     }
 }
@@ -116,7 +123,37 @@ mod tests {
              bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
              directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin), \
              onNodeLoss (retain, deleteVolume or deleteClaim), \
-             nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000)"
+             nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000), \
+             csi.storage.k8s.io/fstype (xfs or empty)"
         );
+    }
+
+    #[test]
+    fn parameters_of_external_provisioner_are_accepted() {
+        let plain = Parameters::parse(None).unwrap();
+        for fstype in ["", "xfs"] {
+            let of_kubernetes = class(&[
+                ("csi.storage.k8s.io/fstype", fstype),
+                ("csi.storage.k8s.io/node-stage-secret-namespace", "shop"),
+                ("csi.storage.k8s.io/provisioner-secret-name", "s"),
+                ("csi.storage.k8s.io/secret-name", "s"),
+            ]);
+            assert_eq!(Parameters::parse(Some(&of_kubernetes)).unwrap(), plain);
+        }
+    }
+
+    #[test]
+    fn another_file_system_and_unknown_parameters_of_kubernetes_are_refused() {
+        let error = Parameters::parse(Some(&class(&[
+            ("csi.storage.k8s.io/fstype", "ext4"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
+            ("csi.storage.k8s.io/typo-secret-name", "s"),
+        ])));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("csi.storage.k8s.io/fstype is \"ext4\": volumes are directories"), "{error}");
+        for unknown in ["pvc/name", "typo-secret-name"] {
+            let problem = format!("unknown parameter \"csi.storage.k8s.io/{unknown}\"");
+            assert!(error.contains(&problem), "{error}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
 
-use super::{InvalidRequest, Result};
+use super::{InvalidRequest, Result, reserved};
 
 const FIELD: &str = "parameters";
 
@@ -22,15 +22,18 @@ impl Parameters {
         let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
         let mut complaints: Vec<String> = parameters
             .iter()
-            .filter_map(|(name, value)| settings.set(name, value).err())
-            .map(|error| error.to_string())
+            .filter_map(|(name, value)| match reserved::of_volume(name, value) {
+                Some(checked) => checked.err(),
+                None => settings.set(name, value).err().map(|error| error.to_string()),
+            })
             .collect();
         if complaints.is_empty() {
             return Ok(Self { settings });
         }
         // A map has no order, and a message should not change from call to call.
         complaints.sort_unstable();
-        let allowed: Vec<String> = VolumeSpec::SETTINGS.iter().map(Setting::to_string).collect();
+        let settings = VolumeSpec::SETTINGS.iter().map(Setting::to_string);
+        let allowed: Vec<String> = settings.chain([reserved::FSTYPE.to_owned()]).collect();
         let problem = format!("{}; allowed: {}", complaints.join("; "), allowed.join(", "));
         Err(InvalidRequest::new(FIELD, problem))
     }
@@ -87,7 +90,42 @@ mod tests {
             "parameters: bytesPerInode is \"x\"; directIO is \"off\"; unknown parameter \"fsType\"; \
              unknown parameter \"typo\"; allowed: \
              bytesPerInode (bytes of capacity per inode, a number from 512 to 1073741824), \
-             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin)"
+             directIO (required or preferred), logicalBlockSize (512 or 4096), provisioning (thick or thin), \
+             csi.storage.k8s.io/fstype (xfs or empty)"
         );
+    }
+
+    #[test]
+    fn parameters_of_kubernetes_and_its_sidecars_are_accepted() {
+        let plain = read(&[("provisioning", "thin")]).unwrap();
+        for fstype in ["", "xfs"] {
+            let of_kubernetes = read(&[
+                ("csi.storage.k8s.io/fstype", fstype),
+                ("csi.storage.k8s.io/pv/name", "pvc-0"),
+                ("csi.storage.k8s.io/pvc/name", "data"),
+                ("csi.storage.k8s.io/pvc/namespace", "shop"),
+                ("csi.storage.k8s.io/provisioner-secret-name", "s"),
+                ("csi.storage.k8s.io/node-stage-secret-namespace", "shop"),
+                ("csi.storage.k8s.io/secret-name", "s"),
+                ("provisioning", "thin"),
+            ]);
+            assert_eq!(of_kubernetes.unwrap(), plain);
+        }
+    }
+
+    #[test]
+    fn another_file_system_and_unknown_parameters_of_kubernetes_are_refused() {
+        let error = read(&[
+            ("csi.storage.k8s.io/fstype", "ext4"),
+            ("csi.storage.k8s.io/fsType", "xfs"),
+            ("csi.storage.k8s.io/typo-secret-name", "s"),
+            ("csi.storage.k8s.io/volumesnapshot/name", "s"),
+        ]);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("csi.storage.k8s.io/fstype is \"ext4\": volumes are directories"), "{error}");
+        for unknown in ["fsType", "typo-secret-name", "volumesnapshot/name"] {
+            let problem = format!("unknown parameter \"csi.storage.k8s.io/{unknown}\"");
+            assert!(error.contains(&problem), "{error}");
+        }
     }
 }

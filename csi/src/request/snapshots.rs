@@ -3,7 +3,7 @@
 use loopfs::{SnapshotId, VolumeId};
 
 use super::controller::no_source;
-use super::{InvalidRequest, List, RequestReader, Result, name, required};
+use super::{InvalidRequest, List, RequestReader, Result, name, required, reserved};
 use crate::error::Error;
 use crate::proto::csi as wire;
 
@@ -39,7 +39,8 @@ impl RequestReader {
         const SOURCE: &str = "source_volume_id";
         let snapshot = name::snapshot_id(&request.name)?;
         required(SOURCE, &request.source_volume_id)?;
-        if let Some(name) = request.parameters.keys().min() {
+        let unknown = request.parameters.keys().filter(|name| !reserved::is_of_snapshot(name));
+        if let Some(name) = unknown.min() {
             let problem = format!("unknown parameter {name:?}; a snapshot takes none");
             return Err(InvalidRequest::new("parameters", problem).into());
         }
@@ -110,7 +111,12 @@ mod tests {
     #[case::here(on("node-1"), true)]
     #[case::elsewhere(on("node-2"), false)]
     fn a_request_is_read(#[case] asked: Option<wire::TopologyRequirement>, #[case] accessible_here: bool) {
-        let request = wire::CreateSnapshotRequest { accessibility_requirements: asked, ..create() };
+        // csi-snapshotter adds these with --extra-create-metadata.
+        let parameters = ["volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name"]
+            .map(|name| (format!("csi.storage.k8s.io/{name}"), "s".to_owned()))
+            .into();
+        let request =
+            wire::CreateSnapshotRequest { accessibility_requirements: asked, parameters, ..create() };
         let expected = CreateSnapshot {
             snapshot: SnapshotId::parse("snapshot-1").unwrap(),
             source: VolumeId::parse("pvc-1").unwrap(),
