@@ -132,7 +132,11 @@ fn a_loop_control_that_does_not_answer_is_told_of_and_hinders_no_directory() {
     let target = scene.target("target");
     let published = scene.node().node_publish_volume(publish("v", &target, mount(&[])));
     assert!(loopfs::unmount(Path::new(CONTROL)).unwrap());
-    assert_refused(probed, Code::FailedPrecondition, &[CONTROL, "load the loop module", "host's /dev"]);
+    assert_refused(
+        probed,
+        Code::FailedPrecondition,
+        &[CONTROL, "load the loop module (modprobe loop)", "host's /dev"],
+    );
     published.unwrap();
     scene.node().wait_until_ready();
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();

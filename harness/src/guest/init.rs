@@ -14,10 +14,17 @@ use super::children::Children;
 use super::report::{Message, REPORT_PORT, Verdict};
 use super::reporter::Reporter;
 use super::spec::{BootSpec, Mode, SPEC_PATH};
-use super::{mounts, node, ports, tests};
+use super::{modprobe, mounts, node, ports, tests};
 
 /// Never returns to the kernel, which would panic: ends by powering off.
 pub fn main() {
+    if let Some(alias) = modprobe::requested_alias() {
+        if let Err(error) = modprobe::load(&alias) {
+            eprintln!("modprobe: {error:#}");
+            std::process::exit(1);
+        }
+        return;
+    }
     if std::process::id() != 1 {
         eprintln!("guest-init is PID 1 of a test machine and does nothing anywhere else");
         std::process::exit(2);
@@ -63,7 +70,7 @@ fn set_clock(unix_time: u64) -> Result<()> {
     clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::new(seconds, 0)).context("set the clock")
 }
 
-fn load_module(path: &Path) -> Result<()> {
+pub(super) fn load_module(path: &Path) -> Result<()> {
     let file = File::open(path).with_context(|| format!("open the module {}", path.display()))?;
     match finit_module(&file, c"", ModuleInitFlags::empty()) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),

@@ -10,6 +10,7 @@ pub mod spec;
 mod children;
 mod disks;
 mod init;
+mod modprobe;
 mod mounts;
 mod node;
 mod ports;

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 const FILE: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
+const SYMBOLIC_LINK: u32 = 0o120_000;
 
 /// Writes one archive. Its entries carry no times and root as the owner, so equal input is equal output.
 #[derive(Debug)]
@@ -44,6 +45,15 @@ impl<W: Write> Archive<W> {
         self.parents(path)?;
         self.directories.push(path.to_owned());
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[])
+    }
+
+    /// Adds a symbolic link at an absolute path.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn symbolic_link(&mut self, path: &str, target: &str) -> io::Result<()> {
+        self.parents(path)?;
+        self.entry(path, SYMBOLIC_LINK | 0o777, (0, 0), target.as_bytes())
     }
 
     /// Adds the node of a character device.
@@ -122,6 +132,7 @@ mod tests {
         archive.file("/a/b/c", 0o644, b"").unwrap();
         archive.file("/a/b/d", 0o644, b"12345").unwrap();
         archive.character_device("/dev/console", 0o600, (5, 1)).unwrap();
+        archive.symbolic_link("/link", "/init").unwrap();
         archive.finish().unwrap()
     }
 
@@ -149,7 +160,7 @@ mod tests {
     #[test]
     fn parents_come_before_their_files_and_only_once() {
         let names: Vec<String> = entries(&sample()).into_iter().map(|(name, ..)| name).collect();
-        assert_eq!(names, ["init", "a", "a/b", "a/b/c", "a/b/d", "dev", "dev/console"]);
+        assert_eq!(names, ["init", "a", "a/b", "a/b/c", "a/b/d", "dev", "dev/console", "link"]);
     }
 
     #[test]
@@ -159,6 +170,7 @@ mod tests {
         assert_eq!(entries[1], ("a".to_owned(), 0o040_755, 0));
         assert_eq!(entries[4].2, 5);
         assert_eq!(entries[6].1, 0o020_600);
+        assert_eq!(entries[7], ("link".to_owned(), 0o120_777, 5));
     }
 
     #[test]

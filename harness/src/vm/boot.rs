@@ -40,6 +40,8 @@ fn write(target: &Path, init: &Path, modules: &[Module], files: &[GuestFile], mo
     // PID 1 is given this as its standard streams before it can mount anything.
     archive.character_device("/dev/console", 0o600, (5, 1))?;
     archive.file("/init", 0o755, &read(init)?)?;
+    // The kernel calls it for a module that it lacks, until a node has switched to a root file system with the real one.
+    archive.symbolic_link("/sbin/modprobe", "/init")?;
     let mut paths = Vec::new();
     for module in modules {
         let path = format!("/modules/{}.ko", module.name);

@@ -47,10 +47,11 @@ struct Shared {
 }
 
 impl LoopControl {
-    /// Opens `/dev/loop-control` and takes over the idle devices of earlier processes.
+    /// Opens `/dev/loop-control` and takes over the idle devices of earlier processes. If the loop module is not loaded,
+    /// the kernel loads it.
     ///
     /// # Errors
-    /// ENOENT: the loop module is not loaded, or `/dev` is not the host's. EACCES, EPERM: without
+    /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's. EACCES, EPERM: without
     /// the right to the node.
     pub fn open() -> Result<Self> {
         Self::with_pool(PoolOptions::default())
@@ -292,11 +293,11 @@ enum Search {
     },
 }
 
-const REMEDY: &str = "load the loop module, and let this process see the host's /dev";
+const REMEDY: &str = "load the loop module (modprobe loop), and let this process see the host's /dev";
 
 fn open_control() -> Result<OwnedFd> {
     loop_dev::open_control().map_err(|errno| match errno {
-        Errno::ENOENT => Error::sys("open", CONTROL, errno).explain(REMEDY),
+        Errno::ENOENT | Errno::ENODEV => Error::sys("open", CONTROL, errno).explain(REMEDY),
         _ => Error::sys("open", CONTROL, errno),
     })
 }

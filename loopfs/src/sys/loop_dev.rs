@@ -6,9 +6,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use ioctl_sys::ioctl;
 use linux_raw_sys::{ioctl as block, loop_device as uapi};
+use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod};
+use nix::unistd::{mkdtemp, unlink};
 
 use super::Result;
 use super::loop_abi::{empty_info, loop_config, loop_info64};
@@ -28,9 +30,41 @@ ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
 ioctl!(bad read blk_ssz_get with block::BLKSSZGET; libc::c_int);
 ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
 
-/// Opens `/dev/loop-control`.
+const CONTROL: &str = "/dev/loop-control";
+/// Its device number (Documentation/admin-guide/devices.txt): linux/miscdevice.h is no header for programs.
+const CONTROL_NUMBER: u64 = makedev(10, 237);
+
+/// Opens `/dev/loop-control`, and loads the loop module if that is why the node is missing. ENODEV where there is a node
+/// and no module for it.
 pub(crate) fn open_control() -> Result<OwnedFd> {
-    open("/dev/loop-control", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
+    match open_node(CONTROL) {
+        Err(Errno::ENOENT) => {
+            // Why that failed is not the caller's concern: the node is still missing then.
+            load_module().ok();
+            open_node(CONTROL)
+        }
+        opened => opened,
+    }
+}
+
+/// Has the kernel load the loop module. A process that opens a device number without a driver makes the kernel run
+/// modprobe(8), in the root file system of the host, also where the caller is in a container. systemd creates the node that
+/// it takes for that at boot (`kmod static-nodes`), and other init systems do not: here a directory below `/dev` has it for
+/// a moment. Once the module is loaded, the kernel creates `/dev/loop-control` itself. EPERM, EACCES: without the right to
+/// create nodes there.
+fn load_module() -> Result<()> {
+    // Only this process may enter it. A process that dies here leaves it, and it is gone with the next boot.
+    let directory = mkdtemp("/dev/.loopfs-XXXXXX")?;
+    let node = directory.join("loop-control");
+    let made = mknod(&node, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, CONTROL_NUMBER);
+    let opened = made.and_then(|()| open_node(&node));
+    unlink(&node).ok();
+    std::fs::remove_dir(&directory).ok();
+    opened.map(drop)
+}
+
+fn open_node<P: NixPath + ?Sized>(node: &P) -> Result<OwnedFd> {
+    open(node, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
 /// Opens `/dev/loopN`. ENXIO while the device is being torn down, ENOENT without a node.

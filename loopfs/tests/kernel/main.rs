@@ -17,6 +17,7 @@ mod in_use;
 mod lock_timeouts;
 mod loop_devices;
 mod many_devices;
+mod module;
 mod mounts;
 mod project_ids;
 mod project_trees;

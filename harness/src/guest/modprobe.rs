@@ -1,0 +1,50 @@
+//! modprobe(8) of the machines of tests, which have no other programs: the kernel calls it when it lacks a module.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::init::load_module;
+
+/// Where the initramfs has modules.
+const DIRECTORY: &str = "/modules";
+
+/// Returns the alias to load a module for, if this process was started as `modprobe -q -- ALIAS`.
+pub(super) fn requested_alias() -> Option<String> {
+    let mut arguments = std::env::args();
+    let program = arguments.next()?;
+    let is_modprobe = Path::new(&program).file_name()? == "modprobe";
+    if is_modprobe { arguments.next_back() } else { None }
+}
+
+/// Loads the module that has the alias.
+pub(super) fn load(alias: &str) -> Result<()> {
+    for entry in fs::read_dir(DIRECTORY).with_context(|| format!("read {DIRECTORY}"))? {
+        let path: PathBuf = entry?.path();
+        let module = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        if has_alias(&module, alias) {
+            return load_module(&path);
+        }
+    }
+    anyhow::bail!("no module in {DIRECTORY} has the alias {alias}")
+}
+
+/// A module's modinfo is a list of NUL-terminated strings.
+fn has_alias(module: &[u8], alias: &str) -> bool {
+    let entry = format!("\0alias={alias}\0");
+    module.windows(entry.len()).any(|window| window == entry.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_found_by_each_of_its_aliases() {
+        let module =
+            b"ELF\0license=GPL\0alias=devname:loop-control\0alias=char-major-10-237\0depends=\0name=loop\0";
+        assert!(has_alias(module, "char-major-10-237") && has_alias(module, "devname:loop-control"));
+        assert!(!has_alias(module, "char-major-10-23") && !has_alias(module, "loop"));
+    }
+}

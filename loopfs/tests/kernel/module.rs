@@ -1,0 +1,52 @@
+//! A kernel that has not loaded the loop module yet.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use loopfs::{Access, AttachOptions, LoopControl};
+use nix::errno::Errno;
+use nix::kmod::{DeleteModuleFlags, delete_module};
+
+use crate::environment::{Leaks, directory, image};
+
+/// Longer than a background thread of an earlier test keeps a device open.
+const UNLOAD_TIME: Duration = Duration::from_secs(60);
+
+/// Has the kernel forget the loop driver, and with it all its devices.
+fn unload_loop_module() {
+    LoopControl::open().unwrap().trim(0);
+    let start = Instant::now();
+    loop {
+        match delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK) {
+            Ok(()) => break,
+            Err(Errno::EAGAIN | Errno::EBUSY) if start.elapsed() < UNLOAD_TIME => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(errno) => panic!("unload the loop module: {errno}"),
+        }
+    }
+    for path in ["/sys/module/loop", "/sys/devices/virtual/block/loop0", "/dev/loop-control"] {
+        assert!(!Path::new(path).exists(), "{path} is still there");
+    }
+}
+
+#[test]
+fn opening_the_loop_control_loads_the_module() {
+    let leaks = Leaks::watch();
+    unload_loop_module();
+    let loops = LoopControl::open().unwrap();
+    loops.verify().unwrap();
+    let directory = directory();
+    let image = image(directory.path(), "image", 1 << 20);
+    let device = loops.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    loops.detach(device).unwrap();
+    let left: Vec<_> = std::fs::read_dir("/dev")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .filter(|name| name.to_string_lossy().starts_with(".loopfs-"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    drop((image, directory));
+    leaks.check();
+}
