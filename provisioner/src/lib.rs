@@ -126,6 +126,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         log_format,
     } = args;
     logging::init(&log_level, log_format)?;
+    // Before the runtime starts its threads, which inherit it.
+    confinement::confine_thread().context("give up the system calls that mount (seccomp)")?;
     let identity = Identity::new(&driver_name, &node_name)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;

@@ -61,7 +61,37 @@ pub(crate) async fn thaw(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "resume", &container.id]).await
 }
 
+/// Returns the directory of the container's first process below the node's `/proc`.
+pub(crate) async fn process(node: &Node, container: &Container) -> Result<String> {
+    let tasks = output(node, &["tasks", "list"]).await?;
+    let pid =
+        pid_of(&tasks, &container.id).with_context(|| format!("no task {} in {tasks}", container.id))?;
+    Ok(format!("/proc/{pid}"))
+}
+
+/// The lines are a header, and for each task its container, its process and its state.
+fn pid_of(tasks: &str, id: &str) -> Option<u32> {
+    let mut words =
+        tasks.lines().map(str::split_whitespace).find(|words| words.clone().next() == Some(id))?;
+    words.nth(1)?.parse().ok()
+}
+
 async fn ctr(node: &Node, args: &[&str]) -> Result<()> {
+    output(node, args).await.map(drop)
+}
+
+async fn output(node: &Node, args: &[&str]) -> Result<String> {
     let argv = ["ctr", "--namespace", "k8s.io"].iter().chain(args).copied().collect::<Vec<_>>();
-    node.output(&argv, TOOL_DEADLINE).await.map(drop)
+    node.output(&argv, TOOL_DEADLINE).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_of_a_task_is_found() {
+        let tasks = "TASK    PID     STATUS\nabc1    4321    RUNNING\nabc     1234    RUNNING\n";
+        assert_eq!((pid_of(tasks, "abc"), pid_of(tasks, "ab")), (Some(1234), None));
+    }
 }

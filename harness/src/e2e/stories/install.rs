@@ -1,26 +1,72 @@
 //! The manifests are applied, the driver's pods become ready, and the node offers the driver.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
+use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_one};
+use crate::e2e::containers::{self, Container};
 use crate::e2e::story::{Story, Told};
 use crate::e2e::talking::last_words;
-use crate::e2e::world::World;
+use crate::e2e::world::{FOREIGN_NODE, World};
 
 pub(in crate::e2e) const NAME: &str = "install";
 
 /// Enough of a driver's log to hold the reason why it does not serve.
 const LAST_WORDS: i64 = 5;
 
+const TOOL_DEADLINE: Duration = Duration::from_secs(60);
+
 pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
     story.step("apply the manifests", world.manifests.apply(&world.client)).await?;
     story.step("the driver's pods are ready", ready(world)).await?;
-    story.step("every node with a driver pod offers the driver", offered(world)).await
+    story.step("every node with a driver pod offers the driver", offered(world)).await?;
+    match world.node {
+        Some(node) => {
+            story
+                .step(
+                    "the provisioner cannot mount, and csi cannot read the kubelet's keys",
+                    confined(world, node),
+                )
+                .await
+        }
+        None => {
+            story.skip("the provisioner cannot mount, and csi cannot read the kubelet's keys", FOREIGN_NODE);
+            Ok(())
+        }
+    }
+}
+
+/// Seccomp filters of the provisioner: that of the profile RuntimeDefault, and the two that it installs for itself. What they
+/// deny is tested where they are defined.
+const FILTERS: u32 = 3;
+/// What the csi container has of the kubelet's directory. (plugins_registry is mounted elsewhere.)
+const OF_THE_KUBELET: [&str; 2] = ["plugins", "pods"];
+
+async fn confined(world: &World<'_>, node: &Node) -> Result<()> {
+    for pod in world.live_driver_pods().await? {
+        let provisioner = containers::process(node, &Container::of(&pod, "provisioner")?).await?;
+        let status = node.output(&["cat", &format!("{provisioner}/status")], TOOL_DEADLINE).await?;
+        let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
+        let filters = filters.and_then(|count| count.trim().parse::<u32>().ok()).unwrap_or(0);
+        anyhow::ensure!(
+            filters >= FILTERS,
+            "the provisioner has {filters} seccomp filters instead of {FILTERS}"
+        );
+        let csi = containers::process(node, &Container::of(&pod, "csi")?).await?;
+        let shown = node.output(&["ls", &format!("{csi}/root/var/lib/kubelet")], TOOL_DEADLINE).await?;
+        anyhow::ensure!(
+            shown.split_whitespace().eq(OF_THE_KUBELET),
+            "csi has {shown:?} of the kubelet's directory"
+        );
+    }
+    Ok(())
 }
 
 /// Waits for the DaemonSet's pods.
