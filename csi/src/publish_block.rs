@@ -3,22 +3,32 @@
 //! The node is the one of devtmpfs. A bind mount keeps the flags of the mount it was made from, so it can be opened
 //! although the orchestrator's file system may be mounted nodev.
 
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use loopfs::{
     Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, DeviceNumber, Image, ImageDirectIo,
     LoopControl, LoopDevice, MountFlags, Status, Volume, mountinfo,
 };
 use nix::fcntl::{OFlag, open};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor, stat};
 use nix::unistd::fsync;
 
 use crate::error::{Error, Result};
 use crate::target::{Target, kind_of};
 
-/// A Block volume and the loop devices of its image: at most one that takes writes and one that does not.
+/// How long a publication waits for a device of the other access to be closed, which a process of the node may have open
+/// to look at it (udev).
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A Block volume and the loop device of its image.
+///
+/// A loop device is either writable or read-only, and each has a page cache of its own: a read-only device beside a
+/// writable one would return old data. So a volume has one device at a time, and [`publish`](Self::publish) refuses to
+/// publish it for writing where it is published read-only, and the other way round. (No other means makes a device
+/// node read-only: the kernel ignores read-only mounts where it opens a device, and whether a container may write to
+/// a device is up to the container runtime.)
 pub(crate) struct BlockVolume<'a> {
     volume: &'a Volume,
     loops: &'a LoopControl,
@@ -87,17 +97,57 @@ impl<'a> BlockVolume<'a> {
         target.bind_mount(node.as_fd(), flags)
     }
 
+    /// Detaches a device of the other access, which staging or an ended workload may have left.
+    ///
+    /// # Errors
+    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::NotYet`]: a process has the device open.
+    pub(crate) fn detach_other_access(&self, mounted: &MountedDevices, access: Access) -> Result<()> {
+        let others = self.devices()?.into_iter().filter(|device| device.binding().access != access);
+        for device in others {
+            let number = device.device_number()?;
+            if let Some(mount_point) = mounted.find(number, None) {
+                return Err(self.published_with_other_access(mount_point, access));
+            }
+            let name = device.path();
+            let Detach::Deferred(pending) = self.loops.detach(device)? else { continue };
+            if let Detach::Deferred(_) = pending.wait(CLOSE_TIMEOUT)? {
+                return Err(Error::NotYet(format!(
+                    "publish volume {}: a process of an earlier workload still has {} open, whose page cache is not \
+                     that of the device to be published",
+                    self.volume.id(),
+                    name.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn published_with_other_access(&self, mount_point: &Path, access: Access) -> Error {
+        let (requested, present) = match access {
+            Access::ReadOnly => ("read-only", "for writing"),
+            Access::ReadWrite => ("for writing", "read-only"),
+        };
+        Error::Precondition(format!(
+            "publish volume {} {requested}: it is published {present} at {}, and a read-only loop device beside a \
+             writable one would return old data; unpublish it there first, or publish it {present} here too",
+            self.volume.id(),
+            mount_point.display()
+        ))
+    }
+
     /// Whether `target` shows this volume as asked. An error if it shows this volume otherwise, or something that is
     /// not a loop device.
     pub(crate) fn is_published(&self, target: &Target, access: Access) -> Result<bool> {
-        let Some(mount) = target.mount()? else { return Ok(false) };
-        let status = target.status()?.filter(|status| kind_of(status) == SFlag::S_IFBLK);
-        let (Some(status), Some(index)) = (status, loop_index(&mount)) else {
+        if target.mount()?.is_none() {
+            return Ok(false);
+        }
+        let Some(status) = target.status()?.filter(is_loop_device) else {
             return Err(target.refuse("is a mount point that shows something else; unmount it"));
         };
         let Some(device) = self.device_of(&status)? else {
             // The device was detached behind this driver's back, and its number may be another volume's by now.
-            tracing::warn!(target = %target.path().display(), index, "a loop device that is not the volume's is taken away");
+            let number = number_of(&status);
+            tracing::warn!(target = %target.path().display(), %number, "a loop device that is not the volume's is taken away");
             target.unmount()?;
             return Ok(false);
         };
@@ -121,18 +171,18 @@ impl<'a> BlockVolume<'a> {
         Ok(None)
     }
 
-    /// A mount point among `mounts`, other than `except`, that shows this volume.
+    /// Returns a mount point, other than `except`, that shows this volume.
     pub(crate) fn published_at(
         &self,
-        mounts: &[mountinfo::Mount],
+        mounted: &MountedDevices,
         except: Option<&Target>,
     ) -> Result<Option<PathBuf>> {
-        let devices: Vec<u32> = self.devices()?.iter().map(LoopDevice::index).collect();
-        let showing = mounts.iter().find(|mount| {
-            loop_index(mount).is_some_and(|index| devices.contains(&index))
-                && except.is_none_or(|except| mount.mount_point != except.path())
-        });
-        Ok(showing.map(|mount| mount.mount_point.clone()))
+        for device in self.devices()? {
+            if let Some(mount_point) = mounted.find(device.device_number()?, except.map(Target::path)) {
+                return Ok(Some(mount_point.to_owned()));
+            }
+        }
+        Ok(None)
     }
 
     /// Detaches the volume's devices. Nothing may show them: the number of a detached device is given to other volumes.
@@ -201,29 +251,44 @@ pub(crate) fn is_loop_device(status: &FileStat) -> bool {
 }
 
 pub(crate) fn number_of(status: &FileStat) -> DeviceNumber {
-    DeviceNumber { major: major(status.st_rdev) as u32, minor: minor(status.st_rdev) as u32 }
+    device_number(status.st_rdev)
 }
 
-/// N, if what is mounted is a file named `loopN`: a node shown by a bind mount keeps its name as the mount's root.
-pub(crate) fn loop_index(mount: &mountinfo::Mount) -> Option<u32> {
-    mount.root.file_name().and_then(OsStr::to_str)?.strip_prefix("loop")?.parse().ok()
+fn device_number(raw: u64) -> DeviceNumber {
+    DeviceNumber { major: major(raw) as u32, minor: minor(raw) as u32 }
 }
 
-#[cfg(test)]
-mod tests {
-    use rstest::rstest;
+/// The mounts that show the node of a loop device in `/dev`: their mount points, and the numbers of the devices.
+///
+/// The name of what is mounted proves nothing: a pod can have the kubelet mount a file of any name, or a device node that
+/// it made itself, as a subPath of its own volume. So the device number is compared, and the file system on which the
+/// node lies. Only mounts of that file system are looked at: a stat(2) of another could hang on a server that is gone.
+#[derive(Debug, Default)]
+pub(crate) struct MountedDevices(Vec<(PathBuf, DeviceNumber)>);
 
-    use super::*;
+impl MountedDevices {
+    /// Finds them in a mount table.
+    pub(crate) fn among(mounts: &[mountinfo::Mount]) -> Result<Self> {
+        const NODES: &str = "/dev";
+        let failed = |errno| Error::Target { operation: "stat", path: NODES.into(), errno };
+        let nodes = device_number(stat(NODES).map_err(failed)?.st_dev);
+        let of_nodes = mounts.iter().filter(|mount| mount.device == nodes);
+        let devices = of_nodes.filter_map(|mount| {
+            // A mount point without a status was unmounted after the table was read.
+            let status = stat(&mount.mount_point).ok().filter(is_loop_device)?;
+            Some((mount.mount_point.clone(), number_of(&status)))
+        });
+        Ok(Self(devices.collect()))
+    }
 
-    #[rstest]
-    #[case::node("/loop65536", Some(65536))]
-    #[case::node_of_a_dev_without_devtmpfs("/dev/loop3", Some(3))]
-    #[case::control("/loop-control", None)]
-    #[case::other_disk("/sda", None)]
-    #[case::directory("/", None)]
-    #[case::node_that_was_removed("/loop3//deleted", None)]
-    fn mounts_of_loop_devices(#[case] root: &str, #[case] index: Option<u32>) {
-        let table = format!("50 40 0:5 {root} /target rw - devtmpfs udev rw\n");
-        assert_eq!(loop_index(&mountinfo::parse(table.as_bytes()).unwrap()[0]), index);
+    /// Returns a mount point, other than `except`, that shows this device.
+    pub(crate) fn find(&self, device: DeviceNumber, except: Option<&Path>) -> Option<&Path> {
+        let Self(mounted) = self;
+        let showing = mounted.iter().filter(|(_, number)| *number == device);
+        showing.map(|(mount_point, _)| mount_point.as_path()).find(|mount_point| Some(*mount_point) != except)
+    }
+
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = DeviceNumber> {
+        self.0.iter().map(|(_, number)| *number)
     }
 }

@@ -10,7 +10,7 @@ use loopfs::{
 use nix::sys::stat::FileStat;
 
 use crate::error::Result;
-use crate::publish_block::{is_loop_device, loop_index, number_of};
+use crate::publish_block::{MountedDevices, is_loop_device, number_of};
 use crate::storage::Storage;
 
 /// Longer labels are cut by the kernel, and then say only how an id begins.
@@ -62,13 +62,12 @@ impl StrayDevice {
     }
 
     /// Takes the device away unless a mount shows it, for its number is given to other volumes.
-    pub(crate) fn detach(&self, storage: &Storage, mounts: &[mountinfo::Mount]) -> Result<()> {
-        let index = self.status.binding.index;
-        if mounts.iter().any(|mount| loop_index(mount) == Some(index)) {
-            return Ok(());
-        }
+    pub(crate) fn detach(&self, storage: &Storage, mounted: &MountedDevices) -> Result<()> {
         // By its binding: it may have been taken away since, and its index given to another.
         let Ok(device) = LoopDevice::open_binding(&self.status.binding) else { return Ok(()) };
+        if mounted.find(device.device_number()?, None).is_some() {
+            return Ok(());
+        }
         tracing::warn!(device = %device.path().display(), binding = %self.status.binding,
             "a device whose file is not the volume's image is detached");
         match storage.loops.detach(device)? {
@@ -131,19 +130,21 @@ fn is_an_image(storage: &Storage, status: &Status) -> Result<bool> {
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) mounts: Vec<mountinfo::Mount>,
+    pub(crate) mounted: MountedDevices,
     devices: HashMap<String, Vec<Status>>,
 }
 
 impl Shown {
     /// Asks each device that is mounted.
-    pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Self {
+    pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Result<Self> {
         let mut devices: HashMap<String, Vec<Status>> = HashMap::new();
-        for index in mounts.iter().filter_map(loop_index) {
-            if let Ok(status) = LoopDevice::open_index(index).and_then(|device| device.status()) {
+        let mounted = MountedDevices::among(&mounts)?;
+        for number in mounted.numbers() {
+            if let Ok(status) = LoopDevice::open_device_number(number).and_then(|device| device.status()) {
                 devices.entry(status.label.clone()).or_default().push(status);
             }
         }
-        Self { mounts, devices }
+        Ok(Self { mounts, mounted, devices })
     }
 
     /// A device that was made for the volume, and is bound to another file than its image.

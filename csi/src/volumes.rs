@@ -11,7 +11,7 @@ use loopfs::{
 
 use crate::error::{Error, Result};
 use crate::janitor::Janitor;
-use crate::publish_block::BlockVolume;
+use crate::publish_block::{BlockVolume, MountedDevices};
 use crate::publish_mount::Directory;
 use crate::request::{
     AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unpublish, Unstage,
@@ -54,7 +54,10 @@ impl Volumes {
             AccessType::Mount(_) => Ok(()),
             AccessType::Block => {
                 let block = BlockVolume::open(&volume, &storage.loops)?;
-                block.attach(access)?;
+                // A device of the other access may be published; publishing the volume decides about it.
+                if block.devices()?.iter().all(|device| device.binding().access == access) {
+                    block.attach(access)?;
+                }
                 require_there(&storage, &volume, &block)
             }
         }
@@ -72,7 +75,7 @@ impl Volumes {
             }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
-        refuse_published(&volume, block.published_at(&self.root.mounts()?, None)?)?;
+        refuse_published(&volume, block.published_at(&self.mounted_devices()?, None)?)?;
         block.detach()
     }
 
@@ -107,10 +110,12 @@ impl Volumes {
                 if block.is_published(&target, access)? {
                     return Ok(());
                 }
+                let mounted = self.mounted_devices()?;
                 if publish.single_target {
-                    let other = block.published_at(&self.root.mounts()?, Some(&target))?;
+                    let other = block.published_at(&mounted, Some(&target))?;
                     refuse_second_target(&volume, other)?;
                 }
+                block.detach_other_access(&mounted, access)?;
                 block.attach(access)?;
                 require_there(&storage, &volume, &block)?;
                 block.publish(&target, access)
@@ -152,14 +157,14 @@ impl Volumes {
             }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
-        let mounts = self.root.mounts()?;
+        let mounted = self.mounted_devices()?;
         if let Some(status) = showed
             && let Some(stray) =
                 StrayDevice::shown(&storage, &unpublish.volume, Some(block.image()?), &status)?
         {
-            stray.detach(&storage, &mounts)?;
+            stray.detach(&storage, &mounted)?;
         }
-        match block.published_at(&mounts, None)? {
+        match block.published_at(&mounted, None)? {
             Some(_in_use) => Ok(()),
             None => block.detach(),
         }
@@ -183,8 +188,13 @@ impl Volumes {
         if strays.is_empty() {
             return Ok(());
         }
-        let mounts = self.root.mounts()?;
-        strays.iter().try_for_each(|stray| stray.detach(storage, &mounts))
+        let mounted = self.mounted_devices()?;
+        strays.iter().try_for_each(|stray| stray.detach(storage, &mounted))
+    }
+
+    /// The devices that are published now, of any volume.
+    fn mounted_devices(&self) -> Result<MountedDevices> {
+        MountedDevices::among(&self.root.mounts()?)
     }
 
     pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
@@ -322,10 +332,11 @@ fn published_at(
     volume: &Volume,
     loops: &LoopControl,
     mounts: &[mountinfo::Mount],
+    mounted: &MountedDevices,
 ) -> Result<Option<PathBuf>> {
     match volume.kind() {
         VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
-        VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounts, None),
+        VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounted, None),
     }
 }
 

@@ -51,7 +51,7 @@ impl Volumes {
     /// Those that shall be told of, in the order of their ids.
     pub(crate) fn list(&self, list: &List<VolumeId>, told: impl Fn(&Described) -> bool) -> Result<Page> {
         let storage = self.gate.verified()?;
-        let shown = Shown::read(self.root.mounts()?);
+        let shown = Shown::read(self.root.mounts()?)?;
         let mut ids = storage.store.list()?;
         // Those whose images are gone, too, for as long as a device shows them.
         ids.extend(shown.volumes());
@@ -73,7 +73,7 @@ impl Volumes {
 
     pub(crate) fn get(&self, volume: &VolumeId) -> Result<Described> {
         let storage = self.gate.verified()?;
-        let found = self.find(&storage, volume, &Shown::read(self.root.mounts()?))?;
+        let found = self.find(&storage, volume, &Shown::read(self.root.mounts()?)?)?;
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
@@ -130,7 +130,7 @@ impl Volumes {
 
     pub(super) fn describe(&self, storage: &Storage, volume: &Volume, shown: &Shown) -> Result<Described> {
         let mut condition = health(volume, &storage.loops)?.condition;
-        let mut published = published_at(volume, &storage.loops, &shown.mounts)?.is_some();
+        let mut published = published_at(volume, &storage.loops, &shown.mounts, &shown.mounted)?.is_some();
         if volume.kind() == VolumeKind::Block {
             let image = BlockVolume::open(volume, &storage.loops)?.image()?;
             if let Some(stray) = shown.stray(storage, volume.id(), Some(image)) {

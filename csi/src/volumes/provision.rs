@@ -4,7 +4,7 @@ use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, Volume
 
 use super::{Described, Volumes, published_at, refuse_published, require_kind};
 use crate::error::{Error, Result};
-use crate::publish_block::BlockVolume;
+use crate::publish_block::{BlockVolume, MountedDevices};
 use crate::request::{CapacityRange, Create, Grow};
 use crate::storage::Storage;
 use crate::stray_device::Shown;
@@ -70,7 +70,8 @@ impl Volumes {
         let storage = self.gate.verified()?;
         if let Some(volume) = existing(&storage, id)? {
             let mounts = self.root.mounts()?;
-            refuse_published(&volume, published_at(&volume, &storage.loops, &mounts)?)?;
+            let mounted = MountedDevices::among(&mounts)?;
+            refuse_published(&volume, published_at(&volume, &storage.loops, &mounts, &mounted)?)?;
             storage.store.settle_use(id, &mounts)?;
             if volume.kind() == VolumeKind::Block {
                 // Staged and never unstaged.

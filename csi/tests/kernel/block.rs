@@ -6,10 +6,13 @@ use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use csi::proto::csi as wire;
-use csi::proto::csi::volume_capability::access_mode::Mode;
+use csi::proto::csi::volume_capability::access_mode::Mode as AccessMode;
 use csi::proto::csi::volume_capability::{AccessType, BlockVolume};
 use csi::proto::csi::volume_usage::Unit;
-use loopfs::{Access, Bytes, LoopControl, MountFlags, VolumeKind};
+use loopfs::{Access, AttachOptions, Bytes, LoopControl, MountFlags, VolumeKind};
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, SFlag, mknod};
+use rstest::rstest;
 use tonic::Code;
 
 use crate::scene::{MIB, Scene, device_number, device_size, id, is_block_device, read_from, write_to};
@@ -67,28 +70,173 @@ fn a_read_only_publication_is_read_only_at_the_block_layer() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let (writer, reader) = (scene.target("writer"), scene.target("reader"));
+    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    write_to(&writer, b"seen").unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
+
     let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
     for _ in 0..2 {
         scene.node().node_publish_volume(read_only.clone()).unwrap();
         assert_eq!((scene.mounts_at(&reader), scene.devices("v").len()), (1, 1));
     }
     assert!(write_to(&reader, b"lost").is_err());
-    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    assert_eq!(scene.devices("v").len(), 2);
-    write_to(&writer, b"seen").unwrap();
-    assert!(write_to(&reader, b"lost").is_err());
     assert_eq!(read_from(&reader, 4), b"seen");
-
     let other_way = publish("v", &reader, block());
     assert_refused(
         scene.node().node_publish_volume(other_way),
         Code::AlreadyExists,
         &["reader", "unpublish"],
     );
-    scene.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
-    assert_eq!(read_from(&reader, 4), b"seen");
     scene.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
     assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+/// The two devices have a page cache each. This is why a volume is not published for writing and read-only at once.
+#[test]
+fn a_read_only_device_beside_a_writable_one_returns_old_data() {
+    let scene = Scene::without_driver();
+    scene.volume("v", VolumeKind::Block);
+    let control = LoopControl::open().unwrap();
+    let [reader, writer] = [Access::ReadOnly, Access::ReadWrite].map(|access| {
+        let image = scene.store.volume(&id("v")).unwrap().open_image(access).unwrap();
+        control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap().path()
+    });
+    // An open device keeps its cache.
+    let open = File::open(&reader).unwrap();
+    assert_eq!(read_from(&reader, 3), [0; 3]);
+    write_to(&writer, b"new").unwrap();
+    assert_eq!(read_from(&reader, 3), [0; 3], "the kernel keeps the two devices coherent");
+    drop(open);
+    let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
+    control.detach_all(image.as_fd()).unwrap();
+    drop((image, control));
+    scene.finish();
+}
+
+#[test]
+fn a_volume_is_published_for_writing_or_read_only_and_not_both() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let [writer, reader, second] = ["writer", "reader", "second"].map(|name| scene.target(name));
+    let read_only =
+        |target| wire::NodePublishVolumeRequest { readonly: true, ..publish("v", target, block()) };
+
+    scene.node().node_publish_volume(read_only(&reader)).unwrap();
+    let refused = scene.node().node_publish_volume(publish("v", &writer, block()));
+    assert_refused(
+        refused,
+        Code::FailedPrecondition,
+        &["read-only at", reader.to_str().unwrap(), "old data"],
+    );
+    assert!(!writer.exists());
+    scene.node().node_publish_volume(read_only(&second)).unwrap();
+    assert_eq!(scene.devices("v").len(), 1);
+    for target in [&reader, &second] {
+        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+
+    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    let refused = scene.node().node_publish_volume(read_only(&reader));
+    assert_refused(
+        refused,
+        Code::FailedPrecondition,
+        &["for writing at", writer.to_str().unwrap(), "old data"],
+    );
+    assert!(!reader.exists());
+    // A program that reads while the writer has data that is not on the disk yet uses the writer's device.
+    scene.node().node_publish_volume(publish("v", &second, block())).unwrap();
+    assert_eq!(scene.devices("v").len(), 1);
+    for target in [&writer, &second] {
+        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn staging_for_writing_does_not_prevent_a_read_only_publication() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (staging, reader) = (scene.target("staging"), scene.target("reader"));
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
+    // The kubelet stages with the access mode of the PersistentVolume, and publishes read-only if the pod requests that.
+    for _ in 0..2 {
+        scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+        scene.node().node_publish_volume(read_only.clone()).unwrap();
+        let access = scene.devices("v").iter().map(|status| status.binding.access).collect::<Vec<_>>();
+        assert_eq!(access, [Access::ReadOnly]);
+    }
+    assert!(write_to(&reader, b"lost").is_err());
+    scene.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+#[test]
+fn a_device_that_a_process_has_open_for_writing_delays_a_read_only_publication() {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (writer, reader) = (scene.target("writer"), scene.target("reader"));
+    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
+    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    let index = scene.devices("v")[0].binding.index;
+    let open = File::options().write(true).open(format!("/dev/loop{index}")).unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
+    let refused = scene.node().node_publish_volume(read_only.clone());
+    assert_refused(refused, Code::Aborted, &[&format!("/dev/loop{index}"), "open"]);
+    drop(open);
+    scene.node().node_publish_volume(read_only).unwrap();
+    scene.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.finish();
+}
+
+/// What a pod can have the kubelet mount as a subPath of its own volume.
+#[derive(Clone, Copy)]
+enum Decoy {
+    Directory,
+    File,
+    /// A container may make nodes of devices that it may not open.
+    Node,
+}
+
+#[rstest]
+#[case::directory(Decoy::Directory)]
+#[case::file(Decoy::File)]
+#[case::device_node(Decoy::Node)]
+fn a_mount_of_a_tenant_that_is_named_like_a_loop_device_keeps_no_volume(#[case] decoy: Decoy) {
+    let scene = Scene::new();
+    scene.volume("v", VolumeKind::Block);
+    let (staging, target) = (scene.target("staging"), scene.target("target"));
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let index = scene.devices("v")[0].binding.index;
+    let (empty_dir, sub_path) = (scene.target("empty-dir"), scene.target("sub-path"));
+    fs::create_dir(&empty_dir).unwrap();
+    let source = empty_dir.join(format!("loop{index}"));
+    match decoy {
+        Decoy::Directory => fs::create_dir(&source).unwrap(),
+        Decoy::File => fs::write(&source, "").unwrap(),
+        Decoy::Node => mknod(&source, SFlag::S_IFBLK, Mode::S_IRWXU, device_number(&target)).unwrap(),
+    }
+    match decoy {
+        Decoy::Directory => fs::create_dir(&sub_path).unwrap(),
+        Decoy::File | Decoy::Node => fs::write(&sub_path, "").unwrap(),
+    }
+    let node = open(&source, OFlag::O_PATH, Mode::empty()).unwrap();
+    loopfs::bind_mount(node.as_fd(), &sub_path, MountFlags::default()).unwrap();
+    drop(node);
+
+    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    let listed = scene.node().controller_get_volume(get("v")).unwrap().status.unwrap();
+    assert_eq!(listed.published_node_ids, [""; 0]);
+    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    assert_eq!(scene.devices("v"), []);
+    assert!(loopfs::unmount(&sub_path).unwrap());
     scene.finish();
 }
 
@@ -114,35 +262,38 @@ fn several_workloads_share_one_device() {
     scene.finish();
 }
 
-#[test]
-fn a_volume_grows_while_it_is_in_use() {
+#[rstest]
+#[case::for_writing(false)]
+#[case::read_only(true)]
+fn a_volume_grows_while_it_is_in_use(#[case] readonly: bool) {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
-    let (writer, reader) = (scene.target("writer"), scene.target("reader"));
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
-    scene.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    scene.node().node_publish_volume(read_only).unwrap();
-    let open = [&writer, &reader].map(|target| File::open(target).unwrap());
+    let (first, second) = (scene.target("first"), scene.target("second"));
+    for target in [&first, &second] {
+        let request = wire::NodePublishVolumeRequest { readonly, ..publish("v", target, block()) };
+        scene.node().node_publish_volume(request).unwrap();
+    }
+    let open = [&first, &second].map(|target| File::open(target).unwrap());
 
     let four = i64::try_from(4 * MIB).unwrap();
-    let early = scene.node().node_expand_volume(expand("v", &writer, four, 0));
+    let early = scene.node().node_expand_volume(expand("v", &first, four, 0));
     assert_refused(early, Code::Aborted, &["1 MiB", "4 MiB"]);
     scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
     for (required, limit) in [(four, 0), (0, 0), (0, four), (1, four)] {
-        let size = scene.node().node_expand_volume(expand("v", &writer, required, limit)).unwrap();
+        let size = scene.node().node_expand_volume(expand("v", &first, required, limit)).unwrap();
         assert_eq!(size.capacity_bytes, four);
     }
     assert_refused(
-        scene.node().node_expand_volume(expand("v", &writer, 0, four - 1)),
+        scene.node().node_expand_volume(expand("v", &first, 0, four - 1)),
         Code::OutOfRange,
         &["limit"],
     );
     assert_eq!(open.map(|device| device_size(&device)), [4 * MIB; 2]);
 
-    for target in [&writer, &reader] {
+    for target in [&first, &second] {
         scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
     }
-    let unpublished = scene.node().node_expand_volume(expand("v", &writer, four, 0)).unwrap();
+    let unpublished = scene.node().node_expand_volume(expand("v", &first, four, 0)).unwrap();
     assert_eq!(unpublished.capacity_bytes, four);
     scene.finish();
 }
@@ -182,7 +333,7 @@ fn stats_are_those_of_the_volume() {
     // The kubelet asks about a bind mount of its own.
     let elsewhere = scene.target("elsewhere");
     fs::write(&elsewhere, "").unwrap();
-    let node = nix::fcntl::open(&target, nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty()).unwrap();
+    let node = open(&target, OFlag::O_PATH, Mode::empty()).unwrap();
     loopfs::bind_mount(node.as_fd(), &elsewhere, MountFlags::default()).unwrap();
     drop(node);
     for path in [&target, &elsewhere] {
@@ -299,7 +450,7 @@ fn what_is_at_the_target_already() {
 fn one_workload_at_a_time_where_the_access_mode_says_so() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
-    let single = capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeSingleWriter);
+    let single = capability(AccessType::Block(BlockVolume {}), AccessMode::SingleNodeSingleWriter);
     let (first, second) = (scene.target("first"), scene.target("second"));
     for _ in 0..2 {
         scene.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
