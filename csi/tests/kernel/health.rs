@@ -3,70 +3,17 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use csi::proto::csi as wire;
-use loopfs::{MountFlags, VolumeKind, bind_mount, mountinfo};
-use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
+use loopfs::{MountFlags, VolumeKind, bind_mount};
+use nix::mount::{MntFlags, MsFlags, umount2};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
-use crate::scene::{MIB, Scene, path_from, read_from, write_to};
+use crate::scene::{MIB, Scene, read_from, write_to};
+use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
-
-const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
-
-/// The second disk, as a data file system that may be broken: it is where it was afterwards.
-struct ScratchDisk {
-    device: PathBuf,
-    usually_at: PathBuf,
-    data: PathBuf,
-}
-
-impl ScratchDisk {
-    fn mount_at(data: PathBuf) -> Self {
-        let usually_at = path_from("LOOPFS_TEST_XFS_NOQUOTA");
-        let mounts = mountinfo::read().unwrap();
-        let device = mounts.iter().find(|mount| mount.mount_point == usually_at).unwrap().source.clone();
-        umount(&usually_at).unwrap();
-        fs::create_dir(&data).unwrap();
-        let disk = Self { device, usually_at, data };
-        disk.mount();
-        disk
-    }
-
-    fn mount(&self) {
-        mount_device(Some(&self.device), &self.data, Some("xfs"), STRICT, Some("prjquota")).unwrap();
-    }
-
-    fn remount(&self, flags: MsFlags) {
-        let flags = flags | STRICT | MsFlags::MS_REMOUNT;
-        let start = Instant::now();
-        loop {
-            match mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")) {
-                // A file is open for writing: what the driver does in the background takes its moment.
-                Err(Errno::EBUSY) if start.elapsed() < PATIENCE => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                remounted => return remounted.unwrap(),
-            }
-        }
-    }
-}
-
-impl Drop for ScratchDisk {
-    fn drop(&mut self) {
-        umount2(&self.data, MntFlags::empty()).unwrap();
-        self.mount();
-        for name in [".loopfs", "volumes", "staging", "trash", "snapshots"] {
-            fs::remove_dir_all(self.data.join(name)).ok();
-        }
-        umount2(&self.data, MntFlags::empty()).unwrap();
-        mount_device(Some(&self.device), &self.usually_at, Some("xfs"), STRICT, None::<&str>).unwrap();
-    }
-}
 
 /// A way to break the storage of a node, and to mend it.
 #[derive(Clone, Copy, Debug)]

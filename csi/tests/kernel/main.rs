@@ -17,6 +17,7 @@ mod restart;
 mod restart_storm;
 mod rpc_table;
 mod scene;
+mod scratch_disk;
 mod secrets;
 mod settings;
 mod snapshots;

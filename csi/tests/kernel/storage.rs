@@ -4,13 +4,14 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use loopfs::{MountFlags, VolumeKind, bind_mount};
+use loopfs::{MountFlags, VolumeKind, bind_mount, mountinfo};
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
 use tonic::Code;
 
 use crate::scene::{Scene, path_from};
+use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
 fn show(source: &Path, target: &Path) {
@@ -82,6 +83,37 @@ fn another_file_system_than_the_one_that_was_initialised_is_refused() {
     assert!(!scene.directories.registration_socket().exists());
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
+    scene.directories.data = here;
+    scene.finish();
+}
+
+#[test]
+fn a_disk_that_was_unmounted_lazily_and_mounted_again_is_opened_again() {
+    let mut scene = Scene::without_driver();
+    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
+
+    let mounted = |path: &Path| mountinfo::at(&mountinfo::read().unwrap(), path).unwrap().id;
+    let before = mounted(&disk.data);
+    umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
+    disk.mount();
+    assert_ne!(mounted(&disk.data), before);
+    let target = scene.target("target");
+    let start = std::time::Instant::now();
+    while let Err(refused) = driver.node_publish_volume(publish("v", &target, mount(&[]))) {
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{}", refused.message());
+        assert!(start.elapsed() < PATIENCE, "{}", refused.message());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    fs::write(target.join("file"), "kept").unwrap();
+
+    driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+    driver.delete_volume(delete("v")).unwrap();
+    driver.stop();
+    drop(disk);
     scene.directories.data = here;
     scene.finish();
 }

@@ -126,14 +126,19 @@ impl DataFilesystem {
         explain_failure(error, &self.path)
     }
 
-    /// Whether the path still leads to the file system that is held open.
+    /// Checks that the path still leads to the mount that is held open.
     pub(super) fn require_mounted(&self) -> Result<()> {
         if self.is_same_mount(&open_root(&self.path)?)? {
             return self.require_enforcement();
         }
-        // Mounted anew, perhaps.
         let now = Self::open(&self.path)?;
-        if now.uuid == self.uuid { Ok(()) } else { Err(foreign(&self.path, self.uuid, now.uuid)) }
+        if now.uuid != self.uuid {
+            return Err(foreign(&self.path, self.uuid, now.uuid));
+        }
+        // The descriptors lead to the earlier mount. If that was unmounted lazily, none of its directories can be
+        // bind-mounted any more (EINVAL).
+        let detail = "the file system was mounted again since the store was opened; open the store again";
+        Err(Error::new(ErrorKind::NotMounted, "use the data directory", self.path.display(), detail))
     }
 
     /// Whether it is of the mount that was opened, which is all there is to ask: what a mount shows never changes, and

@@ -222,11 +222,12 @@ impl VolumeStore {
         Ok(Self { filesystem, layout, options, ids })
     }
 
-    /// Checks that the store still is what it was opened as: mounted, the same file system,
+    /// Checks that the store still is what it was opened as: the same mount of the same file system,
     /// quotas enforced, writable.
     ///
     /// # Errors
-    /// As [`open`](Self::open), [`ErrorKind::ReadOnly`], and [`ErrorKind::ShutDown`].
+    /// As [`open`](Self::open), [`ErrorKind::ReadOnly`], and [`ErrorKind::ShutDown`]. [`ErrorKind::NotMounted`] also if the
+    /// file system was mounted there again since: open another store in place of this one.
     pub fn verify(&self) -> Result<()> {
         self.filesystem.require_mounted()?;
         self.filesystem.require_running()?;

@@ -1,11 +1,13 @@
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
 
 use loopfs::{
-    Access, AccessTime, AttachOptions, Detach, LoopControl, MountFlags, bind_mount, mountinfo, unmount,
+    Access, AccessTime, AttachOptions, Detach, ErrorKind, LoopControl, MountFlags, StoreOptions, VolumeStore,
+    bind_mount, mountinfo, unmount,
 };
+use nix::mount::{MntFlags, umount2};
 
-use crate::environment::{Leaks, directory, image, scratch};
+use crate::environment::{Leaks, directory, image, scratch, xfs};
 
 #[test]
 fn a_bind_mount_has_its_own_flags_whatever_the_source_has() {
@@ -87,5 +89,30 @@ fn a_block_device_is_shown_by_binding_its_node() {
     assert!(unmount(&target).unwrap());
     drop(device);
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}
+
+#[test]
+fn a_store_whose_file_system_was_mounted_again_fails_verification_until_it_is_opened_again() {
+    let leaks = Leaks::watch();
+    let scratch = scratch();
+    let data = scratch.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let mount = || {
+        let root = File::open(xfs()).unwrap();
+        bind_mount(root.as_fd(), &data, MountFlags::default()).unwrap();
+    };
+    mount();
+    let open = || VolumeStore::open(&data, StoreOptions::default()).unwrap();
+    let store = open();
+    store.verify().unwrap();
+    umount2(&data, MntFlags::MNT_DETACH).unwrap();
+    mount();
+    let error = store.verify().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotMounted, "{error}");
+    assert!(error.to_string().contains("mounted again"), "{error}");
+    drop(store);
+    open().verify().unwrap();
+    assert!(unmount(&data).unwrap());
     leaks.check();
 }

@@ -1,0 +1,66 @@
+//! The second disk, for tests that break or unmount the data file system.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use loopfs::mountinfo;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
+
+use crate::scene::path_from;
+use crate::support::PATIENCE;
+
+const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
+
+/// The second disk, as a data file system that may be broken: it is where it was afterwards.
+pub(crate) struct ScratchDisk {
+    device: PathBuf,
+    usually_at: PathBuf,
+    pub(crate) data: PathBuf,
+}
+
+impl ScratchDisk {
+    pub(crate) fn mount_at(data: PathBuf) -> Self {
+        let usually_at = path_from("LOOPFS_TEST_XFS_NOQUOTA");
+        let mounts = mountinfo::read().unwrap();
+        let device = mounts.iter().find(|mount| mount.mount_point == usually_at).unwrap().source.clone();
+        umount(&usually_at).unwrap();
+        fs::create_dir(&data).unwrap();
+        let disk = Self { device, usually_at, data };
+        disk.mount();
+        disk
+    }
+
+    pub(crate) fn mount(&self) {
+        mount_device(Some(&self.device), &self.data, Some("xfs"), STRICT, Some("prjquota")).unwrap();
+    }
+
+    pub(crate) fn remount(&self, flags: MsFlags) {
+        let flags = flags | STRICT | MsFlags::MS_REMOUNT;
+        let start = Instant::now();
+        loop {
+            match mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")) {
+                // A file is open for writing: what the driver does in the background takes its moment.
+                Err(Errno::EBUSY) if start.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                remounted => return remounted.unwrap(),
+            }
+        }
+    }
+}
+
+impl Drop for ScratchDisk {
+    fn drop(&mut self) {
+        // A test that failed has left volumes published, and a panic here would abort the tests after it.
+        let how = if std::thread::panicking() { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+        umount2(&self.data, how).unwrap();
+        self.mount();
+        for name in [".loopfs", "volumes", "staging", "trash", "snapshots"] {
+            fs::remove_dir_all(self.data.join(name)).ok();
+        }
+        umount2(&self.data, how).unwrap();
+        mount_device(Some(&self.device), &self.usually_at, Some("xfs"), STRICT, None::<&str>).unwrap();
+    }
+}
