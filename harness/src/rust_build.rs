@@ -66,6 +66,18 @@ pub async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
     })
 }
 
+/// Builds the command line tool of loopfs.
+///
+/// # Errors
+/// It does not compile.
+pub async fn loopfs_tool(session: &Session) -> Result<PathBuf> {
+    let step = session.progress.step("build the tool loopfs");
+    let args = ["build", "--release", "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
+    let built = cargo(session, &step, &args).await?;
+    step.done("");
+    built.program("loopfs")
+}
+
 /// Builds the test binary `tests/<test>` of a package.
 ///
 /// # Errors

@@ -44,21 +44,24 @@ impl NodeParts {
     /// Builds or finds all of it; what the processor does and what the network does go on at once.
     pub(crate) async fn prepare(session: &Session) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
-        let programs =
-            async { anyhow::Ok((rust_build::guest_programs(session).await?, driver(session).await?)) };
+        let programs = async {
+            let guest = rust_build::guest_programs(session).await?;
+            anyhow::Ok((guest, driver(session).await?, rust_build::loopfs_tool(session).await?))
+        };
         let system = async {
             let kernel = Kernel::prepare(session, None).await?;
             let root = node::prepare(session, &kernel).await?;
             anyhow::Ok((kernel, root, shell::busybox(session).await?))
         };
-        let ((guest, driver), (kernel, root, busybox)) = tokio::try_join!(programs, system)?;
+        let ((guest, driver, tool), (kernel, root, busybox)) = tokio::try_join!(programs, system)?;
         let hypervisor = choose(session, &kernel, &guest.init).await?;
         let images = [
             Image { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", guest.pause)] },
             Image {
                 archive: "volume-check.tar",
                 reference: VOLUME_CHECK,
-                files: vec![("/volume-check", guest.volume_check)],
+                // With the tool, a pod can do what the owner of a directory can: change project ids.
+                files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
             },
             Image { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
             driver,

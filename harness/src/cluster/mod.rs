@@ -37,7 +37,7 @@ use crate::vm::Accelerator;
 pub use self::components::{Durability, Purpose};
 pub(crate) use self::images::VOLUME_CHECK;
 pub use self::node::Node;
-pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS, TOOLS_DIR};
+pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS, TOOLS_DIR, USER_NAMESPACES_HANDLER};
 pub use self::up::{DownArgs, UpArgs, down, up, walkthrough};
 
 /// How often a cluster that is only kept running is looked at.

@@ -33,6 +33,8 @@ pub(crate) const TOOLS_DIR: &str = "/opt/kubernetes";
 const CNI_STATE_DIR: &str = "/var/lib/cni";
 const IMAGES_DIR: &str = "/opt/images";
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+/// The handler of containerd that runs pods with `hostUsers: false`.
+pub(crate) const USER_NAMESPACES_HANDLER: &str = "crun";
 /// The kubelet's own health, inside the node.
 const KUBELET_HEALTH: &str = "127.0.0.1:10248";
 /// From the start of a service to its first answer, on an emulated processor shared with builds.
@@ -206,22 +208,30 @@ fn kube_proxy_config(node: &str) -> Value {
     })
 }
 
+/// runc runs pods, as in most clusters; crun runs those whose RuntimeClass names [`USER_NAMESPACES_HANDLER`].
 fn containerd_config(pause: &str) -> String {
     format!(
-        r#"version = 2
-[grpc]
+        r#"version = 4
+[plugins."io.containerd.server.v1.grpc"]
   address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{pause}"
+[plugins."io.containerd.cri.v1.runtime"]
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["/usr/lib/cni"]
     conf_dir = "/etc/cni/net.d"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
+  [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
-    snapshotter = "overlayfs"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{USER_NAMESPACES_HANDLER}]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{USER_NAMESPACES_HANDLER}.options]
+        BinaryName = "/usr/bin/crun"
         SystemdCgroup = false
 "#
     )

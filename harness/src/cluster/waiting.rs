@@ -164,17 +164,20 @@ where
     Ok(events.values().find_map(told).unwrap_or_default())
 }
 
-/// Reads a container's log as it is written until `judge` says that a line is what was waited for.
+/// Reads a container's log as it is written until `judge` says that a line is what was waited for. `container` may be `None`
+/// if the pod has only one.
 pub(crate) async fn until_logged(
     pods: &Api<Pod>,
     pod: &str,
+    container: Option<&str>,
     within: Duration,
     judge: impl Fn(&str) -> State,
 ) -> Result<()> {
     let deadline = Instant::now() + within;
     let mut last = String::from("nothing was logged");
     loop {
-        let follow = LogParams { follow: true, ..LogParams::default() };
+        let container = container.map(str::to_owned);
+        let follow = LogParams { container, follow: true, ..LogParams::default() };
         match timeout_at(deadline, pods.log_stream(pod, &follow)).await {
             Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
             Ok(Err(error)) => last = format!("its log cannot be read: {error}"),

@@ -33,6 +33,7 @@ use kube::{Api, Client};
 use self::breakage::Breakage;
 use self::manifests::Manifests;
 use self::story::{Story, Told};
+use self::telling::Selection;
 use self::world::{Driver, Patience, World};
 use crate::cluster::api_error::told;
 use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, Purpose, background};
@@ -58,6 +59,10 @@ pub struct Args {
     /// Kubernetes programs to use where they are there, instead of building them.
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
+
+    /// Tell only the story of this name, and those that install and remove the driver; can be repeated.
+    #[arg(long, value_name = "STORY", value_parser = telling::NAMES, conflicts_with_all = ["broken", "self_check"])]
+    only: Vec<String>,
 
     /// Break one thing on purpose: the run must fail and name it.
     #[arg(long = "break", value_enum, value_name = "WHAT")]
@@ -92,6 +97,7 @@ impl Args {
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
+        line.extend(self.only.iter().flat_map(|name| ["--only".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
         line.extend(
@@ -108,7 +114,9 @@ impl Args {
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     match &args.kubeconfig {
-        Some(kubeconfig) => against_any_cluster(session, manifests, kubeconfig).await,
+        Some(kubeconfig) => {
+            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.only)).await
+        }
         None if !args.keep => against_its_own(session, manifests, &args).await,
         None if background::is_background() => against_one_that_stays(session, manifests, &args).await,
         None => {
@@ -175,7 +183,7 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let world = world(manifests, cluster.client().clone(), Some(cluster))?;
-    telling::tell_all(session, report, &world, args.broken).await;
+    telling::tell_all(session, report, &world, Selection::new(&args.only), args.broken).await;
     state_dump::write(&world, reports).await;
     if args.self_check {
         self_check::run(session, report, world).await;
@@ -202,7 +210,12 @@ pub(crate) fn world_in<'a>(session: &Session, cluster: &'a Cluster, namespace: &
 }
 
 /// On somebody else's cluster, which is left as it was found.
-async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig: &Path) -> Result<Report> {
+async fn against_any_cluster(
+    session: &Session,
+    manifests: Manifests,
+    kubeconfig: &Path,
+    selection: Selection<'_>,
+) -> Result<Report> {
     let config =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
@@ -210,7 +223,7 @@ async fn against_any_cluster(session: &Session, manifests: Manifests, kubeconfig
     let world = world(manifests, client, None)?;
     let installed = stories::install::is_installed(&world).await?;
     let mut report = Report::new();
-    telling::tell_all(session, &mut report, &world, None).await;
+    telling::tell_all(session, &mut report, &world, selection, None).await;
     state_dump::write(&world, &session.workspace.reports(RUN)).await;
     let started = Instant::now();
     // Also when a story failed, or was stopped.
@@ -249,5 +262,7 @@ mod tests {
         let again = Line::parse_from(words).args.again();
         assert_eq!(again, words);
         assert_eq!(Line::parse_from(again).args.broken, Some(Breakage::NoDisk));
+        let words = ["e2e", "--keep", "--only", "second node", "--only", "clones"];
+        assert_eq!(Line::parse_from(words).args.again(), words);
     }
 }

@@ -1,6 +1,8 @@
 //! Pods that hold a claim for a story, from their start to their end.
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 
 use super::talking::exec_ok;
@@ -17,10 +19,15 @@ pub(super) async fn start(
     r#use: Use,
     read_only: bool,
 ) -> Result<()> {
-    let object = holder(pod, claim, r#use, read_only)?;
+    create(world, &holder(pod, claim, r#use, read_only)?).await
+}
+
+/// Creates a pod and waits until it runs.
+pub(super) async fn create(world: &World<'_>, object: &Pod) -> Result<()> {
+    let pod = &object.name_any();
     world
         .pods()
-        .create(&PostParams::default(), &object)
+        .create(&PostParams::default(), object)
         .await
         .map_err(told)
         .with_context(|| format!("create pod {pod}"))?;

@@ -1,4 +1,5 @@
-//! The root file system of a Kubernetes node, as `vm-images/node/node.toml` describes it.
+//! The root file system of a Kubernetes node, as `vm-images/node/node.toml` describes it, with containerd from its Go
+//! module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,22 @@ use serde::Deserialize;
 use super::debian::{Bootstrap, as_root};
 use super::kernel::Kernel;
 use crate::cache::Recipe;
+use crate::go_build::{self, GoModule, VersionVariable};
 use crate::progress::Notes;
 use crate::session::Session;
+
+/// The container runtime, with its shim and its command line tool.
+const CONTAINERD: GoModule = GoModule {
+    name: "containerd",
+    versioned_by: "github.com/containerd/containerd/v2",
+    version_variables: &[VersionVariable {
+        variable: "github.com/containerd/containerd/v2/version.Version",
+        value: |version| version.to_string(),
+    }],
+    renamed: &[],
+    without_go: None,
+};
+const CONTAINERD_PROGRAMS: [&str; 3] = ["containerd", "containerd-shim-runc-v2", "ctr"];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,23 +40,25 @@ struct Description {
 /// copy it first.
 ///
 /// # Errors
-/// The description cannot be read, or a package not be fetched.
+/// The description cannot be read, a package cannot be fetched, or containerd cannot be built.
 pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
     let path = session.workspace.vm_images().join("node/node.toml");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let description: Description =
         toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    let containerd = go_build::build(session, &CONTAINERD).await?;
     let recipe = Recipe::new("node-root", 2)
         .with("suite", &description.suite)
         .with("packages", description.packages.join(","))
         .with("exclude", description.exclude.join(","))
         .with("size", description.size_mib.to_string())
-        .with_artifact("kernel", kernel.artifact());
+        .with_artifact("kernel", kernel.artifact())
+        .with_artifact("containerd", &containerd);
     let artifact = session
         .cache
         .artifact(&recipe, async |directory: &Path| {
             let step = session.progress.step("build the node's root file system");
-            build(&description, kernel, directory, step.notes()).await?;
+            build(&description, kernel, &containerd, directory, step.notes()).await?;
             step.done("");
             Ok(())
         })
@@ -49,17 +66,27 @@ pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
     Ok(artifact.join("root.ext4"))
 }
 
-async fn build(description: &Description, kernel: &Kernel, directory: &Path, notes: Notes) -> Result<()> {
+async fn build(
+    description: &Description,
+    kernel: &Kernel,
+    containerd: &Path,
+    directory: &Path,
+    notes: Notes,
+) -> Result<()> {
     let tar = directory.join("root.tar");
     let excluded = description.exclude.iter().map(|pattern| format!("--dpkgopt=path-exclude={pattern}"));
     let modules = kernel.modules_directory();
     let modules = modules.to_str().context("the path of the cache is not UTF-8")?;
     let release = kernel.release();
+    let containerd = containerd.to_str().context("the path of the cache is not UTF-8")?;
+    let programs: String =
+        CONTAINERD_PROGRAMS.iter().map(|program| format!(" '{containerd}/{program}'")).collect();
     // The modules are in place before the tar is written, and indexed for the node's modprobe.
     let hooks = [
         "--customize-hook=mkdir -p \"$1/usr/lib/modules\"".to_owned(),
         format!("--customize-hook=copy-in '{modules}' /usr/lib/modules"),
         format!("--customize-hook=chroot \"$1\" depmod {release}"),
+        format!("--customize-hook=copy-in{programs} /usr/local/bin"),
     ];
     Bootstrap::new(&description.suite, "minbase", &description.packages)
         .await?

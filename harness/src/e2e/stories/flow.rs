@@ -107,7 +107,7 @@ async fn bound(world: &World<'_>) -> Result<()> {
 }
 
 async fn verdict(world: &World<'_>, passed: &str, failed: &str, within: std::time::Duration) -> Result<()> {
-    until_logged(&world.pods(), FLOW_POD, within, |line| {
+    until_logged(&world.pods(), FLOW_POD, None, within, |line| {
         if line.starts_with(failed) {
             State::Hopeless(line.to_owned())
         } else {

@@ -15,3 +15,4 @@ pub(super) mod power_cut;
 pub(super) mod read_only_claims;
 pub(super) mod removal;
 pub(super) mod retained_volumes;
+pub(super) mod user_namespaces;
