@@ -75,7 +75,7 @@ impl Audit {
                     Err(error) => {
                         self.found.send_replace(None);
                         // Why the storage is closed was said when it was.
-                        if !matches!(error, Error::StorageClosed(_)) {
+                        if !matches!(error, Error::StorageClosed(_) | Error::StorageStarting) {
                             tracing::warn!(%error, "volumes could not be looked over; this is retried");
                         }
                     }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use loopfs::{Condition, VolumeKind};
+use loopfs::VolumeKind;
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::driver::DriverName;
@@ -18,7 +18,7 @@ use crate::request::RequestReader;
 use crate::rpc::{self, Kind};
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
-use crate::volumes::{Described, Page, SMALLEST, SnapshotPage};
+use crate::volumes::{Page, SMALLEST, SnapshotPage};
 
 mod answers;
 
@@ -176,9 +176,7 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerListVolumeHealth", Kind::Query, "", async {
             let list = self.requests.list(request.max_entries, &request.starting_token)?;
-            let abnormal = |volume: &Described| volume.condition != Condition::Healthy;
-            let Page { volumes, next } =
-                self.work.query(move |volumes| volumes.list(&list, abnormal)).await?;
+            let Page { volumes, next } = self.work.query(move |volumes| volumes.list_abnormal(&list)).await?;
             Ok(wire::ControllerListVolumeHealthResponse {
                 entries: volumes.into_iter().map(wire::VolumeHealth::from).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),

@@ -31,6 +31,10 @@ pub(crate) enum Error {
     #[error("this node's volumes cannot be reached: {0}")]
     StorageClosed(String),
 
+    /// The driver has started a moment ago.
+    #[error("this node's volumes cannot be reached: they are being opened")]
+    StorageStarting,
+
     #[error(transparent)]
     Storage(#[from] loopfs::Error),
 

@@ -78,7 +78,7 @@ mod tests {
         let described = |condition| Described {
             volume: VolumeId::parse("v").unwrap(),
             capacity: Some(Bytes(1)),
-            filesystem: "0123abcd-0000-4000-8000-00000000beef".parse().unwrap(),
+            filesystem: Some("0123abcd-0000-4000-8000-00000000beef".parse().unwrap()),
             published: false,
             condition,
             source: None,

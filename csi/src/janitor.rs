@@ -52,7 +52,7 @@ impl Janitor {
             match clean(Arc::clone(&gate), recovered.clone()).await {
                 Ok(storage) => recovered = storage,
                 // Said already, by the call that found it out.
-                Err(Error::StorageClosed(_)) => {}
+                Err(Error::StorageClosed(_) | Error::StorageStarting) => {}
                 Err(error) => {
                     tracing::warn!(%error, "what deleted volumes held is not freed; this is retried")
                 }

@@ -133,13 +133,14 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let janitor = Arc::new(Janitor::default());
     let this_node = ThisNode::new(&driver_name, node_name);
     let requests = RequestReader::new(&driver_name, this_node.clone(), &kubelet_dir);
-    let work = VolumeWork::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)));
+    let work =
+        VolumeWork::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)), Arc::clone(&gate));
     let calls = Calls::new();
     let services = Services {
         calls: calls.clone(),
         identity: IdentityService::new(driver_name.clone(), Arc::clone(&probe)),
         controller: ControllerService::new(&driver_name, this_node.clone(), requests.clone(), work.clone()),
-        node: NodeService::new(this_node, requests, work.clone()),
+        node: NodeService::new(this_node, requests, work.clone(), Arc::clone(&probe)),
     };
     let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
         driver_name,
@@ -152,6 +153,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
 
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
+    tasks.spawn(Arc::clone(&probe).run(stop.clone()));
     tasks.spawn(growth::follow(work.clone(), Arc::clone(&gate), stop.clone()));
     let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
     if metrics_address.is_some() {

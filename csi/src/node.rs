@@ -1,15 +1,19 @@
 //! The Node service: reads a request, keeps the volume to itself, calls, answers.
 
+use std::sync::Arc;
+
 use loopfs::{Bytes, Inodes, VolumeStats};
 use tonic::{Request, Response, Status, async_trait};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::health;
+use crate::probe::Probe;
 use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
 use crate::rpc::{self, Kind};
+use crate::storage::Health;
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
 
@@ -29,11 +33,12 @@ pub(crate) struct NodeService {
     node: ThisNode,
     requests: RequestReader,
     work: VolumeWork,
+    probe: Arc<Probe>,
 }
 
 impl NodeService {
-    pub(crate) fn new(node: ThisNode, requests: RequestReader, work: VolumeWork) -> Self {
-        Self { node, requests, work }
+    pub(crate) fn new(node: ThisNode, requests: RequestReader, work: VolumeWork, probe: Arc<Probe>) -> Self {
+        Self { node, requests, work, probe }
     }
 }
 
@@ -72,7 +77,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodePublishVolume", Kind::Change, &request.volume_id.clone(), async {
             let publish = self.requests.publish(request)?;
-            self.work.change(&publish.volume.clone(), move |volumes| volumes.publish(&publish)).await?;
+            self.work.publish(publish).await?;
             Ok(wire::NodePublishVolumeResponse {})
         })
         .await
@@ -85,7 +90,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeUnpublishVolume", Kind::Change, &request.volume_id, async {
             let unpublish = self.requests.unpublish(&request)?;
-            self.work.change(&unpublish.volume.clone(), move |volumes| volumes.unpublish(&unpublish)).await?;
+            self.work.unpublish(unpublish).await?;
             Ok(wire::NodeUnpublishVolumeResponse {})
         })
         .await
@@ -121,7 +126,12 @@ impl Node for NodeService {
         _request: Request<wire::NodeGetStorageHealthRequest>,
     ) -> Result<Response<wire::NodeGetStorageHealthResponse>, Status> {
         rpc::traced("NodeGetStorageHealth", Kind::Query, "", async {
-            let trouble = self.work.query(|volumes| Ok(volumes.storage_trouble())).await?;
+            let trouble = match self.probe.health().await {
+                Err(error @ Error::StorageClosed(_)) => Some(error.to_string()),
+                Ok(Health::Starting) => Some(Error::StorageStarting.to_string()),
+                // Loop devices are not the storage.
+                Ok(Health::Ready) | Err(_) => None,
+            };
             Ok(wire::NodeGetStorageHealthResponse { backend_health: health::of_storage(trouble) })
         })
         .await

@@ -6,9 +6,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use loopfs::{OwnedContentSource, SnapshotId, VolumeId};
+use tokio::sync::Notify;
 
 use crate::error::{Error, Result};
 
@@ -17,6 +19,8 @@ use crate::error::{Error, Result};
 pub(crate) enum Object {
     Volume(VolumeId),
     Snapshot(SnapshotId),
+    /// Where a volume is published.
+    Target(PathBuf),
 }
 
 /// What an operation does to it.
@@ -34,6 +38,7 @@ pub(crate) enum Use {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guards {
     busy: Arc<Mutex<HashMap<Object, Busy>>>,
+    freed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +89,19 @@ impl Guards {
         Ok(guard)
     }
 
+    /// As [`acquire`](Self::acquire) of one object, and waits until that is possible. The caller must hold no other guard.
+    pub(crate) async fn acquire_when_free(&self, object: Object, wanted: Use) -> Guard {
+        loop {
+            // Before the attempt, so that a guard dropped after it is not missed.
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            match self.acquire([(object.clone(), wanted)]) {
+                Ok(guard) => return guard,
+                Err(_busy) => freed.await,
+            }
+        }
+    }
+
     /// The map is right after every single step, so a panic elsewhere has not spoilt it.
     fn busy(&self) -> MutexGuard<'_, HashMap<Object, Busy>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
@@ -92,6 +110,10 @@ impl Guards {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        if self.holds.is_empty() {
+            // An attempt that failed. It frees nothing, and would wake up the one that made it.
+            return;
+        }
         let mut all = self.guards.busy();
         for (object, held) in self.holds.drain(..) {
             let Some(busy) = all.get_mut(&object) else { continue };
@@ -103,6 +125,8 @@ impl Drop for Guard {
                 all.remove(&object);
             }
         }
+        drop(all);
+        self.guards.freed.notify_waiters();
     }
 }
 
@@ -132,6 +156,7 @@ impl fmt::Display for Object {
         match self {
             Self::Volume(id) => write!(f, "volume {id}"),
             Self::Snapshot(id) => write!(f, "snapshot {id}"),
+            Self::Target(path) => write!(f, "target path {}", path.display()),
         }
     }
 }
@@ -202,6 +227,19 @@ mod tests {
             drop(copy);
         }
         drop(guards.acquire([(snapshot("s"), Use::Remove)]).unwrap());
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_volume_ends_when_its_guard_is_dropped() {
+        let guards = Guards::default();
+        let held = guards.acquire([(volume("a"), Use::Change)]).unwrap();
+        let waiting = guards.clone();
+        let waiting = tokio::spawn(async move { waiting.acquire_when_free(volume("a"), Use::Change).await });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(held);
+        drop(waiting.await.unwrap());
+        assert!(guards.busy().is_empty());
     }
 
     #[test]

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::rpc;
-use crate::storage::{Health, StorageGate};
+use crate::storage::{Health, StorageGate, WRITE_TIMEOUT};
 
-/// How long a disk may take before that is what a probe answers. Whoever probes waits ten seconds, says the manifest.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// How often the driver probes its storage by itself.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Answers probes.
 #[derive(Debug)]
@@ -31,7 +32,29 @@ struct Examination {
 
 impl Probe {
     pub(crate) fn new(gate: Arc<StorageGate>) -> Self {
-        Self { gate, patience: PATIENCE, examination: Mutex::default() }
+        Self { gate, patience: WRITE_TIMEOUT, examination: Mutex::default() }
+    }
+
+    /// Probes the storage every [`PROBE_INTERVAL`] until `stop`, so that a failure is known to calls that do not find it
+    /// out by themselves: they would hang on a disk that hangs.
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut failed = false;
+        let probing = async {
+            loop {
+                match self.health().await {
+                    Ok(_) => failed = false,
+                    Err(error) => {
+                        if !failed {
+                            tracing::error!(%error, "volumes cannot be served");
+                        }
+                        failed = true;
+                    }
+                }
+                tokio::time::sleep(PROBE_INTERVAL).await;
+            }
+        };
+        stop.run_until_cancelled(probing).await;
+        Ok(())
     }
 
     /// Why volumes cannot be served, if so.
@@ -43,25 +66,23 @@ impl Probe {
     async fn examine(&self, examine: impl FnOnce() -> Result<Health> + Send + 'static) -> Result<Health> {
         // Whoever waits here waits for an examination that is under way.
         let Ok(mut examination) = tokio::time::timeout(self.patience, self.examination.lock()).await else {
-            return Err(hangs(self.patience));
+            return Err(self.gate.hangs_for(self.patience));
         };
-        let current = examination.get_or_insert_with(|| Examination {
-            since: Instant::now(),
-            outcome: tokio::spawn(rpc::blocking(examine)),
+        let current = examination.get_or_insert_with(|| {
+            // Known to the gate for exactly as long as it lasts, whether or not a caller still waits for it.
+            let in_progress = self.gate.begin_examination();
+            let examine = move || {
+                let _in_progress = in_progress;
+                examine()
+            };
+            Examination { since: Instant::now(), outcome: tokio::spawn(rpc::blocking(examine)) }
         });
         let Ok(outcome) = tokio::time::timeout(self.patience, &mut current.outcome).await else {
-            return Err(hangs(current.since.elapsed()));
+            return Err(self.gate.hangs_for(current.since.elapsed()));
         };
         *examination = None;
         outcome.unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))
     }
-}
-
-fn hangs(since: Duration) -> Error {
-    Error::StorageClosed(format!(
-        "a write to the data directory has not ended for {since:.0?}; look for a disk that hangs in the kernel log, and \
-         whether the file system is frozen (fsfreeze)"
-    ))
 }
 
 #[cfg(test)]

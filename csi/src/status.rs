@@ -14,7 +14,9 @@ impl Error {
         match self {
             Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnusableSource(_) => Code::InvalidArgument,
             Self::InProgress(_) | Self::NotYet(_) | Self::StaleToken(_) => Code::Aborted,
-            Self::StorageClosed(_) | Self::Precondition(_) => Code::FailedPrecondition,
+            Self::StorageClosed(_) | Self::StorageStarting | Self::Precondition(_) => {
+                Code::FailedPrecondition
+            }
             Self::Storage(error) => code_of(error.kind()),
             Self::PublishedOtherwise(_) | Self::Incompatible(_) => Code::AlreadyExists,
             // Said of making volumes only: the orchestrator tries another node.

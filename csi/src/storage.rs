@@ -4,18 +4,24 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use loopfs::{FilesystemUuid, LoopControl, StoreOptions, VolumeStore};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::readiness;
 use crate::target::PublishRoot;
+
+/// How long a write to the data disk may take. After that, the disk is taken to hang. A probe waits for ten seconds, says the
+/// manifest.
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Volumes, and the loop devices that Block volumes are shown by.
 #[derive(Debug)]
@@ -65,25 +71,63 @@ pub(crate) struct StorageGate {
     /// Where volumes are shown.
     root: Arc<PublishRoot>,
     state: watch::Sender<State>,
+    /// When the examination began that a probe makes now, with a write to the disk.
+    examined_since: watch::Sender<Option<Instant>>,
 }
 
 impl StorageGate {
     pub(crate) fn new(data_dir: PathBuf, root: Arc<PublishRoot>) -> Self {
-        Self { data_dir, root, state: watch::Sender::new(State::Starting) }
+        Self {
+            data_dir,
+            root,
+            state: watch::Sender::new(State::Starting),
+            examined_since: watch::Sender::new(None),
+        }
     }
 
-    /// The storage as it was opened, even if it has failed since. Blocks not.
+    /// The storage as it was opened, even if it has failed since, but not while its disk is known to hang. Does not block.
     pub(crate) fn opened(&self) -> Result<Arc<Storage>> {
+        let storage = self.latest()?;
+        match self.hangs() {
+            Some(error) => Err(error),
+            None => Ok(storage),
+        }
+    }
+
+    fn latest(&self) -> Result<Arc<Storage>> {
         match &*self.state.borrow() {
             State::Open(storage) => Ok(Arc::clone(storage)),
-            State::Starting => Err(Error::StorageClosed("they are being opened".to_owned())),
+            State::Starting => Err(Error::StorageStarting),
             State::Closed(reason) => Err(Error::StorageClosed(reason.to_string())),
         }
     }
 
+    /// Returns an error if a probe has waited for the disk for longer than [`WRITE_TIMEOUT`].
+    pub(crate) fn hangs(&self) -> Option<Error> {
+        let waited = self.examined_since.borrow().map(|began| began.elapsed())?;
+        (waited >= WRITE_TIMEOUT).then(|| self.hangs_for(waited))
+    }
+
+    pub(crate) fn hangs_for(&self, waited: Duration) -> Error {
+        Error::StorageClosed(format!(
+            "a write to the data directory {} has not ended for {waited:.0?}; look for a disk that hangs in the kernel \
+             log, and whether the file system is frozen (fsfreeze)",
+            self.data_dir.display()
+        ))
+    }
+
+    /// To be called before [`probe`](Self::probe), and kept until that has returned.
+    pub(crate) fn begin_examination(&self) -> ExaminationInProgress {
+        self.examined_since.send_replace(Some(Instant::now()));
+        ExaminationInProgress(self.examined_since.clone())
+    }
+
     /// The storage, checked just now. Blocks.
     pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
-        let storage = self.opened()?;
+        self.verify(self.opened()?)
+    }
+
+    fn verify(&self, storage: Arc<Storage>) -> Result<Arc<Storage>> {
         let Err(error) = storage.store.verify() else { return Ok(storage) };
         let reason: Arc<str> = error.to_string().into();
         // Only the storage that failed is closed, not one that was opened in its place meanwhile.
@@ -102,14 +146,35 @@ impl StorageGate {
 
     /// What to tell a probe: more than [`verified`](Self::verified), and slower. Blocks, for ever on a disk that hangs.
     pub(crate) fn probe(&self) -> Result<Health> {
-        if matches!(*self.state.borrow(), State::Starting) {
-            return Ok(Health::Starting);
-        }
-        let storage = self.verified()?;
+        let storage = match self.latest() {
+            Ok(storage) => storage,
+            Err(Error::StorageStarting) => return Ok(Health::Starting),
+            Err(error) => return Err(error),
+        };
+        let storage = self.verify(storage)?;
         storage.store.prove_writable().map_err(closed)?;
         // Directories can be served without, and are.
-        storage.loops.verify().map_err(closed)?;
+        storage.loops.verify().map_err(|error| Error::Precondition(error.to_string()))?;
         Ok(Health::Ready)
+    }
+
+    /// Completes when the disk is known to hang, with what to say of it.
+    pub(crate) async fn wait_until_it_hangs(&self) -> Error {
+        let mut since = self.examined_since.subscribe();
+        loop {
+            let began = *since.borrow_and_update();
+            let timeout = async {
+                match began {
+                    Some(began) => sleep_until(began + WRITE_TIMEOUT).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = timeout => return self.hangs_for(WRITE_TIMEOUT),
+                // An error would mean that the sender is gone, and it lives as long as `self`.
+                changed = since.changed() => drop(changed),
+            }
+        }
     }
 
     /// Completes when the storage is open.
@@ -197,6 +262,16 @@ fn settle_uses(store: &VolumeStore, root: &PublishRoot) {
     let settled = root.mounts().and_then(|mounts| Ok(store.settle_uses(&mounts)?));
     if let Err(error) = settled {
         tracing::warn!(%error, "which volumes are shown could not be written down; one in use may be deleted");
+    }
+}
+
+/// An examination of the storage, in progress until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ExaminationInProgress(watch::Sender<Option<Instant>>);
+
+impl Drop for ExaminationInProgress {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
     }
 }
 

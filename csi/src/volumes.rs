@@ -8,13 +8,14 @@ use loopfs::{
     AbnormalReason, Bytes, Condition, ErrorKind, LoopControl, Volume, VolumeId, VolumeKind, VolumeStats,
     mountinfo,
 };
+use nix::sys::stat::FileStat;
 
 use crate::error::{Error, Result};
 use crate::janitor::Janitor;
 use crate::publish_block::{BlockVolume, MountedDevices};
 use crate::publish_mount::Directory;
 use crate::request::{
-    AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unpublish, Unstage,
+    AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unstage,
 };
 use crate::storage::{Storage, StorageGate};
 use crate::stray_device::StrayDevice;
@@ -23,6 +24,7 @@ use crate::target::PublishRoot;
 mod inventory;
 mod provision;
 mod snapshots;
+mod unreachable;
 
 pub(crate) use inventory::{Described, Page};
 pub(crate) use provision::UNIT as SMALLEST;
@@ -67,7 +69,7 @@ impl Volumes {
         let storage = self.gate.opened()?;
         let volume = match find(&storage, &unstage.volume)? {
             Found::Block(volume) => volume,
-            // Where the storage could not be reached when it was unpublished, that was left to this.
+            // If the storage could not be used when the volume was unpublished, that was left to this.
             Found::WithoutDevices => return self.settle_use(&storage, &unstage.volume),
             Found::Gone => {
                 self.settle_use(&storage, &unstage.volume)?;
@@ -123,44 +125,38 @@ impl Volumes {
         }
     }
 
-    /// Why the storage under the volumes cannot be used, if so.
-    pub(crate) fn storage_trouble(&self) -> Option<String> {
-        self.gate.verified().err().map(|error| error.to_string())
+    /// Unmounts and removes the target, whatever it shows and whether or not the volume or the storage still exists: an
+    /// orchestrator has no other way to let a workload end.
+    ///
+    /// Nothing here writes to the data disk, reads it, or waits for a lock of a process that does: the disk may hang.
+    pub(crate) fn clear_target(&self, target: &TargetPath) -> Result<Cleared> {
+        let Some(target) = self.root.locate(target)? else { return Ok(Cleared { showed: None }) };
+        // XFS that has shut down fails this call (EIO).
+        let showed = target.status().ok().flatten();
+        target.unmount()?;
+        target.remove()?;
+        Ok(Cleared { showed })
     }
 
-    /// Takes the volume away from the target. The target is cleared whatever it shows and whether or not the volume or
-    /// the storage still exists: an orchestrator has no other way to let a workload end.
-    pub(crate) fn unpublish(&self, unpublish: &Unpublish) -> Result<()> {
-        let mut showed = None;
-        if let Some(target) = self.root.locate(&unpublish.target)? {
-            showed = target.status()?;
-            target.unmount()?;
-            target.remove()?;
-        }
-        // Not only when something was unmounted just now: a crash may have come between the two.
-        let storage = match self.gate.opened() {
-            Ok(storage) => storage,
-            Err(error) => {
-                tracing::warn!(%error, "what else is to be done about the volume is left to NodeUnstageVolume");
-                return Ok(());
-            }
-        };
-        let volume = match find(&storage, &unpublish.volume)? {
+    /// What is to be done about a volume that was taken away from a target: its devices are detached and its publication
+    /// record is removed, if it is published nowhere now. NodeUnstageVolume does the same.
+    ///
+    /// It does so also if nothing was mounted at the target: a crash may have come between the two.
+    pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &Cleared) -> Result<()> {
+        let storage = self.gate.opened()?;
+        let volume = match find(&storage, id)? {
             Found::Block(volume) => volume,
-            Found::WithoutDevices => {
-                self.settle_use_or_leave_it(&storage, &unpublish.volume);
-                return Ok(());
-            }
+            Found::WithoutDevices => return self.settle_use(&storage, id),
             Found::Gone => {
-                self.settle_use_or_leave_it(&storage, &unpublish.volume);
-                return self.detach_strays(&storage, &unpublish.volume);
+                // Not prevented by a disk that takes no writes.
+                self.detach_strays(&storage, id)?;
+                return self.settle_use(&storage, id);
             }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
         let mounted = self.mounted_devices()?;
-        if let Some(status) = showed
-            && let Some(stray) =
-                StrayDevice::shown(&storage, &unpublish.volume, Some(block.image()?), &status)?
+        if let Some(status) = &cleared.showed
+            && let Some(stray) = StrayDevice::shown(&storage, id, Some(block.image()?), status)?
         {
             stray.detach(&storage, &mounted)?;
         }
@@ -173,13 +169,6 @@ impl Volumes {
     /// Writes down where a volume is shown, or that it is not, as the mount table has it.
     fn settle_use(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
         Ok(storage.store.settle_use(volume, &self.root.mounts()?)?)
-    }
-
-    /// The same for a call that does not fail where the storage does.
-    fn settle_use_or_leave_it(&self, storage: &Storage, volume: &VolumeId) {
-        if let Err(error) = self.settle_use(storage, volume) {
-            tracing::warn!(%error, "that the volume is not in use any more is left to NodeUnstageVolume to write down");
-        }
     }
 
     /// Takes away the devices of a volume that was deleted while it was in use.
@@ -198,9 +187,17 @@ impl Volumes {
     }
 
     pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
-        let storage = self.gate.opened()?;
-        let path = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
-        let status = path.map(|path| path.status()).transpose()?.flatten();
+        let target = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
+        let storage = match self.gate.verified() {
+            Ok(storage) => storage,
+            Err(Error::StorageClosed(reason)) => {
+                let target = target.ok_or_else(|| not_published(stats))?;
+                return unreachable::stats(&stats.volume, &target, reason)?
+                    .ok_or_else(|| not_published(stats));
+            }
+            Err(error) => return Err(error),
+        };
+        let status = target.map(|target| target.status()).transpose()?.flatten();
         let stray = |image| match &status {
             Some(status) => StrayDevice::shown(&storage, &stats.volume, image, status),
             None => Ok(None),
@@ -225,15 +222,7 @@ impl Volumes {
                 own
             }
         };
-        if !shown {
-            let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
-            return Err(Error::NotPublished(format!("volume {} is not published at {path}", stats.volume)));
-        }
-        let mut answer = health(&volume, &storage.loops)?;
-        if let Err(error) = storage.store.verify() {
-            answer.condition = Condition::abnormal(AbnormalReason::StorageFailed, error.to_string());
-        }
-        Ok(answer)
+        if shown { health(&volume, &storage.loops) } else { Err(not_published(stats)) }
     }
 
     /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: that is
@@ -281,6 +270,16 @@ fn show_size(volume: &Volume, storage: &Storage) -> Result<Bytes> {
     let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
     volume.record_refreshed(size)?;
     Ok(size)
+}
+
+fn not_published(stats: &Stats) -> Error {
+    let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
+    Error::NotPublished(format!("volume {} is not published at {path}", stats.volume))
+}
+
+/// What a target showed before it was cleared.
+pub(crate) struct Cleared {
+    showed: Option<FileStat>,
 }
 
 /// A volume, to whatever takes away what was made for it.

@@ -1,7 +1,5 @@
 //! Volumes and snapshots in the words of the specification.
 
-use std::collections::HashMap;
-
 use loopfs::{Bytes, OwnedContentSource, Snapshot};
 
 use super::ControllerService;
@@ -16,10 +14,11 @@ impl ControllerService {
         wire::Volume {
             capacity_bytes: described.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
             volume_id: described.volume.to_string(),
-            volume_context: HashMap::from([(
-                self.filesystem_uuid_key.clone(),
-                described.filesystem.to_string(),
-            )]),
+            volume_context: described
+                .filesystem
+                .map(|uuid| (self.filesystem_uuid_key.clone(), uuid.to_string()))
+                .into_iter()
+                .collect(),
             content_source: described.source.as_ref().map(content_source),
             accessible_topology: vec![self.node.topology()],
         }

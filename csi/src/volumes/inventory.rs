@@ -6,7 +6,7 @@ use loopfs::{
 };
 
 use super::provision::whole_units;
-use super::{Volumes, health, published_at, require_kind};
+use super::{Volumes, health, published_at, require_kind, unreachable};
 use crate::error::{Error, Result};
 use crate::publish_block::BlockVolume;
 use crate::request::{Expected, List, PageToken, Room, Validate};
@@ -14,12 +14,13 @@ use crate::storage::Storage;
 use crate::stray_device::Shown;
 
 /// A volume as it is told of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Described {
     pub(crate) volume: VolumeId,
     /// None where it cannot be found out.
     pub(crate) capacity: Option<Bytes>,
-    pub(crate) filesystem: FilesystemUuid,
+    /// `None` if the storage cannot be used.
+    pub(crate) filesystem: Option<FilesystemUuid>,
     /// On this node.
     pub(crate) published: bool,
     pub(crate) condition: Condition,
@@ -55,24 +56,37 @@ impl Volumes {
         let mut ids = storage.store.list()?;
         // Those whose images are gone, too, for as long as a device shows them.
         ids.extend(shown.volumes());
-        if let Some(PageToken(last)) = &list.from {
-            ids.retain(|id| id > last);
-        }
         ids.sort_unstable();
         ids.dedup();
-        let mut ids = ids.into_iter().peekable();
-        let (mut volumes, mut last) = (Vec::new(), None);
-        while list.at_most.is_none_or(|at_most| volumes.len() < at_most)
-            && let Some(id) = ids.next()
-        {
-            volumes.extend(self.find(&storage, &id, &shown)?.filter(&told));
-            last = Some(id);
-        }
-        Ok(Page { volumes, next: last.filter(|_| ids.peek().is_some()).map(PageToken) })
+        page(list, ids, |id| id, |id| Ok(self.find(&storage, id, &shown)?.filter(&told)))
     }
 
+    /// The abnormal volumes, in the order of their ids. While the storage cannot be used, these are the published ones.
+    pub(crate) fn list_abnormal(&self, list: &List<VolumeId>) -> Result<Page> {
+        match self.list(list, |volume| volume.condition != Condition::Healthy) {
+            Err(Error::StorageClosed(reason)) => {
+                let published = unreachable::published(&self.root.mounts()?, &reason)?;
+                if published.is_empty() {
+                    // An empty list would say that all volumes are healthy.
+                    return Err(Error::StorageClosed(reason));
+                }
+                page(list, published, |described| &described.volume, |described| Ok(Some(described.clone())))
+            }
+            listed => listed,
+        }
+    }
+
+    /// While the storage cannot be used, only published volumes are known.
     pub(crate) fn get(&self, volume: &VolumeId) -> Result<Described> {
-        let storage = self.gate.verified()?;
+        let storage = match self.gate.verified() {
+            Ok(storage) => storage,
+            Err(Error::StorageClosed(reason)) => {
+                let published = unreachable::published(&self.root.mounts()?, &reason)?;
+                let found = published.into_iter().find(|described| described.volume == *volume);
+                return found.ok_or(Error::StorageClosed(reason));
+            }
+            Err(error) => return Err(error),
+        };
         let found = self.find(&storage, volume, &Shown::read(self.root.mounts()?)?)?;
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
@@ -106,7 +120,7 @@ impl Volumes {
         let described = |capacity, published, condition| Described {
             volume: id.clone(),
             capacity,
-            filesystem: storage.store.filesystem_uuid(),
+            filesystem: Some(storage.store.filesystem_uuid()),
             published,
             condition,
             source: None,
@@ -141,12 +155,33 @@ impl Volumes {
         Ok(Described {
             volume: volume.id().clone(),
             capacity: Some(volume.capacity()),
-            filesystem: storage.store.filesystem_uuid(),
+            filesystem: Some(storage.store.filesystem_uuid()),
             published,
             condition,
             source: volume.source()?,
         })
     }
+}
+
+/// The part of a list that was requested: of the items, which are in the order of their ids, those that can be described.
+fn page<T>(
+    list: &List<VolumeId>,
+    mut items: Vec<T>,
+    id: impl Fn(&T) -> &VolumeId,
+    describe: impl Fn(&T) -> Result<Option<Described>>,
+) -> Result<Page> {
+    if let Some(PageToken(last)) = &list.from {
+        items.retain(|item| id(item) > last);
+    }
+    let mut items = items.iter().peekable();
+    let (mut volumes, mut last) = (Vec::new(), None);
+    while list.at_most.is_none_or(|at_most| volumes.len() < at_most)
+        && let Some(item) = items.next()
+    {
+        volumes.extend(describe(item)?);
+        last = Some(id(item).clone());
+    }
+    Ok(Page { volumes, next: last.filter(|_| items.peek().is_some()).map(PageToken) })
 }
 
 fn is_as_expected(storage: &Storage, volume: &Volume, expected: &Expected) -> Result<Verdict> {

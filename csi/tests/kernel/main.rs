@@ -22,5 +22,6 @@ mod secrets;
 mod settings;
 mod snapshots;
 mod storage;
+mod storage_failure;
 #[path = "../support/mod.rs"]
 mod support;

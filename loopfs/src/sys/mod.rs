@@ -11,6 +11,8 @@ pub(crate) mod fiemap;
 pub(crate) mod file_attr;
 pub(crate) mod file_handle;
 pub(crate) mod file_lock;
+#[cfg(feature = "breakage")]
+pub(crate) mod freeze;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;
 pub(crate) mod getdents;

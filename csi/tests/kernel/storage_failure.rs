@@ -1,0 +1,228 @@
+//! The data disk is frozen, shut down or unmounted while volumes are published.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use csi::proto::csi as wire;
+use loopfs::{StoreOptions, VolumeStore};
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MntFlags, umount2};
+use rstest::rstest;
+use tonic::Code;
+
+use crate::scene::{Scene, id};
+use crate::scratch_disk::ScratchDisk;
+use crate::support::*;
+
+/// A way in which a data disk fails.
+#[derive(Clone, Copy)]
+enum Kind {
+    Frozen,
+    ShutDown,
+    Unmounted,
+}
+
+/// A failure of the data disk. Dropping it repairs the disk.
+enum Failure<'a> {
+    Frozen(File),
+    ShutDown(&'a ScratchDisk),
+    Unmounted(&'a ScratchDisk),
+}
+
+impl<'a> Failure<'a> {
+    fn begin(kind: Kind, disk: &'a ScratchDisk) -> Self {
+        match kind {
+            Kind::Frozen => {
+                let root = File::open(&disk.data).unwrap();
+                loopfs::breakage::freeze(&root).unwrap();
+                Self::Frozen(root)
+            }
+            Kind::ShutDown => {
+                loopfs::breakage::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap();
+                Self::ShutDown(disk)
+            }
+            Kind::Unmounted => {
+                umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
+                Self::Unmounted(disk)
+            }
+        }
+    }
+}
+
+impl Drop for Failure<'_> {
+    fn drop(&mut self) {
+        match self {
+            Self::Frozen(root) => loopfs::breakage::thaw(root).unwrap(),
+            Self::ShutDown(disk) => {
+                umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
+                disk.mount();
+            }
+            Self::Unmounted(disk) => disk.mount(),
+        }
+    }
+}
+
+/// Publishes two Filesystem volumes, and a Block volume unless the file system is to be shut down: a loop device would keep
+/// the file system that has shut down in use. Returns their names.
+fn publish_volumes(driver: &Driver, scene: &Scene, kind: Kind) -> Vec<&'static str> {
+    let mut volumes = vec![("first", mount(&[])), ("second", mount(&[]))];
+    if !matches!(kind, Kind::ShutDown) {
+        volumes.push(("image", block()));
+    }
+    for (volume, capability) in &volumes {
+        driver.create_volume(create(volume, 1 << 20, capability.clone())).unwrap();
+        driver.node_publish_volume(publish(volume, &scene.target(volume), capability.clone())).unwrap();
+    }
+    volumes.into_iter().map(|(volume, _)| volume).collect()
+}
+
+#[track_caller]
+fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, says: &str) {
+    let stats = driver.node_get_volume_stats(stats(volume, target)).unwrap();
+    let condition = stats.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains(says), "{condition:?}");
+    // The kubelet ignores a response without usage.
+    assert!(stats.usage.iter().all(|usage| usage.total > 0) && !stats.usage.is_empty(), "{:?}", stats.usage);
+
+    let got = driver.controller_get_volume(get(volume)).unwrap();
+    let condition = got.status.unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains(says), "{condition:?}");
+
+    let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
+    let on_node = driver.node_get_volume_health(request).unwrap().volume_health.unwrap();
+    let request =
+        wire::ControllerGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
+    let by_controller = driver.controller_get_volume_health(request).unwrap().volume_health.unwrap();
+    let listed = driver.controller_list_volume_health(Default::default()).unwrap().entries;
+    let listed = listed.into_iter().find(|health| health.volume_id == volume).unwrap();
+    for health in [on_node, by_controller, listed] {
+        let [status] = health.health_statuses.try_into().unwrap();
+        assert_eq!(status.reason, "StorageFailed");
+        assert!(status.message.contains(says), "{}", status.message);
+    }
+
+    let [storage] =
+        driver.node_get_storage_health(Default::default()).unwrap().backend_health.try_into().unwrap();
+    assert!(storage.message.contains(says), "{}", storage.message);
+}
+
+#[rstest]
+#[case::frozen(Kind::Frozen, "has not ended")]
+#[case::shut_down(Kind::ShutDown, "shut down")]
+#[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
+fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Kind, #[case] says: &str) {
+    let mut scene = Scene::without_driver();
+    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    let volumes = publish_volumes(&driver, &scene, kind);
+
+    let failure = Failure::begin(kind, &disk);
+    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[says]);
+    for volume in &volumes {
+        assert_storage_failed(&driver, volume, &scene.target(volume), says);
+    }
+    // Twice, because a call whose response was lost is repeated.
+    for volume in volumes.iter().chain(&volumes) {
+        let target = scene.target(volume);
+        driver.node_unpublish_volume(unpublish(volume, &target)).unwrap();
+        assert!(!target.exists());
+        let elsewhere = driver.node_get_volume_stats(stats(volume, &target));
+        assert_refused(elsewhere, Code::NotFound, &["not published"]);
+    }
+
+    drop(failure);
+    driver.wait_until_ready();
+    for volume in volumes {
+        driver.node_unstage_volume(unstage(volume, &scene.target("staging"))).unwrap();
+        driver.delete_volume(delete(volume)).unwrap();
+    }
+    driver.stop();
+    drop(disk);
+    scene.directories.data = here;
+    scene.finish();
+}
+
+/// The driver does not know yet that the disk has failed.
+#[rstest]
+#[case::frozen(Kind::Frozen)]
+#[case::shut_down(Kind::ShutDown)]
+#[case::unmounted(Kind::Unmounted)]
+fn unpublishing_succeeds_when_the_disk_failed_a_moment_ago(#[case] kind: Kind) {
+    let mut scene = Scene::without_driver();
+    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    let volumes = publish_volumes(&driver, &scene, kind);
+    let failure = Failure::begin(kind, &disk);
+    for volume in &volumes {
+        driver.node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
+        assert!(!scene.target(volume).exists());
+    }
+    // From now on the driver knows, and keeps no file of a disk open that has failed.
+    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[]);
+    drop(failure);
+    driver.wait_until_ready();
+    for volume in volumes {
+        unstage_when_free(&driver, &scene, volume);
+        driver.delete_volume(delete(volume)).unwrap();
+    }
+    driver.stop();
+    drop(disk);
+    scene.directories.data = here;
+    scene.finish();
+}
+
+/// Unstages a volume, and waits for the cleanup that its unpublication may have left to the background.
+fn unstage_when_free(driver: &Driver, scene: &Scene, volume: &str) {
+    let start = Instant::now();
+    while let Err(refused) = driver.node_unstage_volume(unstage(volume, &scene.target("staging"))) {
+        assert_eq!(refused.code(), Code::Aborted, "{}", refused.message());
+        assert!(start.elapsed() < PATIENCE, "the volume is never free again");
+    }
+}
+
+#[test]
+fn unpublishing_waits_for_no_lock_of_a_process_that_the_frozen_disk_stops() {
+    let mut scene = Scene::without_driver();
+    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
+    let driver = Driver::start(&scene.directories);
+    driver.wait_until_ready();
+    let volumes = publish_volumes(&driver, &scene, Kind::Frozen);
+    driver.create_volume(create("new", 1 << 20, mount(&[]))).unwrap();
+    let store = VolumeStore::open(&disk.data, StoreOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let failure = Failure::begin(Kind::Frozen, &disk);
+        // The lock that is taken for each publication record, held by a writer that waits for the disk.
+        scope.spawn(|| store.record_use(&id("new"), Path::new("/pods/new")).unwrap());
+        wait_until_locked(&disk.data.join(".loopfs/users"));
+        for volume in &volumes {
+            driver.node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
+            assert!(!scene.target(volume).exists());
+        }
+        drop(failure);
+    });
+    store.settle_use(&id("new"), &[]).unwrap();
+    drop(store);
+    driver.wait_until_ready();
+    for volume in volumes.into_iter().chain(["new"]) {
+        unstage_when_free(&driver, &scene, volume);
+        driver.delete_volume(delete(volume)).unwrap();
+    }
+    driver.stop();
+    drop(disk);
+    scene.directories.data = here;
+    scene.finish();
+}
+
+fn wait_until_locked(directory: &Path) {
+    let start = Instant::now();
+    while Flock::lock(File::open(directory).unwrap(), FlockArg::LockExclusiveNonblock).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "{} is not locked", directory.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
