@@ -16,6 +16,7 @@ mod builtin;
 mod capacity;
 mod claim_status;
 mod claims;
+mod connection;
 mod context;
 mod controller;
 mod courtesy;
@@ -68,8 +69,7 @@ use k8s_openapi::{
     api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp,
 };
 use kube::{
-    Api, Client,
-    client::ClientBuilder,
+    Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
     runtime::{
         reflector::{self, store::Writer},
@@ -93,6 +93,7 @@ pub use crate::{
 };
 use crate::{
     capacity::Publishing,
+    connection::Timeouts,
     context::{Context, Given},
     events::Events,
     identity::Identity,
@@ -300,18 +301,21 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
 }
 
 async fn client(kubeconfig: Option<PathBuf>, writes: &ApiWrites) -> anyhow::Result<Client> {
-    let config = match kubeconfig {
+    let client = connection::client(config(kubeconfig).await?, Timeouts::default(), writes);
+    client.context("set up the connection to the API server")
+}
+
+async fn config(kubeconfig: Option<PathBuf>) -> anyhow::Result<Config> {
+    match kubeconfig {
         Some(path) => {
             let read = || async {
                 let kubeconfig = Kubeconfig::read_from(&path)?;
-                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
             };
-            read().await.with_context(|| format!("use kubeconfig {}", path.display()))?
+            read().await.with_context(|| format!("use kubeconfig {}", path.display()))
         }
-        None => kube::Config::incluster().context("use the pod's service account (or give --kubeconfig)")?,
-    };
-    let connection = ClientBuilder::try_from(config).context("set up the connection to the API server")?;
-    Ok(connection.with_layer(writes).build())
+        None => Config::incluster().context("use the pod's service account (or give --kubeconfig)"),
+    }
 }
 
 async fn watch_classes(ctx: Arc<Context>, cache: Writer<StorageClass>) {

@@ -6,17 +6,30 @@ use std::net::Ipv4Addr;
 use tokio::sync::watch;
 
 use super::*;
+use crate::connection::{self, Timeouts};
 
 /// What becomes of the connections to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
     Open,
+    /// Connections end.
     Cut,
+    /// Connections stay, and nothing is forwarded on them any more, also once new ones are open again: as if the API server
+    /// had lost its power.
+    Dead,
+}
+
+/// What a connection has to know of the line.
+#[derive(Debug)]
+struct State {
+    line: Line,
+    /// How often it was dead: a connection of before stays so.
+    deaths: usize,
 }
 
 /// Between the provisioner and the API server.
 struct Relay {
-    line: watch::Sender<Line>,
+    state: watch::Sender<State>,
     kubeconfig: PathBuf,
     accepting: tokio::task::JoinHandle<()>,
 }
@@ -41,47 +54,66 @@ impl Relay {
         let kubeconfig = cluster.scratch.path().join("relayed.kubeconfig");
         std::fs::write(&kubeconfig, text).unwrap();
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
-        let (line, _) = watch::channel(Line::Open);
-        let accepting = tokio::spawn(accept(listener, server, line.clone()));
-        Relay { line, kubeconfig, accepting }
+        let (state, _) = watch::channel(State { line: Line::Open, deaths: 0 });
+        let accepting = tokio::spawn(accept(listener, server, state.clone()));
+        Relay { state, kubeconfig, accepting }
     }
 
     fn set(&self, line: Line) {
-        self.line.send_replace(line);
+        set(&self.state, line);
+    }
+
+    async fn is(&self, line: Line) {
+        drop(self.state.subscribe().wait_for(|state| state.line == line).await.unwrap());
     }
 
     /// Sets the line the moment that the store has made a volume.
     fn set_once_made(&self, volumes: &VolumeModel, line: Line) {
-        let sender = self.line.clone();
-        volumes.once_made(move || {
-            sender.send_replace(line);
-        });
+        let state = self.state.clone();
+        volumes.once_made(move || set(&state, line));
     }
 
     async fn provisioner(&self, cluster: &Cluster) -> Provisioner {
+        self.provisioner_that_waits(cluster, Timeouts::default()).await
+    }
+
+    async fn provisioner_that_waits(&self, cluster: &Cluster, timeouts: Timeouts) -> Provisioner {
         let writes = ApiWrites::default();
-        let client = crate::client(Some(self.kubeconfig.clone()), &writes).await.unwrap();
+        let config = crate::config(Some(self.kubeconfig.clone())).await.unwrap();
+        let client = connection::client(config, timeouts, &writes).unwrap();
         cluster.start(HERE, &cluster.volumes, Options::default(), client, writes).await
     }
 }
 
-async fn accept(listener: TcpListener, server: SocketAddr, line: watch::Sender<Line>) {
+fn set(state: &watch::Sender<State>, line: Line) {
+    state.send_modify(|state| {
+        state.line = line;
+        state.deaths += usize::from(line == Line::Dead);
+    });
+}
+
+async fn accept(listener: TcpListener, server: SocketAddr, state: watch::Sender<State>) {
     let mut carried = JoinSet::new();
     while let Ok((client, _peer)) = listener.accept().await {
-        if *line.borrow() != Line::Cut
+        if state.borrow().line == Line::Open
             && let Ok(server) = TcpStream::connect(server).await
         {
-            carried.spawn(carry(client, server, line.subscribe()));
+            carried.spawn(carry(client, server, state.subscribe()));
         }
     }
 }
 
-async fn carry(mut client: TcpStream, mut server: TcpStream, mut line: watch::Receiver<Line>) {
-    tokio::select! {
-        // First, so that nothing is carried once it is cut.
+async fn carry(mut client: TcpStream, mut server: TcpStream, mut state: watch::Receiver<State>) {
+    let deaths = state.borrow().deaths;
+    let is_open = tokio::select! {
+        // First, so that nothing is carried once it is not open.
         biased;
-        _cut = line.wait_for(|line| *line == Line::Cut) => {}
-        _ended = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+        _changed = state.wait_for(|state| state.line == Line::Cut || state.deaths != deaths) => false,
+        _ended = tokio::io::copy_bidirectional(&mut client, &mut server) => true,
+    };
+    if !is_open && state.borrow().deaths != deaths {
+        // Both sockets stay until the test ends.
+        std::future::pending::<()>().await;
     }
 }
 
@@ -129,6 +161,32 @@ async fn the_api_server_goes_between_the_volume_and_its_object() {
         cluster.one_of_each(claim).await;
         cluster.all_gone(claim).await;
     }
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn claims_are_served_on_new_connections_after_the_api_server_fell_silent() {
+    let cluster = Cluster::connect().await;
+    let relay = Relay::before(&cluster).await;
+    let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3) };
+    let provisioner = relay.provisioner_that_waits(&cluster, timeouts).await;
+    cluster.claim("before", json!({})).await;
+    cluster.bound("before").await;
+
+    // The request that creates the object is never answered, and no watch delivers anything.
+    relay.set_once_made(&cluster.volumes, Line::Dead);
+    cluster.claim("during", json!({})).await;
+    relay.is(Line::Dead).await;
+    relay.set(Line::Open);
+    cluster.bound("during").await;
+    cluster.claim("after", json!({})).await;
+    cluster.bound("after").await;
+
+    for claim in ["before", "during", "after"] {
+        cluster.delete_claim(claim).await;
+    }
+    eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
     provisioner.stop().await;
     cluster.finish().await;
 }
