@@ -13,7 +13,10 @@ use k8s_openapi::{
 use kube::{
     Client,
     client::Body,
-    runtime::{reflector, watcher::Event},
+    runtime::{
+        reflector::{self, store::Writer},
+        watcher::Event,
+    },
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -91,6 +94,7 @@ fn details(path: &str) -> Value {
 pub(crate) struct Bench {
     pub(crate) ctx: Arc<Context>,
     pub(crate) volumes: Arc<VolumeModel>,
+    pub(crate) class_cache: Writer<StorageClass>,
     notices: mpsc::Receiver<Notice>,
     server: JoinHandle<()>,
     _scratch: tempfile::TempDir,
@@ -116,21 +120,22 @@ impl Bench {
         let storage = Storage::default();
         storage.open(volumes.clone());
         let scratch = tempfile::tempdir().unwrap();
+        let (classes, class_cache) = cache(caches.classes);
         let ctx = Arc::new(Context::new(Given {
             client: Client::new(service, "default"),
             identity: fixtures::identity(),
             events,
             storage: Arc::new(storage),
             intents: Intents::beside(&scratch.path().join("data")),
-            claims: cache(caches.claims),
-            volumes: cache(caches.volumes),
-            classes: cache(caches.classes),
+            claims: cache(caches.claims).0,
+            volumes: cache(caches.volumes).0,
+            classes,
             now: || Timestamp::UNIX_EPOCH,
         }));
         for gate in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
             gate.open();
         }
-        Bench { ctx, volumes, notices, server, _scratch: scratch }
+        Bench { ctx, volumes, class_cache, notices, server, _scratch: scratch }
     }
 
     /// Checks that all was asked that should have been, and answers the reasons of the events, in order.
@@ -163,12 +168,12 @@ async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, exchange
     }
 }
 
-fn cache<K: Object>(objects: Vec<K>) -> reflector::Store<K> {
+fn cache<K: Object>(objects: Vec<K>) -> (reflector::Store<K>, Writer<K>) {
     let (store, mut writer) = reflector::store();
     writer.apply_watcher_event(&Event::Init);
     for object in objects {
         writer.apply_watcher_event(&Event::InitApply(object));
     }
     writer.apply_watcher_event(&Event::InitDone);
-    store
+    (store, writer)
 }

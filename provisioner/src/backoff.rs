@@ -7,11 +7,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first retry comes after this; each further one doubles it.
-pub(crate) const FIRST: Duration = Duration::from_secs(1);
+/// How long retries wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Delays {
+    /// Before the first retry. Each further wait is twice as long.
+    pub(crate) first: Duration,
+    pub(crate) longest: Duration,
+}
 
-/// No retry waits longer than this.
-pub(crate) const LONGEST: Duration = Duration::from_secs(5 * 60);
+/// After a failure, which will probably last.
+pub(crate) const FAILURE: Delays =
+    Delays { first: Duration::from_secs(1), longest: Duration::from_secs(5 * 60) };
+
+/// After a conflict, which the watch will probably have resolved by the first retry.
+pub(crate) const CONFLICT: Delays =
+    Delays { first: Duration::from_millis(200), longest: Duration::from_secs(10) };
 
 /// Failed attempts by object.
 ///
@@ -21,6 +31,7 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(5 * 60);
 /// failure's own status update and events bring about.
 #[derive(Debug)]
 pub(crate) struct Backoff<K, C> {
+    delays: Delays,
     failures: Mutex<HashMap<K, Failure<C>>>,
 }
 
@@ -33,7 +44,13 @@ struct Failure<C> {
 
 impl<K, C> Default for Backoff<K, C> {
     fn default() -> Self {
-        Backoff { failures: Mutex::default() }
+        Backoff::new(FAILURE)
+    }
+}
+
+impl<K, C> Backoff<K, C> {
+    pub(crate) fn new(delays: Delays) -> Self {
+        Backoff { delays, failures: Mutex::default() }
     }
 }
 
@@ -50,10 +67,10 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     pub(crate) fn failed(&self, key: K, circumstances: C, now: Instant) -> Duration {
         let mut failures = self.lock();
         // Whoever is retried comes back well before.
-        failures.retain(|_, failure| now < failure.retry_at + LONGEST);
+        failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
         let earlier = failures.get(&key).filter(|failure| failure.circumstances == circumstances);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
-        let wait = delay(attempts);
+        let wait = self.delays.after(attempts);
         failures.insert(key, Failure { circumstances, attempts, retry_at: now + wait });
         wait
     }
@@ -82,10 +99,12 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     }
 }
 
-/// The wait after the `attempts`-th failure in a row.
-fn delay(attempts: u32) -> Duration {
-    let doublings = attempts.saturating_sub(1).min(31);
-    FIRST.saturating_mul(1 << doublings).min(LONGEST)
+impl Delays {
+    /// The wait after the `attempts`-th failure in a row.
+    fn after(self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(31);
+        self.first.saturating_mul(1 << doublings).min(self.longest)
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +120,7 @@ mod tests {
     #[case(10, 300)]
     #[case(u32::MAX, 300)]
     fn doubles_up_to_five_minutes(#[case] attempts: u32, #[case] seconds: u64) {
-        assert_eq!(delay(attempts), Duration::from_secs(seconds));
+        assert_eq!(FAILURE.after(attempts), Duration::from_secs(seconds));
     }
 
     #[test]
@@ -130,9 +149,9 @@ mod tests {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("gone elsewhere", 0, start);
-        backoff.failed("claim", 0, start + LONGEST);
+        backoff.failed("claim", 0, start + FAILURE.longest);
         assert_eq!(backoff.keys().len(), 2);
-        backoff.failed("claim", 0, start + LONGEST + FIRST);
+        backoff.failed("claim", 0, start + FAILURE.longest + FAILURE.first);
         assert_eq!(backoff.keys(), ["claim"]);
     }
 

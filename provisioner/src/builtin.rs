@@ -285,9 +285,10 @@ impl Keeper<'_> {
                     self.tell(seen, Reason::ObjectRefused, note);
                     self.backoff.failed(key, circumstances, Instant::now());
                 }
-                // The watch will have brought its newer form by the next turn.
+                // Another was first. The watch brings the newer form, which is not held off.
                 Err(error) if error.is_conflict() => {
-                    tracing::debug!(object = %key, %error, "another was first")
+                    tracing::debug!(object = %key, %error, "a conflict; the object is compared again");
+                    self.backoff.failed(key, circumstances, Instant::now());
                 }
                 Err(error) => {
                     self.tell(seen, Reason::ObjectFailed, error.to_string());

@@ -1,12 +1,9 @@
 //! The controller of claims: which are looked at, when, and what a failure leads to.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
 use kube::{
     Api, ResourceExt,
     runtime::{
@@ -20,7 +17,8 @@ use tokio::sync::mpsc;
 use crate::{
     claim_status::{self, ResizeStatus},
     context::{Circumstances, Context},
-    controller, data_source,
+    controller::{self, Slow},
+    data_source,
     error::Error,
     events::Reason,
     lean::Lean,
@@ -31,8 +29,8 @@ use crate::{
 /// Claims reconciled at once. Most of it is waiting for the API server; the store serialises what it must.
 const AT_ONCE: u16 = 32;
 
-/// After a conflict: the watch will have brought the object's newer form by then.
-const CONFLICT_RETRY: Duration = Duration::from_millis(200);
+/// Claims whose volumes are copied at once: a directory of many files takes minutes.
+const COPIES_AT_ONCE: u16 = 4;
 
 /// Runs until `stop` is done and what was under way has ended. `related` brings claims whose volumes changed.
 pub(crate) async fn run(
@@ -50,7 +48,13 @@ pub(crate) async fn run(
     let retried =
         controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.claim_backoff);
     let queue = stream::select(touched, stream::select(controller::receiver(related), retried));
-    controller::run(AT_ONCE, queue, ctx.claims.clone(), reconcile, ctx, stop).await;
+    let copies = Slow { at_once: COPIES_AT_ONCE, is_slow: is_to_be_copied };
+    controller::run(AT_ONCE, copies, queue, ctx.claims.clone(), reconcile, ctx, stop).await;
+}
+
+/// Returns `true` if the claim waits for a volume that is a copy.
+fn is_to_be_copied(claim: &PersistentVolumeClaim) -> bool {
+    ownership::bound_volume(claim).is_none() && matches!(data_source::named(claim), Ok(Some(_)))
 }
 
 /// What an event means: a claim to reconcile, or one to forget.
@@ -63,6 +67,7 @@ fn observe(
         Event::Delete(claim) => {
             let key = ObjectRef::from_obj(&*claim);
             ctx.claim_writes.forget(&key);
+            ctx.claim_conflicts.clear(&key);
             // One that goes to another node may be sent back. What failed here is remembered for then, or the
             // scheduler's attempts would be answered as fast as they come.
             if claim.metadata.deletion_timestamp.is_some() || ownership::bound_volume(&claim).is_some() {
@@ -77,6 +82,7 @@ fn observe(
             let is_cached = |key: &ObjectRef<PersistentVolumeClaim>| ctx.claims.get(key).is_some();
             ctx.claim_writes.retain(is_cached);
             ctx.claim_backoff.retain(is_cached);
+            ctx.claim_conflicts.retain(is_cached);
             ctx.claims_vanished.notify_one();
             ctx.claims_synced.open();
             None
@@ -111,10 +117,16 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
     let claim = ctx.claim_writes.newest(cached);
     let key = ObjectRef::from_obj(&*claim);
     let circumstances = circumstances(&claim, &ctx);
-    if let Some(wait) = ctx.claim_backoff.remaining(&key, &circumstances, Instant::now()) {
+    let now = Instant::now();
+    let wait = ctx.claim_conflicts.remaining(&key, &(), now);
+    if let Some(wait) = wait.or_else(|| ctx.claim_backoff.remaining(&key, &circumstances, now)) {
         return Action::requeue(wait);
     }
-    match attempt(&claim, &ctx).await {
+    let attempted = attempt(&claim, &ctx).await;
+    if !matches!(&attempted, Err(Failure { error, .. }) if error.is_conflict()) {
+        ctx.claim_conflicts.clear(&key);
+    }
+    match attempted {
         Ok(Progress::Settled) => ctx.claim_backoff.clear(&key),
         // The kubelet would refuse once more, and have to be asked once more, at once and for ever.
         Ok(Progress::Done | Progress::Underway)
@@ -127,8 +139,8 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
             return Action::requeue(ctx.claim_backoff.failed(key, circumstances, Instant::now()));
         }
         Err(Failure { error, .. }) if error.is_conflict() => {
-            tracing::debug!(claim = %key, %error, "the object has moved on");
-            return Action::requeue(CONFLICT_RETRY);
+            tracing::debug!(claim = %key, %error, "a conflict; the claim is retried");
+            return Action::requeue(ctx.claim_conflicts.failed(key, (), Instant::now()));
         }
         Err(Failure { reason, error }) => {
             let wait = ctx.claim_backoff.failed(key, circumstances, Instant::now());
@@ -153,12 +165,18 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
 }
 
 fn circumstances(claim: &PersistentVolumeClaim, ctx: &Context) -> Circumstances {
+    let class = class_of(claim, ctx).filter(|_| ownership::bound_volume(claim).is_none());
     Circumstances {
+        class_version: class.and_then(|class| class.resource_version()),
         uid: claim.uid(),
         requested: claim_status::requested(claim).ok().flatten(),
         chance: ctx.chances.current(),
         ..Default::default()
     }
+}
+
+fn class_of(claim: &PersistentVolumeClaim, ctx: &Context) -> Option<Arc<StorageClass>> {
+    ctx.classes.get(&ObjectRef::new(ownership::class_name(claim)?))
 }
 
 async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Failure> {
@@ -177,8 +195,7 @@ async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progres
 }
 
 async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Error> {
-    let class_name = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
-    let class = class_name.and_then(|name| ctx.classes.get(&ObjectRef::new(name)));
+    let class = class_of(claim, ctx);
     let existing = provision::volume_id(claim).ok().and_then(|id| ctx.volume(id.as_str()));
     if !ownership::is_claim_to_provision(claim, &ctx.identity) {
         return Ok(Progress::Settled);

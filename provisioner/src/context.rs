@@ -17,8 +17,16 @@ use loopfs::Bytes;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    audit, backoff::Backoff, events::Events, identity::Identity, in_flight::InFlight, intents::Intents,
-    lean::Lean, metrics::Operations, own_writes::OwnWrites, storage::Storage,
+    audit,
+    backoff::{self, Backoff},
+    events::Events,
+    identity::Identity,
+    in_flight::InFlight,
+    intents::Intents,
+    lean::Lean,
+    metrics::Operations,
+    own_writes::OwnWrites,
+    storage::Storage,
 };
 
 /// The process's view of the world and its hands.
@@ -45,6 +53,9 @@ pub(crate) struct Context {
 
     pub(crate) claim_backoff: Backoff<ObjectRef<PersistentVolumeClaim>, Circumstances>,
     pub(crate) volume_backoff: Backoff<ObjectRef<PersistentVolume>, Circumstances>,
+
+    pub(crate) claim_conflicts: Backoff<ObjectRef<PersistentVolumeClaim>, ()>,
+    pub(crate) volume_conflicts: Backoff<ObjectRef<PersistentVolume>, ()>,
 
     /// Keeps provisioning and the removal of orphans out of each other's way.
     pub(crate) in_flight: InFlight,
@@ -93,6 +104,8 @@ impl Context {
             volume_writes: Default::default(),
             claim_backoff: Default::default(),
             volume_backoff: Default::default(),
+            claim_conflicts: Backoff::new(backoff::CONFLICT),
+            volume_conflicts: Backoff::new(backoff::CONFLICT),
             in_flight: Default::default(),
             trash: Default::default(),
             claims_vanished: Default::default(),
@@ -114,6 +127,8 @@ pub(crate) struct Circumstances {
     pub(crate) requested: Option<Bytes>,
     /// For a volume: its form, which an administrator may have changed in order to help.
     pub(crate) volume_version: Option<String>,
+    /// For a claim without a volume: the form of its storage class.
+    pub(crate) class_version: Option<String>,
     /// See [`Chances`].
     pub(crate) chance: u64,
 }
@@ -146,8 +161,8 @@ impl Gate {
     }
 }
 
-/// Counts the times when what failed before may work now: space was freed, the store has become usable, or a
-/// storage class was changed.
+/// A generation number. It increases when failed operations may succeed on a retry, because space was freed or the store
+/// became usable.
 #[derive(Debug)]
 pub(crate) struct Chances {
     counter: watch::Sender<u64>,

@@ -25,12 +25,27 @@ pub(crate) trait Object:
 }
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static> Object for K {}
 
-/// Reconciles what `queue` names, so many `at_once`, until `stop` is done and what was under way has ended.
+/// Objects whose reconciliation can take minutes.
+pub(crate) struct Slow<K> {
+    /// So many are reconciled concurrently, beside the others.
+    pub(crate) at_once: u16,
+    pub(crate) is_slow: fn(&K) -> bool,
+}
+
+impl<K> Slow<K> {
+    pub(crate) fn none() -> Self {
+        Slow { at_once: 1, is_slow: |_object| false }
+    }
+}
+
+/// Reconciles what `queue` names, so many `at_once`, until `stop` is done and what was under way has ended. The slow
+/// ones have turns of their own, so that the others do not wait for them.
 ///
 /// Each reconciliation is a task of its own, and so is the queue: reading what a watch brings takes a processor's time, and
 /// nobody's turn shall wait for it.
 pub(crate) async fn run<K, Ctx, Reconciling>(
     at_once: u16,
+    slow: Slow<K>,
     queue: impl Stream<Item = ObjectRef<K>> + Send + 'static,
     cache: Store<K>,
     reconcile: impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
@@ -41,13 +56,47 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     Reconciling: Future<Output = Action> + Send + 'static,
 {
     let (named, turns) = mpsc::unbounded_channel();
-    // Closed with the task: then the applier ends.
-    let _naming =
+    // Closed with the task: then the appliers end.
+    let mut naming =
         AbortOnDropHandle::new(tokio::spawn(queue.take_until(Box::pin(stop)).for_each(move |object| {
             named.send(object).ok();
             std::future::ready(())
         })));
-    let queue = receiver(turns).map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
+    // Only the cache says which are slow. It wakes one waiter only, so the appliers begin to wait afterwards.
+    tokio::select! {
+        ready = cache.wait_until_ready() => if ready.is_err() { return },
+        _stopped = &mut naming => return,
+    }
+    let (named_slow, slow_turns) = mpsc::unbounded_channel();
+    let known = cache.clone();
+    let turns = receiver(turns).filter_map(move |object| {
+        let is_slow = known.get(&object).is_some_and(|object| (slow.is_slow)(&object));
+        std::future::ready(if is_slow {
+            named_slow.send(object).ok();
+            None
+        } else {
+            Some(object)
+        })
+    });
+    let reconcile = &reconcile;
+    tokio::join!(
+        apply(at_once, turns, cache.clone(), reconcile, Arc::clone(&ctx)),
+        apply(slow.at_once, receiver(slow_turns), cache, reconcile, ctx),
+    );
+}
+
+/// Reconciles what `turns` names, until it ends and what was under way has ended.
+async fn apply<K, Ctx, Reconciling>(
+    at_once: u16,
+    turns: impl Stream<Item = ObjectRef<K>>,
+    cache: Store<K>,
+    reconcile: &impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
+    ctx: Arc<Ctx>,
+) where
+    K: Object,
+    Reconciling: Future<Output = Action> + Send + 'static,
+{
+    let queue = turns.map(|object| Ok::<_, Infallible>(ReconcileRequest::from(object)));
     let reconcile = |object, ctx| {
         let reconciling = AbortOnDropHandle::new(tokio::spawn(reconcile(object, ctx)));
         Box::pin(async move {
@@ -160,10 +209,60 @@ where
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    use std::time::Duration;
+
+    use kube::{ResourceExt, runtime::reflector};
     use serde_json::json;
+    use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
-    use crate::{fixtures, ownership};
+    use crate::{context::Gate, fixtures, ownership};
+
+    #[tokio::test]
+    async fn slow_objects_do_not_hold_up_the_others() {
+        let (cache, mut writer) = reflector::store();
+        let names = ["slow-1", "slow-2", "slow-3", "quick"];
+        writer.apply_watcher_event(&Event::Init);
+        for name in names {
+            let claim = fixtures::claim(json!({"metadata": {"name": name}}));
+            writer.apply_watcher_event(&Event::InitApply(claim));
+        }
+        writer.apply_watcher_event(&Event::InitDone);
+        let (begun, mut beginnings) = mpsc::unbounded_channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let ends = Arc::new(Gate::default());
+        let ctx = Arc::clone(&ends);
+        let reconcile = move |claim: Arc<PersistentVolumeClaim>, ends: Arc<Gate>| {
+            let begun = begun.clone();
+            async move {
+                begun.send(claim.name_any()).unwrap();
+                if is_slow(&claim) {
+                    ends.passed().await;
+                }
+                Action::await_change()
+            }
+        };
+        let queue = futures::stream::iter(names.map(|name| ObjectRef::new(name).within("shop")))
+            .chain(futures::stream::pending());
+        let stopped = async { drop(stopped.await) };
+        let running =
+            tokio::spawn(run(1, Slow { at_once: 2, is_slow }, queue, cache, reconcile, ctx, stopped));
+        let mut under_way = Vec::new();
+        while under_way.len() < 3 {
+            let next = timeout(Duration::from_secs(5), beginnings.recv()).await;
+            under_way.push(next.expect("the slow ones are awaited").unwrap());
+        }
+        under_way.sort();
+        assert_eq!(under_way[0], "quick");
+        ends.open();
+        assert!(beginnings.recv().await.unwrap().starts_with("slow"));
+        drop(stop);
+        running.await.unwrap();
+    }
+
+    fn is_slow(claim: &PersistentVolumeClaim) -> bool {
+        claim.name_any().starts_with("slow")
+    }
 
     fn kinds(event: Event<Lean<PersistentVolumeClaim>>, cached: bool) -> Option<&'static str> {
         let identity = fixtures::identity();

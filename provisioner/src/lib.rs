@@ -16,6 +16,7 @@ mod builtin;
 mod capacity;
 mod claim_status;
 mod claims;
+mod classes;
 mod connection;
 mod context;
 mod controller;
@@ -64,17 +65,11 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use futures::StreamExt;
-use k8s_openapi::{
-    api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp,
-};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
 use kube::{
-    Api, Client, Config,
+    Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
-    runtime::{
-        reflector::{self, store::Writer},
-        watcher,
-    },
+    runtime::reflector,
 };
 use loopfs::{StoreOptions, VolumeStore};
 use tokio::{
@@ -261,9 +256,14 @@ fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     ));
     tasks.spawn(named(
         "volumes",
-        persistent_volumes::run(Arc::clone(&ctx), volume_cache, related, stop.clone().cancelled_owned()),
+        persistent_volumes::run(
+            Arc::clone(&ctx),
+            volume_cache,
+            related.clone(),
+            stop.clone().cancelled_owned(),
+        ),
     ));
-    tasks.spawn(named("classes", until(stop.clone(), watch_classes(Arc::clone(&ctx), class_cache))));
+    tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
     let Options { publishing, builtin, node_loss, audit, project_audit } = options;
     if let Some(settings) = audit {
@@ -316,17 +316,6 @@ async fn config(kubeconfig: Option<PathBuf>) -> anyhow::Result<Config> {
         }
         None => Config::incluster().context("use the pod's service account (or give --kubeconfig)"),
     }
-}
-
-async fn watch_classes(ctx: Arc<Context>, cache: Writer<StorageClass>) {
-    let classes = Api::all(ctx.client.clone());
-    let events = controller::watch(classes, watcher::Config::default(), cache, |_class| true);
-    let observe = async |event| match event {
-        watcher::Event::InitDone => ctx.classes_synced.open(),
-        // A claim may have failed for the class that has just been made or mended.
-        _ => ctx.chances.improve(),
-    };
-    events.for_each(observe).await;
 }
 
 async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {

@@ -31,6 +31,11 @@ pub(crate) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, SELECTED_NODE)
 }
 
+/// The name of the storage class that the claim asks for.
+pub(crate) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}
+
 /// Whether the claim could concern this node, now or once its volume is known; the others are not even
 /// cached.
 ///

@@ -1,9 +1,6 @@
 //! The controller of this node's volumes' objects.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -19,7 +16,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     context::{Circumstances, Context},
-    controller, delete,
+    controller::{self, Slow},
+    delete,
     error::Error,
     events::Reason,
     lean::Lean,
@@ -30,9 +28,6 @@ use crate::{
 /// Volumes reconciled at once: fewer than claims, which people wait for. Many are deleted together, and a claim
 /// in their midst is to have its volume as soon as ever.
 const AT_ONCE: u16 = 4;
-
-/// After a conflict: the watch will have brought the object's newer form by then.
-const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
 /// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to
 /// `related`.
@@ -52,7 +47,7 @@ pub(crate) async fn run(
     let retried =
         controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.volume_backoff);
     let queue = stream::select(touched, retried);
-    controller::run(AT_ONCE, queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
+    controller::run(AT_ONCE, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
 }
 
 /// What an event means: a volume to reconcile, and its claim with it, or one to forget.
@@ -73,6 +68,7 @@ fn observe(
             let key = ObjectRef::from_obj(&*volume);
             ctx.volume_writes.forget(&key);
             ctx.volume_backoff.clear(&key);
+            ctx.volume_conflicts.clear(&key);
             None
         }
         Event::Init => None,
@@ -80,6 +76,7 @@ fn observe(
             let is_cached = |key: &ObjectRef<PersistentVolume>| ctx.volumes.get(key).is_some();
             ctx.volume_writes.retain(is_cached);
             ctx.volume_backoff.retain(is_cached);
+            ctx.volume_conflicts.retain(is_cached);
             ctx.volumes_synced.open();
             None
         }
@@ -101,17 +98,23 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
         chance: ctx.chances.current(),
         ..Default::default()
     };
-    if let Some(wait) = ctx.volume_backoff.remaining(&key, &circumstances, Instant::now()) {
+    let now = Instant::now();
+    let wait = ctx.volume_conflicts.remaining(&key, &(), now);
+    if let Some(wait) = wait.or_else(|| ctx.volume_backoff.remaining(&key, &circumstances, now)) {
         return Action::requeue(wait);
     }
-    match attempt(&volume, &ctx).await {
+    let attempted = attempt(&volume, &ctx).await;
+    if !attempted.as_ref().is_err_and(Error::is_conflict) {
+        ctx.volume_conflicts.clear(&key);
+    }
+    match attempted {
         Ok(()) => {
             ctx.volume_backoff.clear(&key);
             Action::await_change()
         }
         Err(error) if error.is_conflict() => {
-            tracing::debug!(volume = %key, %error, "the object has moved on");
-            Action::requeue(CONFLICT_RETRY)
+            tracing::debug!(volume = %key, %error, "a conflict; the volume is retried");
+            Action::requeue(ctx.volume_conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
             let wait = ctx.volume_backoff.failed(key, circumstances, Instant::now());
@@ -138,6 +141,8 @@ async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolume;
     use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
@@ -146,7 +151,7 @@ mod tests {
     use super::*;
     use crate::{
         api_server::{Bench, Caches, Exchange, expect},
-        fixtures,
+        backoff, fixtures,
         volume_model::{self, VolumeModel},
     };
 
@@ -199,7 +204,7 @@ mod tests {
     #[tokio::test]
     async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
         let bench = bench(vec![marks().refuse(409, "Conflict")]);
-        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(CONFLICT_RETRY));
+        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(backoff::CONFLICT.first));
         assert_eq!(bench.volumes.state().volumes.len(), 1);
         assert_eq!(bench.finish().await, [""; 0]);
     }

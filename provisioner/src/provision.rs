@@ -257,10 +257,10 @@ pub(crate) async fn apply(
     ctx.events.publish(claim, Reason::Provisioning, note);
 
     let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
-    // A volume that is being copied is not deleted meanwhile, however long it takes.
+    // A volume that is being copied is not deleted in the meantime, however long it takes.
     let _source = match &source {
         Some(OwnedContentSource::Volume(source)) => {
-            Some(ctx.in_flight.enter(source).ok_or_else(|| Error::InFlight(source.clone()))?)
+            Some(ctx.in_flight.copy(source).ok_or_else(|| Error::InFlight(source.clone()))?)
         }
         // The store notices one that is deleted meanwhile, over CSI, and makes nothing of it.
         Some(OwnedContentSource::Snapshot(_)) | None => None,

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard},
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,6 +23,25 @@ use crate::{
 pub(crate) struct VolumeModel {
     state: Mutex<State>,
     once_made: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    copies: Meeting,
+}
+
+/// Copies that wait for one another.
+#[derive(Default)]
+struct Meeting {
+    wanted: AtomicUsize,
+    arrived: Mutex<usize>,
+    arrival: Condvar,
+}
+
+impl Meeting {
+    fn attend(&self) {
+        let mut arrived = self.arrived.lock().unwrap();
+        *arrived += 1;
+        self.arrival.notify_all();
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        drop(self.arrival.wait_timeout_while(arrived, Duration::from_secs(5), |arrived| *arrived < wanted));
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,7 +64,11 @@ pub(crate) struct State {
 
 impl VolumeModel {
     pub(crate) fn of_size(size: Bytes) -> Self {
-        VolumeModel { state: Mutex::new(State { size, ..State::default() }), once_made: Mutex::default() }
+        VolumeModel {
+            state: Mutex::new(State { size, ..State::default() }),
+            once_made: Mutex::default(),
+            copies: Meeting::default(),
+        }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -53,6 +79,16 @@ impl VolumeModel {
     #[cfg(feature = "apiserver-tests")]
     pub(crate) fn once_made(&self, happen: impl FnOnce() + Send + 'static) {
         *self.once_made.lock().unwrap() = Some(Box::new(happen));
+    }
+
+    /// Has each copy wait until so many are in progress.
+    pub(crate) fn copies_meet(&self, wanted: usize) {
+        self.copies.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    /// How many copies have begun.
+    pub(crate) fn copies_begun(&self) -> usize {
+        *self.copies.arrived.lock().unwrap()
     }
 
     pub(crate) fn capacity(&self, id: &str) -> Option<Bytes> {
@@ -125,6 +161,13 @@ impl Volumes for VolumeModel {
                 return Err(error(ErrorKind::InvalidInput, format!("{source} is a {kind} one")));
             }
             Some(_) => {}
+        }
+        self.copies.attend();
+        if self.state().busy {
+            return Err(error(
+                ErrorKind::Busy,
+                format!("{source}: directories were moved while they were copied"),
+            ));
         }
         let capacity = self.create(id, spec)?;
         self.state().copies.insert(id.clone(), source.to_string());

@@ -1,18 +1,19 @@
 //! Whole reconciles of claims: against an API server that knows what it will be asked, and a store in memory.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::Method;
 use k8s_openapi::{api::core::v1::PersistentVolume, jiff::Timestamp};
 use kube::runtime::controller::Action;
 use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::ownership::SELECTED_NODE;
 use crate::{
     api_server::{Bench, Caches, Exchange, expect},
-    fixtures,
+    backoff, fixtures,
     volume_model::{self, VolumeModel},
 };
 
@@ -169,6 +170,66 @@ async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
     bench.finish().await;
 }
 
+#[tokio::test]
+async fn a_change_of_its_class_and_of_no_other_ends_the_back_off_of_a_claim() {
+    let bare = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
+    let caches = Caches { classes: vec![bare], ..Caches::default() };
+    let mut bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches, vec![creates()]);
+    let held = Action::requeue(Duration::from_secs(1));
+    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, held);
+    bench.class_cache.apply_watcher_event(&Event::Apply(fixtures::class(
+        json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
+    )));
+    assert_ne!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
+    let mended = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
+    bench.class_cache.apply_watcher_event(&Event::Apply(mended));
+    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(bench.volumes.state().volumes.len(), 1);
+    bench.finish().await;
+}
+
+/// A claim that is to be filled from [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
+fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
+    let source = json!({"kind": "PersistentVolumeClaim", "name": "data"});
+    fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
+}
+
+#[tokio::test]
+async fn clones_of_one_source_are_copied_concurrently() {
+    // Requests are sent in turn, and neither claim gets as far as its PersistentVolume: there is no space.
+    let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
+    let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
+    let bench = Bench::new(
+        VolumeModel::of_size(Bytes(GIB)),
+        caches(vec![]),
+        vec![source(), source(), volume(), volume()],
+    );
+    bench
+        .volumes
+        .state()
+        .volumes
+        .insert(VolumeId::parse(fixtures::VOLUME).unwrap(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+    bench.volumes.state().busy = true;
+    bench.volumes.copies_meet(2);
+    tokio::join!(
+        reconciled(&bench, clone_named("copy-1", "uid-1")),
+        reconciled(&bench, clone_named("copy-2", "uid-2")),
+    );
+    assert_eq!(bench.volumes.copies_begun(), 2);
+    bench.finish().await;
+}
+
+#[rstest]
+#[case::of_a_claim(clone_named("copy", "uid"), true)]
+#[case::without_source(fixtures::claim(json!({})), false)]
+#[case::with_its_volume(fixtures::bound_claim(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}})), false)]
+fn only_claims_that_wait_for_a_copy_have_the_turns_of_copies(
+    #[case] claim: PersistentVolumeClaim,
+    #[case] expected: bool,
+) {
+    assert_eq!(is_to_be_copied(&claim), expected);
+}
+
 fn asking(size: &str) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}))
 }
@@ -231,10 +292,11 @@ async fn a_filesystem_claim_grows_with_three_writes_the_volume_before_the_claim(
 }
 
 #[tokio::test]
-async fn a_claim_that_moved_on_is_looked_at_again_without_a_word() {
+async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_event() {
     let (begin, _) = begins(asking("4Mi"), "4Mi");
     let bench = with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
-    assert_eq!(reconciled(&bench, asking("4Mi")).await, Action::requeue(CONFLICT_RETRY));
+    assert_eq!(reconciled(&bench, asking("4Mi")).await, Action::requeue(backoff::CONFLICT.first));
+    assert_ne!(reconciled(&bench, asking("4Mi")).await, Action::await_change());
     assert_eq!(
         bench.volumes.capacity(fixtures::VOLUME),
         Some(Bytes(1 << 20)),
