@@ -20,24 +20,33 @@ const SUITE: &str = "apiserver: provisioner";
 /// All tests; each awaits what it awaits for half a minute at most.
 const TESTS_TIME: Duration = Duration::from_secs(900);
 
-pub(super) async fn run(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kubernetes_bin)).await
+/// How the lines begin in which a test says how many requests it sent and how many of them were denied.
+const COUNTS: &str = "stolen token, ";
+
+/// Runs all tests, or those whose names contain one of `only`.
+pub(super) async fn run(session: &Session, kubernetes_bin: Option<&Path>, only: &[String]) -> Result<Report> {
+    session.until_cancelled(prepare_and_run(session, kubernetes_bin, only)).await
 }
 
-async fn prepare_and_run(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Report> {
+async fn prepare_and_run(
+    session: &Session,
+    kubernetes_bin: Option<&Path>,
+    only: &[String],
+) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
     declared_nodes::with_live_tests(session, Purpose::Use, kubernetes_bin, &logs, async |tests, _| {
-        test(session, tests, &logs).await
+        test(session, tests, only, &logs).await
     })
     .await
 }
 
-async fn test(session: &Session, tests: Program, logs: &Path) -> Result<Report> {
+async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -> Result<Report> {
     let step = session.progress.step("run the tests of the provisioner against the API server");
     let log = logs.join("tests.log");
     // The nodes are the same for all tests, and each needs them to itself.
-    let program =
-        tests.args(["--test-threads=1", declared_nodes::ALL, "--skip", declared_nodes::SERVE]).log(&log);
+    let all = [declared_nodes::ALL.to_owned()];
+    let selected = if only.is_empty() { &all } else { only };
+    let program = tests.args(["--test-threads=1", "--skip", declared_nodes::SERVE]).args(selected).log(&log);
     let started = Instant::now();
     let ended = match tokio::time::timeout(TESTS_TIME, program.finish()).await {
         Ok(finished) => {
@@ -47,6 +56,9 @@ async fn test(session: &Session, tests: Program, logs: &Path) -> Result<Report> 
         Err(_elapsed) => Err(format!("not done within {TESTS_TIME:?}")),
     };
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
+    for line in output.lines().filter(|line| line.starts_with(COUNTS)) {
+        session.progress.line(line);
+    }
     let mut report = Report::new();
     Run::parse(&output).report(&mut report, SUITE, ended, started.elapsed());
     if report.succeeded() {

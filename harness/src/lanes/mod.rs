@@ -27,7 +27,8 @@ pub struct TestArgs {
     /// rather than the default.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
-    /// In the kernel lane, run only the tests whose names contain this, and cut no power; may be given more than once.
+    /// In the kernel and the apiserver lane, run only the tests whose names contain this, and cut no power; may be given more
+    /// than once.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     #[command(flatten)]
@@ -67,7 +68,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
         let started = Instant::now();
         let result = match lane {
             Lane::Unit => unit::run(session).await,
-            Lane::Apiserver => apiserver::run(session, args.e2e.kubernetes_bin()).await,
+            Lane::Apiserver => apiserver::run(session, args.e2e.kubernetes_bin(), &args.only).await,
             Lane::Kernel => kernel::run(session, args.kernel.as_deref(), &args.only).await,
             Lane::Sanity => sanity::run(session, args.kernel.as_deref()).await,
             Lane::E2e => run_e2e(session, args.e2e.clone()).await,
