@@ -56,6 +56,7 @@ mod nodes;
 mod outages;
 mod serving;
 mod snapshots;
+mod stolen_token;
 
 const MIB: u64 = 1 << 20;
 

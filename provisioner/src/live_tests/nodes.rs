@@ -319,7 +319,11 @@ async fn a_provisioner_writes_nothing_of_other_nodes() {
 
 fn capacities_object(class: &str, node: &str) -> CSIStorageCapacity {
     serde_json::from_value(json!({
-        "metadata": {"name": "by-hand"}, "storageClassName": class, "capacity": "1Ei",
+        "metadata": {
+            "name": format!("{node}-0123456789abcdef"),
+            "labels": {"csi.loopfs.dev/node": node, "csi.storage.k8s.io/drivername": "csi.loopfs.dev"},
+        },
+        "storageClassName": class, "capacity": "1Ei",
         "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": node}},
     }))
     .unwrap()

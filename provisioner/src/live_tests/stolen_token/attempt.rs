@@ -1,0 +1,106 @@
+//! One request of the suite and its expected verdict.
+
+use serde_json::Value;
+
+use super::request::{Request, Verdict};
+use crate::fixtures;
+
+/// The token that a request is sent with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    /// The token of the driver's pod on one node.
+    OfNode,
+    /// A token of the same account that was issued for no pod.
+    Unbound,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Expected {
+    Allowed,
+    NotGranted,
+    Escalation,
+    /// By the rule of this policy whose message contains the words.
+    Refused(&'static str, &'static str),
+    Invalid(&'static str),
+    Absent,
+    Exists,
+}
+
+impl Expected {
+    pub(super) fn is(&self, verdict: &Verdict) -> bool {
+        match (self, verdict) {
+            (Expected::Allowed, Verdict::Allowed)
+            | (Expected::NotGranted, Verdict::NotGranted)
+            | (Expected::Escalation, Verdict::Escalation)
+            | (Expected::Absent, Verdict::Absent)
+            | (Expected::Exists, Verdict::Exists) => true,
+            (Expected::Refused(expected, words), Verdict::Refused { policy, message }) => {
+                expected == policy && message.contains(words)
+            }
+            (Expected::Invalid(words), Verdict::Invalid(message)) => message.contains(words),
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
+    pub(super) title: String,
+    pub(super) token: Token,
+    pub(super) request: Request,
+    pub(super) expected: Expected,
+    /// Verbs on resources that the API server asks for in addition, such as `bind` on a role.
+    pub(super) also: Option<(&'static str, &'static str)>,
+}
+
+#[derive(Default)]
+pub(super) struct Attempts(pub(super) Vec<Attempt>);
+
+impl Attempts {
+    pub(super) fn expect(
+        &mut self,
+        expected: Expected,
+        title: &str,
+        requests: impl IntoIterator<Item = Request>,
+    ) {
+        self.0.extend(requests.into_iter().map(|request| Attempt {
+            title: title.to_owned(),
+            token: Token::OfNode,
+            request,
+            expected: expected.clone(),
+            also: None,
+        }));
+    }
+
+    pub(super) fn allow(&mut self, title: &str, requests: impl IntoIterator<Item = Request>) {
+        self.expect(Expected::Allowed, title, requests);
+    }
+
+    pub(super) fn refuse_unbound(&mut self, policy: &'static str, title: &str, request: Request) {
+        self.expect(Expected::Refused(policy, "token is not bound to a node"), title, [request]);
+        self.unbound();
+    }
+
+    /// Says that the last request is sent with a token of no node.
+    pub(super) fn unbound(&mut self) {
+        self.0.last_mut().unwrap().token = Token::Unbound;
+    }
+
+    /// Says that the last requests need this right as well.
+    pub(super) fn also(&mut self, count: usize, verb: &'static str, resource: &'static str) {
+        for attempt in self.0.iter_mut().rev().take(count) {
+            attempt.also = Some((verb, resource));
+        }
+    }
+}
+
+/// An object with a change; a null removes.
+pub(super) fn changed(object: &Value, change: Value) -> Value {
+    let mut changed = object.clone();
+    fixtures::merge(&mut changed, change);
+    changed
+}
+
+pub(super) fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap()
+}

@@ -1,0 +1,281 @@
+//! Requests for the kinds of objects to which the component builtin-objects gives access.
+
+use kube::api::{DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+
+use super::{
+    super::*,
+    attempt::{Attempts, Expected, changed},
+    request::Resource,
+    rights::ACCOUNT,
+    scene::{DRIVER, OTHER_DRIVER, Scene, THERE},
+};
+
+const POLICY: &str = "loopfs-provisioner-builtin-objects";
+const RBAC: &str = "rbac.authorization.k8s.io";
+/// A driver that is not installed.
+const FOREIGN_DRIVER: &str = "csi.foreign.example";
+
+fn labels() -> Value {
+    json!({"app.kubernetes.io/managed-by": "loopfs-provisioner", "app.kubernetes.io/instance": DRIVER})
+}
+
+fn account() -> Value {
+    json!({"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SYSTEM})
+}
+
+/// A kind of object and the fields of one.
+struct Kind {
+    resource: Resource,
+    fields: Value,
+}
+
+fn kinds() -> Vec<Kind> {
+    let cluster = |group, kind, plural, fields| Kind { resource: Resource::new(group, kind, plural), fields };
+    let system =
+        |kind, plural, fields| Kind { resource: Resource::new(RBAC, kind, plural).within(SYSTEM), fields };
+    let rules = json!({"rules": [{"apiGroups": ["storage.k8s.io"], "resources": ["csistoragecapacities"], "verbs": ["list"]}]});
+    let everywhere = json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]});
+    let binding = |kind: &str| json!({"roleRef": {"apiGroup": RBAC, "kind": kind, "name": ACCOUNT}, "subjects": [account()]});
+    vec![
+        cluster("storage.k8s.io", "CSIDriver", "csidrivers", json!({"spec": {"attachRequired": false}})),
+        cluster("storage.k8s.io", "StorageClass", "storageclasses", json!({"provisioner": DRIVER})),
+        cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses", json!({"value": 1})),
+        cluster(RBAC, "ClusterRole", "clusterroles", everywhere),
+        cluster(RBAC, "ClusterRoleBinding", "clusterrolebindings", binding("ClusterRole")),
+        system("Role", "roles", rules),
+        system("RoleBinding", "rolebindings", binding("Role")),
+    ]
+}
+
+/// Objects of each kind that are labelled as the driver's, and others that are not.
+pub(super) struct BuiltIn {
+    objects: Vec<(Kind, Value, Value)>,
+    prefix: String,
+}
+
+impl BuiltIn {
+    pub(super) async fn set(cluster: &Cluster) -> Self {
+        let prefix = format!("loopfs-{}", cluster.namespace);
+        let mut objects = Vec::new();
+        for kind in kinds() {
+            let (mut own, mut foreign) = (kind.fields.clone(), kind.fields.clone());
+            fixtures::merge(
+                &mut own,
+                json!({"metadata": {"name": format!("{prefix}-own"), "labels": labels()}}),
+            );
+            fixtures::merge(&mut foreign, json!({"metadata": {"name": format!("{prefix}-foreign")}}));
+            if kind.resource.kind == "CSIDriver" {
+                // There is only one of its own.
+                own["metadata"]["name"] = json!(DRIVER);
+                foreign["metadata"]["name"] = json!(FOREIGN_DRIVER);
+            }
+            let mut made = Vec::new();
+            for object in [own, foreign] {
+                let (api, object) = dynamic(cluster, &kind.resource, object);
+                let parameters = PatchParams::apply("story").force();
+                let applied =
+                    api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
+                made.push(serde_json::to_value(applied).unwrap());
+            }
+            let foreign = made.pop().unwrap();
+            objects.push((kind, made.pop().unwrap(), foreign));
+        }
+        BuiltIn { objects, prefix }
+    }
+
+    pub(super) async fn remove(self, cluster: &Cluster) {
+        for (kind, own, foreign) in self.objects {
+            for object in [own, foreign] {
+                let (api, object) = dynamic(cluster, &kind.resource, object);
+                if object.name_any() == DRIVER {
+                    // As the manifests have it.
+                    let bare = json!({"metadata": {"labels": null}});
+                    api.patch(DRIVER, &PatchParams::default(), &Patch::Merge(bare)).await.unwrap();
+                } else {
+                    api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
+                }
+            }
+        }
+    }
+
+    fn own(&self, kind: &str) -> (&Resource, &Value) {
+        let found = self.objects.iter().find(|(known, ..)| known.resource.kind == kind).unwrap();
+        (&found.0.resource, &found.1)
+    }
+
+    pub(super) fn attempts(&self, scene: &Scene, attempts: &mut Attempts) {
+        let refused = |words| Expected::Refused(POLICY, words);
+        let new = |own: &Value, change| {
+            let bare = json!({"metadata": {
+                "name": format!("{}-new", self.prefix), "uid": null, "resourceVersion": null, "managedFields": null,
+                "creationTimestamp": null, "generation": null,
+            }});
+            changed(&changed(own, bare), change)
+        };
+        for (Kind { resource, .. }, own, foreign) in &self.objects {
+            let (own_name, foreign_name) = (super::attempt::name(own), super::attempt::name(foreign));
+            let what = resource.kind;
+            for verb in ["get", "list", "watch"] {
+                let object = (verb == "get").then_some(own_name);
+                attempts.allow(&format!("read a {what}"), [resource.request(verb, object)]);
+            }
+            let driver = json!({"metadata": {"name": DRIVER}});
+            let (created, change) = match what {
+                "CSIDriver" => (Expected::Exists, driver),
+                _ => (Expected::Allowed, json!({})),
+            };
+            attempts.expect(
+                created,
+                &format!("create a {what}"),
+                [resource.create(new(own, change.clone()))],
+            );
+            let mut unlabelled = change;
+            fixtures::merge_keeping_nulls(&mut unlabelled, json!({"metadata": {"labels": null}}));
+            let unlabelled = resource.create(new(own, unlabelled));
+            attempts.expect(
+                refused("labels what it writes"),
+                &format!("create a {what} without labels"),
+                [unlabelled],
+            );
+            attempts.allow(&format!("update its own {what}"), [resource.update(own.clone())]);
+            let adopted = changed(foreign, json!({"metadata": {"labels": labels()}}));
+            let only_labelled = refused("changes only objects that are labelled");
+            attempts.expect(
+                only_labelled.clone(),
+                &format!("adopt another's {what}"),
+                [resource.update(adopted)],
+            );
+            attempts.expect(
+                only_labelled,
+                &format!("delete another's {what}"),
+                [resource.delete(foreign_name)],
+            );
+            attempts.allow(&format!("delete its own {what}"), [resource.delete(own_name)]);
+        }
+        let mut create = |expected, title: &str, kind: &str, change: Value| {
+            let (resource, own) = self.own(kind);
+            attempts.expect(expected, title, [resource.create(new(own, change))]);
+        };
+        let named = |name: &str| json!({"metadata": {"name": name}});
+        create(
+            refused("classes of its own driver"),
+            "create a class of another driver",
+            "StorageClass",
+            json!({"provisioner": OTHER_DRIVER}),
+        );
+        create(
+            refused("only its own driver"),
+            "create another CSIDriver",
+            "CSIDriver",
+            named("csi.third.dev"),
+        );
+        create(
+            refused("whose names begin with loopfs"),
+            "create a PriorityClass of any name",
+            "PriorityClass",
+            named("urgent"),
+        );
+        create(
+            refused("default of all pods"),
+            "make all pods urgent",
+            "PriorityClass",
+            json!({"globalDefault": true}),
+        );
+        for kind in ["ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding"] {
+            let title = format!("create a {kind} of any name");
+            create(refused("roles and bindings whose names"), &title, kind, named("prometheus"));
+        }
+        for (title, subject) in [
+            (
+                "give its rights to another account",
+                json!({"kind": "ServiceAccount", "name": "default", "namespace": SYSTEM}),
+            ),
+            (
+                "give its rights to an account of its name in another namespace",
+                json!({"kind": "ServiceAccount", "name": ACCOUNT, "namespace": scene.namespace}),
+            ),
+            (
+                "give its rights to the kubelet of its node",
+                json!({"kind": "User", "apiGroup": RBAC, "name": format!("system:node:{HERE}")}),
+            ),
+            (
+                "give its rights to all users",
+                json!({"kind": "Group", "apiGroup": RBAC, "name": "system:authenticated"}),
+            ),
+        ] {
+            for kind in ["ClusterRoleBinding", "RoleBinding"] {
+                let subjects = json!({"subjects": [account(), subject]});
+                create(refused("only to its own account"), title, kind, subjects);
+            }
+        }
+        for kind in ["ClusterRole", "Role"] {
+            let aggregated =
+                json!({"metadata": {"labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}});
+            create(
+                refused("only labels of app.kubernetes.io"),
+                "have the role view take its rights in",
+                kind,
+                aggregated,
+            );
+        }
+        let secrets = json!({"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]});
+        create(Expected::Escalation, "create a role that reads secrets", "ClusterRole", secrets.clone());
+        create(Expected::Escalation, "create a role that reads secrets", "Role", secrets);
+        let all = json!({"aggregationRule": {"clusterRoleSelectors": [{}]}});
+        create(Expected::Escalation, "create a role that takes all others in", "ClusterRole", all);
+        let administrator = json!({"roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}});
+        create(Expected::Escalation, "become an administrator", "ClusterRoleBinding", administrator.clone());
+        create(
+            Expected::Escalation,
+            "become an administrator of its namespace",
+            "RoleBinding",
+            administrator,
+        );
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true});
+        for change in [json!({"finalizers": ["example.com/keep"]}), json!({"ownerReferences": [owner]})] {
+            let change = json!({"metadata": change});
+            create(
+                refused("leaves finalizers and owners"),
+                "keep a Node from being deleted",
+                "StorageClass",
+                change,
+            );
+        }
+        let (resource, own) = self.own("ClusterRoleBinding");
+        attempts.allow("bind its own role", [resource.create(new(own, json!({})))]);
+        attempts.also(1, "bind", "clusterroles");
+        attempts.refuse_unbound(POLICY, "bind a role", resource.create(new(own, json!({}))));
+        let (resource, own) = self.own("RoleBinding");
+        attempts.allow("bind its own role", [resource.create(new(own, json!({})))]);
+        attempts.also(1, "bind", "roles");
+        let map = Resource::new("", "ConfigMap", "configmaps").within(SYSTEM);
+        attempts.expect(
+            Expected::Absent,
+            "read the declaration",
+            [map.request("get", Some("loopfs-objects"))],
+        );
+        attempts.allow(
+            "read the declaration",
+            ["list", "watch"].map(|verb| map.request(verb, Some("loopfs-objects"))),
+        );
+        attempts.expect(
+            Expected::NotGranted,
+            "read another ConfigMap",
+            [map.request("get", Some("kube-root-ca.crt"))],
+        );
+    }
+}
+
+fn dynamic(cluster: &Cluster, resource: &Resource, object: Value) -> (Api<DynamicObject>, DynamicObject) {
+    let mut whole = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
+    fixtures::merge(&mut whole, object);
+    whole["metadata"].as_object_mut().unwrap().remove("managedFields");
+    let kind = GroupVersionKind::gvk(resource.group, "v1", resource.kind);
+    let kind = ApiResource::from_gvk_with_plural(&kind, &resource.plural);
+    let api = match &resource.namespace {
+        Some(namespace) => Api::namespaced_with(cluster.admin.clone(), namespace, &kind),
+        None => Api::all_with(cluster.admin.clone(), &kind),
+    };
+    (api, serde_json::from_value(whole).unwrap())
+}

@@ -1,0 +1,206 @@
+//! Requests for PersistentVolumeClaims.
+
+use serde_json::{Value, json};
+
+use super::{
+    attempt::{Attempts, Expected},
+    scene::{DRIVER, OTHER_DRIVER, Scene, THERE, claims},
+};
+use crate::{claim_status::NODE_EXPANSION_NOT_REQUIRED, ownership::SELECTED_NODE};
+
+const RESCHEDULE: &str = "loopfs-provisioner-reschedule";
+const STATUS: &str = "loopfs-provisioner-claims";
+const DELETION: &str = "loopfs-provisioner-claim-deletion";
+
+fn owner() -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "name": THERE, "uid": "1", "blockOwnerDeletion": true})
+}
+
+pub(super) fn give_back(scene: &Scene, attempts: &mut Attempts) {
+    let patches = |claim: &str, change: &Value| claims(scene).patches(&scene.claim_of(claim), change);
+    let give_back = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    attempts.allow("give its own claim back", patches("waiting-own", &give_back));
+    let of_no_node = patches("waiting-own", &give_back).remove(0);
+    attempts.expect(
+        Expected::Refused(RESCHEDULE, "own node was selected"),
+        "give a claim back",
+        [of_no_node],
+    );
+    attempts.unbound();
+    for (words, claim) in [
+        ("own node was selected", "waiting-theirs"),
+        ("own node was selected", "bound-theirs"),
+        ("claims of its own driver", "waiting-other"),
+        ("claims of its own driver", "bound-other"),
+        ("claims that wait for a volume", "bound-own"),
+    ] {
+        let title = format!("give the claim {claim} back");
+        attempts.expect(Expected::Refused(RESCHEDULE, words), &title, patches(claim, &give_back));
+    }
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    for claim in ["bound-unplaced", "bound-other-unplaced", "by-hand", "by-hand-other"] {
+        let title = format!("label the claim {claim}");
+        attempts.expect(
+            Expected::Refused(RESCHEDULE, "own node was selected"),
+            &title,
+            patches(claim, &label),
+        );
+    }
+    let volume = &scene.volume("bound-own")["metadata"]["name"];
+    for (words, title, metadata, spec) in [
+        (
+            "and nothing else",
+            "send its own claim to another node",
+            json!({"annotations": {SELECTED_NODE: THERE}}),
+            json!({}),
+        ),
+        (
+            "and nothing else",
+            "have another driver provision its own claim",
+            json!({"annotations": {"volume.kubernetes.io/storage-provisioner": OTHER_DRIVER}}),
+            json!({}),
+        ),
+        (
+            "and nothing else",
+            "annotate its own claim",
+            json!({"annotations": {SELECTED_NODE: null, "a": "b"}}),
+            json!({}),
+        ),
+        (
+            "all else",
+            "label its own claim",
+            json!({"annotations": {SELECTED_NODE: null}, "labels": {"a": "b"}}),
+            json!({}),
+        ),
+        (
+            "all else",
+            "keep its own claim from being deleted",
+            json!({"annotations": {SELECTED_NODE: null}, "finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}),
+            json!({}),
+        ),
+        (
+            "all else",
+            "own its own claim",
+            json!({"annotations": {SELECTED_NODE: null}, "ownerReferences": [owner()]}),
+            json!({}),
+        ),
+        (
+            "all else",
+            "have its own claim take another's volume",
+            json!({"annotations": {SELECTED_NODE: null}}),
+            json!({"volumeName": volume}),
+        ),
+    ] {
+        let change = match spec.as_object().is_some_and(|spec| spec.is_empty()) {
+            true => json!({"metadata": metadata}),
+            false => json!({"metadata": metadata, "spec": spec}),
+        };
+        attempts.expect(Expected::Refused(RESCHEDULE, words), title, patches("waiting-own", &change));
+    }
+}
+
+pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
+    let resource = claims(scene).subresource("status");
+    let patches = |claim: &str, change: &Value| resource.patches(&scene.claim_of(claim), change);
+    let resizing = |message: &str| json!({"type": "Resizing", "status": "True", "message": message});
+    let resize = json!({
+        "metadata": {"annotations": {NODE_EXPANSION_NOT_REQUIRED: "true"}},
+        "status": {
+            "capacity": {"storage": "2Mi"}, "allocatedResources": {"storage": "2Mi"},
+            "allocatedResourceStatuses": {"storage": "ControllerResizeInProgress"},
+            "conditions": [{"type": "Backup", "status": "True", "lastProbeTime": null, "lastTransitionTime": null}, resizing("")],
+        },
+    });
+    attempts.allow("record a resize of its own claim", patches("bound-own", &resize));
+    // README.md documents this limit: only the volumes of these claims name the node.
+    let progress = json!({"status": {"capacity": {"storage": "2Mi"}, "conditions": [resizing("")]}});
+    for claim in ["bound-unplaced", "by-hand"] {
+        attempts.allow(&format!("record a resize of the claim {claim}"), patches(claim, &progress));
+    }
+    attempts.refuse_unbound(STATUS, "record a resize", patches("bound-own", &resize).remove(0));
+    for (policy, words, claim) in [
+        (STATUS, "bound claims of its own node", "bound-theirs"),
+        (STATUS, "bound claims of its own node", "waiting-own"),
+        (STATUS, "claims of its own driver", "bound-other"),
+        (STATUS, "claims of its own driver", "bound-other-unplaced"),
+        ("loopfs-provisioner-classes", "classes of other drivers", "by-hand-other"),
+    ] {
+        let title = format!("record a resize of the claim {claim}");
+        attempts.expect(Expected::Refused(policy, words), &title, patches(claim, &progress));
+    }
+    for (words, title, change) in [
+        ("that a resize needs", "lose its own claim", json!({"phase": "Lost"})),
+        (
+            "that a resize needs",
+            "widen the access modes",
+            json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}),
+        ),
+        (
+            "that a resize needs",
+            "name an attributes class",
+            json!({"currentVolumeAttributesClassName": "gold"}),
+        ),
+        (
+            "only the conditions of a resize",
+            "add a condition",
+            json!({"conditions": [{"type": "Other", "status": "True"}]}),
+        ),
+        ("only the conditions of a resize", "remove a condition", json!({"conditions": []})),
+    ] {
+        let change = json!({"status": change});
+        attempts.expect(Expected::Refused(STATUS, words), title, patches("bound-own", &change));
+    }
+    for claim in ["bound-own", "bound-unplaced", "by-hand"] {
+        for (what, metadata) in [
+            ("label", json!({"labels": {"a": "b"}})),
+            ("select a node for", json!({"annotations": {SELECTED_NODE: THERE}})),
+            (
+                "change the driver of",
+                json!({"annotations": {"volume.kubernetes.io/storage-provisioner": "csi.third.dev"}}),
+            ),
+            (
+                "keep from being deleted",
+                json!({"finalizers": ["kubernetes.io/pvc-protection", "example.com/keep"]}),
+            ),
+            ("unprotect", json!({"finalizers": []})),
+            ("own", json!({"ownerReferences": [owner()]})),
+        ] {
+            let (title, change) = (format!("{what} the claim {claim}"), json!({"metadata": metadata}));
+            attempts.expect(Expected::Refused(STATUS, "no metadata"), &title, patches(claim, &change));
+        }
+    }
+    let disown = json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": null}}});
+    attempts.expect(
+        Expected::Refused(STATUS, "no metadata"),
+        "remove the driver from its own claim",
+        patches("bound-own", &disown),
+    );
+    // With the component node-loss, the token could then delete the claims.
+    let adopt = json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": DRIVER}}});
+    for claim in ["bound-other", "bound-other-unplaced"] {
+        let title = format!("adopt the claim {claim}");
+        attempts.expect(
+            Expected::Refused(STATUS, "claims of its own driver"),
+            &title,
+            patches(claim, &adopt),
+        );
+    }
+}
+
+/// Deletions of claims, which the component node-loss opens.
+pub(super) fn delete(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
+    let delete = |claim: &str| claims(scene).delete(claim);
+    let own = ["bound-own", "bound-theirs", "bound-unplaced", "waiting-own"];
+    let foreign = ["bound-other", "bound-other-unplaced", "by-hand-other", "by-hand"];
+    if !enforced {
+        attempts.expect(Expected::NotGranted, "delete a claim", own.into_iter().chain(foreign).map(delete));
+        return;
+    }
+    attempts.allow("delete a claim of its own driver", own.map(delete));
+    attempts.expect(
+        Expected::Refused(DELETION, "claims of its own driver"),
+        "delete a claim of another driver or of none",
+        foreign.map(delete),
+    );
+    attempts.refuse_unbound(DELETION, "delete a claim", delete("bound-own"));
+}

@@ -1,0 +1,192 @@
+//! Requests for the objects in which a provisioner reports: CSIStorageCapacities and events.
+
+use serde_json::json;
+
+use super::{
+    super::HERE,
+    attempt::{Attempts, Expected, changed, name},
+    scene::{OTHER_DRIVER, Scene, THERE, capacities, events},
+};
+
+const CAPACITIES: &str = "loopfs-provisioner-capacities";
+const EVENTS: &str = "loopfs-provisioner-events";
+
+pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
+    let refused = |words| Expected::Refused(CAPACITIES, words);
+    let capacity = scene.new_capacity(HERE);
+    attempts.allow(
+        "publish its own capacity",
+        [capacities().create(capacity.clone()), capacities().apply(capacity.clone())],
+    );
+    attempts.refuse_unbound(CAPACITIES, "publish a capacity", capacities().create(capacity.clone()));
+    let owner = |change: serde_json::Value| {
+        let mut owner =
+            json!({"apiVersion": "v1", "kind": "Pod", "name": scene.pod.name, "uid": scene.pod.uid});
+        crate::fixtures::merge(&mut owner, change);
+        json!({"metadata": {"ownerReferences": [owner]}})
+    };
+    for (words, title, change) in [
+        (
+            "the room of its own node",
+            "publish the capacity of another node",
+            json!({"nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": THERE}}}),
+        ),
+        (
+            "the room of its own node",
+            "publish the capacity of all nodes",
+            json!({"nodeTopology": {"matchLabels": null}}),
+        ),
+        ("the room of its own node", "publish the capacity of no node", json!({"nodeTopology": null})),
+        (
+            "names a capacity",
+            "take the name of another node's capacity",
+            json!({"metadata": {"name": format!("{THERE}-0123456789abcdef")}}),
+        ),
+        (
+            "names a capacity",
+            "take the name of the capacity of a node whose name begins alike",
+            json!({"metadata": {"name": format!("{HERE}-b-0123456789abcdef")}}),
+        ),
+        (
+            "names a capacity",
+            "publish under a generated name",
+            json!({"metadata": {"name": null, "generateName": format!("{HERE}-")}}),
+        ),
+        (
+            "labels a capacity",
+            "publish what another node's provisioner takes for its own",
+            json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
+        ),
+        (
+            "labels a capacity",
+            "publish what another driver's provisioner takes for its own",
+            json!({"metadata": {"labels": {"csi.storage.k8s.io/drivername": OTHER_DRIVER}}}),
+        ),
+        ("the provisioner's own pod", "publish for another pod", owner(json!({"uid": "another"}))),
+        ("the provisioner's own pod", "publish for a Node", owner(json!({"kind": "Node"}))),
+        (
+            "the provisioner's own pod",
+            "keep its own pod from being deleted",
+            owner(json!({"blockOwnerDeletion": true})),
+        ),
+        (
+            "finalizers of a capacity",
+            "keep the namespace from being deleted",
+            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
+        ),
+    ] {
+        attempts.expect(refused(words), title, [capacities().create(changed(&capacity, change))]);
+    }
+    attempts.expect(
+        Expected::Refused("loopfs-provisioner-classes", "classes of other drivers"),
+        "publish a capacity for another driver's class",
+        [capacities().create(changed(&capacity, json!({"storageClassName": scene.other_class})))],
+    );
+
+    let [own, theirs, other] = ["own", "theirs", "other"].map(|whose| &scene.capacities[whose]);
+    let larger = json!({"capacity": "2Gi"});
+    attempts.allow("change its own capacity", capacities().patches(own, &larger));
+    for (words, title, change) in [
+        (
+            "labels a capacity",
+            "label its own capacity as another node's",
+            json!({"metadata": {"labels": {"csi.loopfs.dev/node": THERE}}}),
+        ),
+        ("the provisioner's own pod", "have a Node own its own capacity", owner(json!({"kind": "Node"}))),
+        (
+            "finalizers of a capacity",
+            "add a finalizer to its own capacity",
+            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
+        ),
+    ] {
+        attempts.expect(refused(words), title, capacities().patches(own, &change));
+    }
+    for (title, capacity) in
+        [("change another node's capacity", theirs), ("change another driver's capacity", other)]
+    {
+        attempts.expect(refused("the room of its own node"), title, capacities().patches(capacity, &larger));
+    }
+    attempts.allow("delete its own capacity", [capacities().delete(name(own))]);
+    for (title, capacity) in
+        [("delete another node's capacity", theirs), ("delete another driver's capacity", other)]
+    {
+        attempts.expect(
+            refused("only what tells of its own node"),
+            title,
+            [capacities().delete(name(capacity))],
+        );
+    }
+}
+
+pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
+    let refused = |words| Expected::Refused(EVENTS, words);
+    let event = scene.new_event(HERE);
+    let in_default = events(scene).within("default");
+    let about = |kind: &str, name: &str| json!({"regarding": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": null}});
+    attempts.allow(
+        "report about a claim",
+        [events(scene).create(event.clone()), events(scene).apply(event.clone())],
+    );
+    for (kind, object) in [("PersistentVolume", "pvc-1"), ("Node", HERE)] {
+        attempts.allow(
+            &format!("report about a {kind}"),
+            [in_default.create(changed(&event, about(kind, object)))],
+        );
+    }
+    attempts.refuse_unbound(EVENTS, "report about a claim", events(scene).create(event.clone()));
+    for (words, title, change) in [
+        ("in the name of its own node", "report in another node's name", json!({"reportingInstance": THERE})),
+        (
+            "in the name of its own node",
+            "report in another driver's name",
+            json!({"reportingController": OTHER_DRIVER}),
+        ),
+        ("in the name of its own node", "report as the kubelet", json!({"reportingController": "kubelet"})),
+        ("only about claims", "report about a Pod", json!({"regarding": {"kind": "Pod"}})),
+        (
+            "only about claims",
+            "report about a ConfigMap of another namespace",
+            json!({"regarding": {"kind": "ConfigMap"}}),
+        ),
+        (
+            "without finalizers",
+            "keep the namespace from being deleted",
+            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
+        ),
+        (
+            "without finalizers",
+            "report for an owner",
+            json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "1"}]}}),
+        ),
+    ] {
+        attempts.expect(refused(words), title, [events(scene).create(changed(&event, change))]);
+    }
+    attempts.expect(
+        refused("only about claims"),
+        "report about another node",
+        [in_default.create(changed(&event, about("Node", THERE)))],
+    );
+
+    let [own, theirs, other] = ["own", "theirs", "other"].map(|whose| &scene.events[whose]);
+    let repeated = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
+    attempts.allow("count its own event", events(scene).patches(own, &repeated));
+    let keep = json!({"metadata": {"finalizers": ["example.com/keep"]}});
+    attempts.expect(
+        refused("without finalizers"),
+        "add a finalizer to its own event",
+        events(scene).patches(own, &keep),
+    );
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    for (words, title, event) in [
+        ("in the name of its own node", "label another node's event", theirs),
+        ("in the name of its own node", "label another driver's event", other),
+    ] {
+        attempts.expect(refused(words), title, events(scene).patches(event, &label));
+    }
+    let mine = json!({"reportingInstance": HERE});
+    attempts.expect(
+        Expected::Invalid("field is immutable"),
+        "take another node's event",
+        events(scene).patches(theirs, &mine),
+    );
+}

@@ -1,0 +1,144 @@
+//! The rights of the provisioner's account and the rules of the policies that narrow them, as the cluster has them.
+
+use std::{collections::BTreeSet, fmt};
+
+use k8s_openapi::api::{
+    admissionregistration::v1::{ExpressionWarning, ValidatingAdmissionPolicy},
+    rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
+};
+use kube::{Api, Client, ResourceExt, api::ListParams};
+
+use super::{
+    super::SYSTEM,
+    request::{Request, Verdict},
+};
+
+pub(super) const ACCOUNT: &str = "loopfs-provisioner";
+
+/// One verb on one resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Right {
+    pub(super) verb: String,
+    pub(super) group: String,
+    /// The plural, with the subresource.
+    pub(super) resource: String,
+    /// `None` for all namespaces and objects without one.
+    pub(super) namespace: Option<String>,
+    /// `None` for objects of all names.
+    pub(super) name: Option<String>,
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Right { verb, group, resource, namespace, name } = self;
+        write!(f, "{verb} {resource}.{group}")?;
+        namespace.iter().try_for_each(|namespace| write!(f, " in {namespace}"))?;
+        name.iter().try_for_each(|name| write!(f, " named {name}"))
+    }
+}
+
+impl Right {
+    /// Returns `true` if a request needs this right.
+    pub(super) fn is_used_by(&self, request: &Request) -> bool {
+        let resource = &request.resource;
+        (self.verb.as_str(), self.group.as_str(), self.resource.as_str())
+            == (request.verb, resource.group, resource.plural.as_str())
+            && (self.namespace.is_none() || self.namespace == resource.namespace)
+            && (self.name.is_none() || self.name == request.object)
+    }
+
+    /// Returns `true` if the right changes nothing.
+    pub(super) fn reads(&self) -> bool {
+        ["get", "list", "watch"].contains(&self.verb.as_str())
+    }
+}
+
+/// Returns every right that a binding gives to the account by its name. Rights of all accounts are not among them.
+pub(super) async fn granted(admin: &Client) -> BTreeSet<Right> {
+    let all = ListParams::default();
+    let mut rights = BTreeSet::new();
+    for binding in Api::<ClusterRoleBinding>::all(admin.clone()).list(&all).await.unwrap() {
+        if is_bound(binding.subjects.as_deref()) {
+            rights.extend(of_role(admin, &binding.role_ref, None).await);
+        }
+    }
+    for binding in Api::<RoleBinding>::all(admin.clone()).list(&all).await.unwrap() {
+        if is_bound(binding.subjects.as_deref()) {
+            rights.extend(of_role(admin, &binding.role_ref, binding.namespace()).await);
+        }
+    }
+    rights
+}
+
+fn is_bound(subjects: Option<&[Subject]>) -> bool {
+    subjects.unwrap_or_default().iter().any(|subject| match subject.kind.as_str() {
+        "ServiceAccount" => subject.name == ACCOUNT && subject.namespace.as_deref() == Some(SYSTEM),
+        "User" => subject.name == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"),
+        _ => subject.name == format!("system:serviceaccounts:{SYSTEM}"),
+    })
+}
+
+async fn of_role(admin: &Client, role: &RoleRef, namespace: Option<String>) -> Vec<Right> {
+    let rules = match (role.kind.as_str(), &namespace) {
+        ("Role", Some(namespace)) => {
+            Api::<Role>::namespaced(admin.clone(), namespace).get(&role.name).await.unwrap().rules
+        }
+        _ => Api::<ClusterRole>::all(admin.clone()).get(&role.name).await.unwrap().rules,
+    };
+    rules.iter().flatten().flat_map(|rule| of_rule(rule, namespace.as_deref())).collect()
+}
+
+fn of_rule(rule: &PolicyRule, namespace: Option<&str>) -> Vec<Right> {
+    let names: Vec<Option<String>> = match rule.resource_names.as_deref() {
+        None | Some([]) => vec![None],
+        Some(names) => names.iter().cloned().map(Some).collect(),
+    };
+    let mut rights = Vec::new();
+    for group in rule.api_groups.iter().flatten() {
+        for resource in rule.resources.iter().flatten() {
+            for verb in &rule.verbs {
+                assert!(
+                    ![group, resource, verb].iter().any(|part| part.contains('*')),
+                    "a wildcard: {rule:?}"
+                );
+                rights.extend(names.iter().map(|name| Right {
+                    verb: verb.clone(),
+                    group: group.clone(),
+                    resource: resource.clone(),
+                    namespace: namespace.map(str::to_owned),
+                    name: name.clone(),
+                }));
+            }
+        }
+    }
+    rights
+}
+
+/// Returns every policy that concerns the account.
+pub(super) async fn policies(admin: &Client) -> Vec<ValidatingAdmissionPolicy> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(admin.clone());
+    let of_account = |policy: &ValidatingAdmissionPolicy| {
+        let conditions = policy.spec.as_ref().and_then(|spec| spec.match_conditions.as_ref());
+        conditions.into_iter().flatten().any(|condition| condition.expression.contains(ACCOUNT))
+    };
+    let policies = policies.list(&ListParams::default()).await.unwrap();
+    policies.into_iter().filter(of_account).collect()
+}
+
+/// Returns every rule of a policy, as the verdict that it leads to.
+pub(super) fn rules(policy: &ValidatingAdmissionPolicy) -> impl Iterator<Item = Verdict> + '_ {
+    policy.spec.iter().flat_map(|spec| spec.validations.iter().flatten()).map(|rule| {
+        let message = rule.message.clone().expect("a rule has a message, by which it is known");
+        Verdict::Refused { policy: policy.name_any(), message }
+    })
+}
+
+/// Returns what kube-controller-manager finds wrong with the types in a policy.
+pub(super) fn warnings(policy: &ValidatingAdmissionPolicy) -> Vec<String> {
+    let checked = policy.status.as_ref().and_then(|status| status.type_checking.as_ref());
+    let warnings = checked.and_then(|checked| checked.expression_warnings.as_ref());
+    let shown = |warning: &ExpressionWarning| {
+        format!("{}: {}: {}", policy.name_any(), warning.field_ref, warning.warning)
+    };
+    warnings.into_iter().flatten().map(shown).collect()
+}

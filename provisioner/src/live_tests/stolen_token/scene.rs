@@ -1,0 +1,248 @@
+//! Claims, volumes, capacities and events of this node, of another node and of another driver.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::{
+    authentication::v1::TokenRequest, core::v1::ServiceAccount, storage::v1::CSIStorageCapacity,
+};
+use loopfs::{VolumeId, VolumeKind};
+
+use super::{super::*, request::Resource, rights::ACCOUNT};
+use crate::{
+    node_loss::policy::Policy,
+    ownership::SELECTED_NODE,
+    pv::{self, Description, ReclaimPolicy},
+    stagger::fnv1a,
+};
+
+pub(super) const THERE: &str = "node-b";
+pub(super) const DRIVER: &str = "csi.loopfs.dev";
+pub(super) const OTHER_DRIVER: &str = "csi.other.dev";
+
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+
+/// The objects, by the names of their claims or by what they are.
+pub(super) struct Scene {
+    pub(super) namespace: String,
+    pub(super) class: String,
+    pub(super) other_class: String,
+    pub(super) pod: OwnerReference,
+    claims: BTreeMap<&'static str, PersistentVolumeClaim>,
+    volumes: BTreeMap<&'static str, Value>,
+    pub(super) capacities: BTreeMap<&'static str, Value>,
+    pub(super) events: BTreeMap<&'static str, Value>,
+    /// A client with a token of the account that was issued for no pod.
+    pub(super) unbound: Client,
+    pub(super) stolen: Client,
+}
+
+impl Scene {
+    pub(super) async fn set(cluster: &Cluster) -> Self {
+        let other = json!({"provisioner": OTHER_DRIVER});
+        let mut scene = Scene {
+            namespace: cluster.namespace.clone(),
+            class: cluster.class.clone(),
+            other_class: cluster.another_class("other", other.clone()).await,
+            pod: cluster.pod_of(HERE).await,
+            claims: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            capacities: BTreeMap::new(),
+            events: BTreeMap::new(),
+            unbound: unbound_client(cluster).await,
+            stolen: cluster.client_of(HERE, &ApiWrites::default()).await,
+        };
+        let immediate = json!({"volumeBindingMode": "Immediate"});
+        let now = cluster.another_class("now", immediate.clone()).await;
+        let mut other_now = other;
+        fixtures::merge(&mut other_now, immediate);
+        let other_now = cluster.another_class("other-now", other_now).await;
+        let other = scene.other_class.clone();
+        let selecting = |class: &str, node: Option<&str>| {
+            json!({
+                "metadata": {"annotations": {SELECTED_NODE: node}}, "spec": {"storageClassName": class},
+            })
+        };
+        let own = scene.class.clone();
+        for (name, class, node) in
+            [("waiting-own", &own, HERE), ("waiting-theirs", &own, THERE), ("waiting-other", &other, HERE)]
+        {
+            scene.claim(cluster, name, selecting(class, Some(node))).await;
+        }
+        for (name, class, selected, driver, node) in [
+            ("bound-own", &own, Some(HERE), DRIVER, HERE),
+            ("bound-theirs", &own, Some(THERE), DRIVER, THERE),
+            ("bound-marked", &own, Some(THERE), DRIVER, THERE),
+            ("bound-unplaced", &now, None, DRIVER, THERE),
+            ("bound-other", &other, Some(HERE), OTHER_DRIVER, HERE),
+            ("bound-other-unplaced", &other_now, None, OTHER_DRIVER, THERE),
+        ] {
+            scene.claim(cluster, name, selecting(class, selected)).await;
+            scene.bind(cluster, name, scene.new_volume(name, driver, node)).await;
+        }
+        // No provisioner was asked for a volume, and an administrator creates one.
+        for (name, class, driver) in
+            [("by-hand", "", DRIVER), ("by-hand-other", other.as_str(), OTHER_DRIVER)]
+        {
+            scene.claims.insert(name, cluster.claim(name, selecting(class, None)).await);
+            let mut volume = scene.new_volume(name, driver, THERE);
+            let by_hand =
+                json!({"metadata": {"name": format!("{name}-{}", scene.namespace), "annotations": null}});
+            fixtures::merge(&mut volume, by_hand);
+            scene.bind(cluster, name, volume).await;
+        }
+        let marked = scene.volume("bound-marked")["metadata"]["name"].as_str().unwrap().to_owned();
+        cluster.objects().delete(&marked, &DeleteParams::default()).await.unwrap();
+        let condition = json!({"status": {"conditions": [{"type": "Backup", "status": "True"}]}});
+        let claims = cluster.claims();
+        claims.patch_status("bound-own", &PatchParams::default(), &Patch::Merge(condition)).await.unwrap();
+        scene.lay_down_capacities_and_events(cluster).await;
+        // Controllers have written to them since.
+        for (name, claim) in &mut scene.claims {
+            *claim = claims.get(name).await.unwrap();
+        }
+        for volume in scene.volumes.values_mut() {
+            let name = volume["metadata"]["name"].as_str().unwrap();
+            *volume = serde_json::to_value(cluster.objects().get(name).await.unwrap()).unwrap();
+        }
+        scene
+    }
+
+    async fn claim(&mut self, cluster: &Cluster, name: &'static str, change: Value) {
+        cluster.claim(name, change).await;
+        let asked = |claim: &PersistentVolumeClaim| claim.annotations().contains_key(PROVISIONER);
+        self.claims.insert(name, until(&cluster.claims(), name, asked).await);
+    }
+
+    async fn bind(&mut self, cluster: &Cluster, name: &'static str, volume: Value) {
+        self.volumes.insert(name, volume.clone());
+        create(&cluster.objects(), volume).await;
+        cluster.bound(name).await;
+    }
+
+    async fn lay_down_capacities_and_events(&mut self, cluster: &Cluster) {
+        let capacities: Api<CSIStorageCapacity> = Api::namespaced(cluster.admin.clone(), SYSTEM);
+        let events: Api<Event> = Api::namespaced(cluster.admin.clone(), &self.namespace);
+        for (whose, driver, node) in
+            [("own", DRIVER, HERE), ("theirs", DRIVER, THERE), ("other", OTHER_DRIVER, HERE)]
+        {
+            let mut capacity = self.new_capacity(node);
+            let name = format!("{whose}-{}", self.namespace);
+            let capacity_name = format!("{node}-{:016x}", fnv1a(&[driver, node, &self.namespace]));
+            let topology = format!("topology.{driver}/node");
+            fixtures::merge(
+                &mut capacity,
+                json!({
+                    "metadata": {"name": capacity_name, "ownerReferences": null, "labels": {"csi.storage.k8s.io/drivername": driver}},
+                    "nodeTopology": {"matchLabels": null},
+                }),
+            );
+            fixtures::merge(&mut capacity, json!({"nodeTopology": {"matchLabels": {topology: node}}}));
+            let made = create(&capacities, capacity).await;
+            self.capacities.insert(whose, serde_json::to_value(made).unwrap());
+            let mut event = self.new_event(node);
+            fixtures::merge(&mut event, json!({"metadata": {"name": name}, "reportingController": driver}));
+            let made = create(&events, event).await;
+            self.events.insert(whose, serde_json::to_value(made).unwrap());
+        }
+    }
+
+    /// Returns a claim as it is in the cluster.
+    pub(super) fn claim_of(&self, name: &str) -> Value {
+        serde_json::to_value(&self.claims[name]).unwrap()
+    }
+
+    /// Returns the volume of a claim as it is in the cluster.
+    pub(super) fn volume(&self, claim: &str) -> &Value {
+        &self.volumes[claim]
+    }
+
+    /// Returns the volume that the provisioner of a node would create for a claim.
+    pub(super) fn new_volume(&self, claim: &str, driver: &str, node: &str) -> Value {
+        let claim = &self.claims[claim];
+        let id = VolumeId::parse(&format!("pvc-{}", claim.uid().unwrap())).unwrap();
+        let description = Description {
+            claim,
+            id: &id,
+            kind: VolumeKind::Filesystem,
+            capacity: Bytes(MIB),
+            filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
+            reclaim_policy: ReclaimPolicy::Delete,
+            mount_options: Some(vec!["nosuid".to_owned()]),
+            node_loss: Policy::default(),
+        };
+        serde_json::to_value(pv::build(description, &Identity::new(driver, node).unwrap())).unwrap()
+    }
+
+    /// Returns the capacity that the provisioner of a node would publish.
+    pub(super) fn new_capacity(&self, node: &str) -> Value {
+        json!({
+            "metadata": {
+                "name": format!("{node}-0123456789abcdef"),
+                "labels": {"csi.loopfs.dev/node": node, "csi.storage.k8s.io/drivername": DRIVER},
+                "ownerReferences": [&self.pod],
+            },
+            "storageClassName": self.class, "capacity": "1Gi",
+            "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": node}},
+        })
+    }
+
+    /// Returns an event that the provisioner of a node would report about a claim.
+    pub(super) fn new_event(&self, node: &str) -> Value {
+        json!({
+            "metadata": {"name": format!("new-{}", self.namespace)}, "eventTime": "2026-01-01T00:00:00.000000Z",
+            "type": "Warning", "reason": "ProvisioningFailed", "action": "Provision", "note": "full",
+            "reportingController": DRIVER, "reportingInstance": node,
+            "regarding": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": self.namespace, "name": "waiting-own",
+            },
+        })
+    }
+
+    /// Removes the objects that would outlive the namespace.
+    pub(super) async fn remove(self, cluster: &Cluster) {
+        let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        for volume in self.volumes.values() {
+            let name = volume["metadata"]["name"].as_str().unwrap();
+            cluster.objects().patch(name, &PatchParams::default(), &release).await.unwrap();
+            // One of them is marked for deletion, and gone with its finalizers.
+            drop(cluster.objects().delete(name, &DeleteParams::default()).await);
+        }
+        let capacities: Api<CSIStorageCapacity> = Api::namespaced(cluster.admin.clone(), SYSTEM);
+        for capacity in self.capacities.values() {
+            let name = capacity["metadata"]["name"].as_str().unwrap();
+            capacities.delete(name, &DeleteParams::default()).await.unwrap();
+        }
+    }
+}
+
+/// Returns a client with a token that was requested for the account, and not for a pod.
+async fn unbound_client(cluster: &Cluster) -> Client {
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.clone(), SYSTEM);
+    let request: TokenRequest =
+        serde_json::from_value(json!({"metadata": {}, "spec": {"audiences": []}})).unwrap();
+    let answer = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await.unwrap();
+    let directory: PathBuf =
+        std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
+    let text = std::fs::read_to_string(directory.join(format!("{HERE}.kubeconfig"))).unwrap();
+    let mut kubeconfig: Value = serde_norway::from_str(&text).unwrap();
+    kubeconfig["users"][0]["user"]["token"] = json!(answer.status.unwrap().token);
+    let path = cluster.scratch.path().join("unbound.kubeconfig");
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    crate::client(Some(path), &ApiWrites::default()).await.unwrap()
+}
+
+pub(super) fn volumes() -> Resource {
+    Resource::new("", "PersistentVolume", "persistentvolumes")
+}
+
+pub(super) fn claims(scene: &Scene) -> Resource {
+    Resource::new("", "PersistentVolumeClaim", "persistentvolumeclaims").within(&scene.namespace)
+}
+
+pub(super) fn capacities() -> Resource {
+    Resource::new("storage.k8s.io", "CSIStorageCapacity", "csistoragecapacities").within(SYSTEM)
+}
+
+pub(super) fn events(scene: &Scene) -> Resource {
+    Resource::new("events.k8s.io", "Event", "events").within(&scene.namespace)
+}

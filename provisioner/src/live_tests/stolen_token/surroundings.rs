@@ -1,0 +1,146 @@
+//! Requests that read, and requests with each verb that no role grants.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::{
+    super::HERE,
+    attempt::{Attempts, Expected, name},
+    request::{Request, Resource},
+    rights::Right,
+    scene::{Scene, capacities, claims, events, volumes},
+};
+
+const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+/// Those that concern all objects.
+const OF_ALL: [&str; 3] = ["list", "watch", "deletecollection"];
+
+fn snapshots(scene: &Scene) -> Resource {
+    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots").within(&scene.namespace)
+}
+
+fn contents() -> Resource {
+    Resource::new("snapshot.storage.k8s.io", "VolumeSnapshotContent", "volumesnapshotcontents")
+}
+
+pub(super) fn read(scene: &Scene, attempts: &mut Attempts) {
+    let everywhere = |resource: Resource| Resource { namespace: None, ..resource };
+    for verb in ["list", "watch"] {
+        let resources = [
+            volumes(),
+            everywhere(claims(scene)),
+            Resource::new("storage.k8s.io", "StorageClass", "storageclasses"),
+            Resource::new("storage.k8s.io", "CSINode", "csinodes"),
+            capacities(),
+        ];
+        attempts.allow("read all", resources.iter().map(|resource| resource.request(verb, None)));
+    }
+    let nodes = Resource::new("", "Node", "nodes");
+    attempts.allow("read all", [nodes.request("list", None), nodes.request("get", Some(HERE))]);
+    for claim in ["bound-own", "bound-theirs", "bound-other"] {
+        let volume = volumes().request("get", Some(name(scene.volume(claim))));
+        attempts.allow("read one", [volume, claims(scene).request("get", Some(claim))]);
+    }
+    // This cluster serves no snapshots.
+    let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
+    attempts.expect(Expected::Absent, "read a snapshot", snapshots);
+}
+
+/// Returns one request for each verb on a resource. Subresources are those of one object, so there is no request for all of them.
+fn all_verbs<'a>(resource: &'a Resource, object: &'a str) -> impl Iterator<Item = Request> + 'a {
+    let body = json!({"metadata": {"name": object}});
+    let is_subresource = resource.plural.contains('/');
+    let verbs = VERBS.into_iter().filter(move |verb| !is_subresource || !OF_ALL.contains(verb));
+    verbs.map(move |verb| match verb {
+        // A subresource is created under the name of its object.
+        "create" => resource.create(body.clone()).named(is_subresource.then_some(object)),
+        "update" => resource.update(body.clone()),
+        "patch" => resource.patch(object, super::request::Format::Merge, body.clone()),
+        verb if OF_ALL.contains(&verb) => resource.request(verb, None),
+        _ => resource.request(verb, Some(object)),
+    })
+}
+
+pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &mut Attempts) {
+    let (volume, claim) = (name(scene.volume("bound-own")), "bound-own");
+    let class = scene.class.as_str();
+    let cluster = |group, kind, plural| Resource::new(group, kind, plural);
+    let within = |group, kind, plural| Resource::new(group, kind, plural).within(&scene.namespace);
+    let system = |group, kind, plural| Resource::new(group, kind, plural).within(super::super::SYSTEM);
+    let rbac = "rbac.authorization.k8s.io";
+    let admission = "admissionregistration.k8s.io";
+    let resources = [
+        // Resources on which the account has some verbs,
+        (volumes(), volume),
+        (claims(scene), claim),
+        (claims(scene).subresource("status"), claim),
+        (capacities(), name(&scene.capacities["own"])),
+        (events(scene), name(&scene.events["own"])),
+        (cluster("storage.k8s.io", "StorageClass", "storageclasses"), class),
+        (cluster("storage.k8s.io", "CSINode", "csinodes"), HERE),
+        (cluster("", "Node", "nodes"), HERE),
+        (snapshots(scene), "s"),
+        (contents(), "s"),
+        // their subresources,
+        (volumes().subresource("status"), volume),
+        (volumes().subresource("finalizers"), volume),
+        (claims(scene).subresource("finalizers"), claim),
+        (claims(scene).subresource("scale"), claim),
+        (cluster("", "Node", "nodes/status"), HERE),
+        (cluster("", "Node", "nodes/proxy"), HERE),
+        (snapshots(scene).subresource("status"), "s"),
+        (contents().subresource("status"), "s"),
+        // the same elsewhere,
+        (capacities().within(&scene.namespace), "c"),
+        (within("", "Event", "events"), name(&scene.events["own"])),
+        // and resources on which it has none.
+        (system("", "Secret", "secrets"), "s"),
+        (within("", "Secret", "secrets"), "s"),
+        (within("", "ConfigMap", "configmaps"), "loopfs-objects"),
+        (system("", "ServiceAccount", "serviceaccounts"), "loopfs-provisioner"),
+        (system("", "TokenRequest", "serviceaccounts/token"), "loopfs-provisioner"),
+        (system("", "Pod", "pods"), &scene.pod.name),
+        (system("", "PodExecOptions", "pods/exec"), &scene.pod.name),
+        (system("", "Eviction", "pods/eviction"), &scene.pod.name),
+        (cluster("", "Namespace", "namespaces"), &scene.namespace),
+        (system("apps", "DaemonSet", "daemonsets"), "loopfs"),
+        (system("coordination.k8s.io", "Lease", "leases"), "l"),
+        (cluster("storage.k8s.io", "CSIDriver", "csidrivers"), "csi.loopfs.dev"),
+        (cluster("storage.k8s.io", "VolumeAttachment", "volumeattachments"), "v"),
+        (cluster("storage.k8s.io", "VolumeAttributesClass", "volumeattributesclasses"), "v"),
+        (cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses"), "p"),
+        (cluster(rbac, "ClusterRole", "clusterroles"), "loopfs-provisioner"),
+        (cluster(rbac, "ClusterRoleBinding", "clusterrolebindings"), "loopfs-provisioner"),
+        (system(rbac, "Role", "roles"), "loopfs-provisioner"),
+        (system(rbac, "RoleBinding", "rolebindings"), "loopfs-provisioner"),
+        (within(rbac, "Role", "roles"), "r"),
+        (within(rbac, "RoleBinding", "rolebindings"), "r"),
+        (
+            cluster(admission, "ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
+            "loopfs-provisioner-volumes",
+        ),
+        (
+            cluster(admission, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
+            "loopfs-provisioner-volumes",
+        ),
+        (cluster(admission, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"), "w"),
+        (cluster("apiextensions.k8s.io", "CustomResourceDefinition", "customresourcedefinitions"), "c"),
+        (cluster("csi.loopfs.dev", "LostNode", "lostnodes"), "l"),
+    ];
+    for (resource, object) in &resources {
+        let requests = all_verbs(resource, object);
+        let not_granted = requests.filter(|request| !granted.iter().any(|right| right.is_used_by(request)));
+        attempts.expect(Expected::NotGranted, "use what no role grants", not_granted);
+    }
+    let unlisted = granted.iter().find(|right| {
+        !resources.iter().any(|(resource, _)| {
+            (resource.group, resource.plural.as_str()) == (&right.group, &right.resource)
+        })
+    });
+    assert!(
+        unlisted.is_none(),
+        "no request for other verbs on the resource of the right to {}",
+        unlisted.unwrap()
+    );
+}
