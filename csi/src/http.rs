@@ -54,11 +54,13 @@ impl monitoring::Pages for Pages {
         }
     }
 
-    /// As Identity.Probe.
+    /// As Identity.Probe, except on a node that never had storage: the driver is not registered there and nothing waits for
+    /// it, so it must not hold up the rollout to the nodes that have storage.
     async fn ready(&self) -> Result<(), String> {
         match self.probe.health().await {
             Ok(Health::Ready) => Ok(()),
             Ok(Health::Starting) => Err("the storage is being opened".to_owned()),
+            Err(_) if self.gate.is_absent() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -41,6 +41,7 @@ fn code_of(kind: ErrorKind) -> Code {
         ErrorKind::Busy => Code::Aborted,
         ErrorKind::NotEnforced
         | ErrorKind::NotMounted
+        | ErrorKind::NeverMounted
         | ErrorKind::WrongFilesystem
         | ErrorKind::ReadOnly
         | ErrorKind::ShutDown
@@ -80,6 +81,7 @@ mod tests {
     #[case(ErrorKind::Busy, Code::Aborted)]
     #[case(ErrorKind::NotEnforced, Code::FailedPrecondition)]
     #[case(ErrorKind::NotMounted, Code::FailedPrecondition)]
+    #[case(ErrorKind::NeverMounted, Code::FailedPrecondition)]
     #[case(ErrorKind::WrongFilesystem, Code::FailedPrecondition)]
     #[case(ErrorKind::ReadOnly, Code::FailedPrecondition)]
     #[case(ErrorKind::ShutDown, Code::FailedPrecondition)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use loopfs::{FilesystemUuid, LoopControl, StoreOptions, VolumeStore};
+use loopfs::{ErrorKind, FilesystemUuid, LoopControl, StoreOptions, VolumeStore};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -52,6 +52,9 @@ enum State {
     Open(Arc<Storage>),
     /// Why it cannot be used.
     Closed(Arc<str>),
+    /// Why it cannot be used: no file system was ever mounted at the data directory. That is no fault of a node that has no
+    /// disk for volumes.
+    Absent(Arc<str>),
 }
 
 /// What a probe finds.
@@ -98,7 +101,7 @@ impl StorageGate {
         match &*self.state.borrow() {
             State::Open(storage) => Ok(Arc::clone(storage)),
             State::Starting => Err(Error::StorageStarting),
-            State::Closed(reason) => Err(Error::StorageClosed(reason.to_string())),
+            State::Closed(reason) | State::Absent(reason) => Err(Error::StorageClosed(reason.to_string())),
         }
     }
 
@@ -120,6 +123,11 @@ impl StorageGate {
     pub(crate) fn begin_examination(&self) -> ExaminationInProgress {
         self.examined_since.send_replace(Some(Instant::now()));
         ExaminationInProgress(self.examined_since.clone())
+    }
+
+    /// Returns `true` if this node never had storage. The driver does not register there, so no pod depends on it.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(*self.state.borrow(), State::Absent(_))
     }
 
     /// The storage, checked just now. Blocks.
@@ -212,12 +220,23 @@ impl StorageGate {
                     logged = None;
                     continue;
                 }
-                Err(reason) if logged.as_deref() == Some(&*reason) => {}
-                Err(reason) => {
-                    tracing::error!(%reason, "volumes cannot be served; trying again when a mount changes, and from time to time");
-                    let reason: Arc<str> = reason.into();
-                    logged = Some(Arc::clone(&reason));
-                    self.state.send_replace(State::Closed(reason));
+                Err(Failure { reason, absent })
+                    if logged.as_ref() == Some(&(Arc::clone(&reason), absent)) => {}
+                Err(Failure { reason, absent }) => {
+                    logged = Some((Arc::clone(&reason), absent));
+                    self.state.send_replace(if absent {
+                        tracing::warn!(
+                            %reason,
+                            "this node has no storage; the driver registers once a file system is mounted at the data directory"
+                        );
+                        State::Absent(reason)
+                    } else {
+                        tracing::error!(
+                            %reason,
+                            "volumes cannot be served; trying again when a mount changes, and from time to time"
+                        );
+                        State::Closed(reason)
+                    });
                 }
             }
             tokio::select! {
@@ -229,7 +248,7 @@ impl StorageGate {
     }
 
     /// The loop control is kept: it remembers the idle devices.
-    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, String> {
+    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, Failure> {
         let data_dir = self.data_dir.clone();
         let known = loops.clone();
         let root = Arc::clone(&self.root);
@@ -250,11 +269,20 @@ impl StorageGate {
             }
             Ok(Err(error)) => {
                 let error: loopfs::Error = error;
-                Err(error.to_string())
+                let absent = error.kind() == ErrorKind::NeverMounted;
+                Err(Failure { reason: error.to_string().into(), absent })
             }
-            Err(panic) => Err(format!("a defect: {panic}")),
+            Err(panic) => Err(Failure { reason: format!("a defect: {panic}").into(), absent: false }),
         }
     }
+}
+
+/// Why the storage could not be opened.
+#[derive(Debug)]
+struct Failure {
+    reason: Arc<str>,
+    /// No file system was ever mounted at the data directory.
+    absent: bool,
 }
 
 /// Of a driver that was killed, and of one that did not write down what it showed.
@@ -301,24 +329,36 @@ impl MountWatch {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
+    #[rstest]
+    #[case::of_a_node_that_never_had_storage(false)]
+    #[case::of_a_node_that_lost_its_storage(true)]
     #[tokio::test]
-    async fn a_directory_that_is_no_mount_keeps_the_gate_closed_and_is_named() {
+    async fn a_directory_that_is_no_mount_keeps_the_gate_closed_and_is_named(#[case] recorded: bool) {
         let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        if recorded {
+            std::fs::write(directory.path().join("data.filesystem-uuid"), "").unwrap();
+        }
         let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
-        let gate = Arc::new(StorageGate::new(directory.path().to_owned(), root));
+        let gate = Arc::new(StorageGate::new(data.clone(), root));
         assert_eq!(gate.probe().unwrap(), Health::Starting);
+        assert!(!gate.is_absent(), "not before it was looked for");
         let stop = CancellationToken::new();
         let task = tokio::spawn(Arc::clone(&gate).keep_open(stop.clone()));
         let mut state = gate.state.subscribe();
-        state.wait_for(|state| matches!(state, State::Closed(_))).await.unwrap();
+        state.wait_for(|state| matches!(state, State::Closed(_) | State::Absent(_))).await.unwrap();
+        assert_eq!(gate.is_absent(), !recorded);
         for error in [gate.probe().unwrap_err(), gate.verified().unwrap_err(), gate.opened().unwrap_err()] {
             let text = error.to_string();
-            assert!(text.contains(directory.path().to_str().unwrap()) && text.contains("prjquota"), "{text}");
+            assert!(text.contains(data.to_str().unwrap()) && text.contains("prjquota"), "{text}");
         }
         stop.cancel();
         task.await.unwrap().unwrap();
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
     }
 }

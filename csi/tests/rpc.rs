@@ -364,6 +364,8 @@ fn what_is_served_over_http_without_the_file_system() {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
+    // The record of a file system that was there before.
+    fs::write(scratch.path().join("data.filesystem-uuid"), "").unwrap();
     let mut directories = Directories::make(scratch.path(), &data);
     let address = directories.serve_metrics();
     let probes = directories.serve_probes();
@@ -397,6 +399,19 @@ fn what_is_served_over_http_without_the_file_system() {
         std::thread::sleep(Duration::from_millis(20));
     };
     assert!(why.contains(directories.endpoint.to_str().unwrap()), "{why}");
+    driver.stop();
+}
+
+#[test]
+fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut directories = Directories::make(scratch.path(), &scratch.path().join("data"));
+    let address = directories.serve_metrics();
+    let driver = Driver::start(&directories);
+    assert_refused(driver.settled(), Code::FailedPrecondition, &["make it the mount point"]);
+    assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
+    assert!(http::get(address, "/metrics").1.contains("loopfs_csi_storage_open 0\n"));
+    assert!(!directories.registration_socket().exists());
     driver.stop();
 }
 

@@ -27,6 +27,9 @@ pub enum ErrorKind {
     NotEnforced,
     /// Nothing is mounted where the data file system should be.
     NotMounted,
+    /// Nothing is mounted where the data file system should be, and no store was ever initialised there: most likely the
+    /// machine has no disk for volumes.
+    NeverMounted,
     /// Another file system is mounted than the one the store was initialised on.
     WrongFilesystem,
     /// The kernel did not grant a property that was asked.

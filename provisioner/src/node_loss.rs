@@ -201,7 +201,7 @@ impl Looker<'_> {
     fn on_other_disks(&self) -> BTreeMap<Lost, Vec<Arc<PersistentVolume>>> {
         let present = match &*self.ctx.storage.changes().borrow() {
             State::Open(volumes) => volumes.filesystem_uuid(),
-            State::Untried | State::Unavailable(_) => return BTreeMap::new(),
+            State::Untried | State::Unavailable(_) | State::Absent(_) => return BTreeMap::new(),
         };
         let mut lost: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for volume in self.ctx.volumes.state() {

@@ -31,6 +31,14 @@ impl Pages {
         };
         ctx.claims.state().iter().filter(|claim| waits(claim)).count()
     }
+
+    /// Returns `true` if this node never had storage: it has no record of a file system, and no volume names it. It serves no
+    /// claims then, and must not hold up the rollout to the nodes that do.
+    fn is_without_storage(&self) -> bool {
+        let ctx = &self.ctx;
+        ctx.storage.is_absent()
+            && !ctx.volumes.state().iter().any(|volume| ownership::is_our_volume(volume, &ctx.identity))
+    }
 }
 
 impl monitoring::Pages for Pages {
@@ -49,7 +57,7 @@ impl monitoring::Pages for Pages {
         Ok(())
     }
 
-    /// Whether a claim would get its volume now.
+    /// Whether a claim would get its volume now. Succeeds on a node without storage, which is given no claims.
     async fn ready(&self) -> Result<(), String> {
         let ctx = &self.ctx;
         let caches = [
@@ -60,7 +68,10 @@ impl monitoring::Pages for Pages {
         if let Some((what, _)) = caches.iter().find(|(_, gate)| !gate.is_open()) {
             return Err(format!("the {what} that the API server holds have not been read yet"));
         }
-        ctx.storage.run(|_volumes| Ok(())).await.map_err(|error| error.to_string())?;
+        match ctx.storage.run(|_volumes| Ok(())).await {
+            Err(_) if self.is_without_storage() => {}
+            usable => usable.map_err(|error| error.to_string())?,
+        }
         match timeout(API_TIME, ctx.client.apiserver_version()).await {
             Ok(Ok(_version)) => Ok(()),
             Ok(Err(error)) => Err(format!("the API server does not answer: {error}")),
@@ -176,6 +187,23 @@ mod tests {
         assert_eq!(pages.alive().await, Ok(()), "a restart would not mend it");
         drop(pages);
         bench.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_node_that_never_had_storage_is_ready_unless_a_volume_names_it() {
+        let volume = fixtures::volume(json!({}));
+        for (volumes, ready) in [(vec![], true), (vec![volume], false)] {
+            let answers = if ready { vec![version()] } else { vec![] };
+            let (bench, pages) = bench(Caches { volumes, ..Caches::default() }, answers);
+            let broken = volume_model::error(ErrorKind::NeverMounted, "nothing is mounted there");
+            bench.volumes.state().broken = Some(broken);
+            match pages.ready().await {
+                Ok(()) => assert!(ready, "a volume names the node"),
+                Err(reason) => assert!(!ready && reason.contains("nothing is mounted there"), "{reason}"),
+            }
+            drop(pages);
+            bench.finish().await;
+        }
     }
 
     #[tokio::test]

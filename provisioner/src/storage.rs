@@ -6,6 +6,7 @@
 
 use std::{fs::File, os::fd::AsFd, sync::Arc, time::Duration};
 
+use loopfs::ErrorKind;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -49,6 +50,8 @@ pub(crate) enum State {
     /// Nobody has tried to open it yet.
     Untried,
     Unavailable(String),
+    /// No file system was ever mounted at the data directory. That is no fault of a node that has no disk for volumes.
+    Absent(String),
     Open(Arc<dyn Volumes>),
 }
 
@@ -56,7 +59,7 @@ impl State {
     fn volumes(&self) -> Result<Arc<dyn Volumes>, StorageError> {
         match self {
             State::Open(volumes) => Ok(Arc::clone(volumes)),
-            State::Unavailable(why) => Err(StorageError::Unavailable(why.clone())),
+            State::Unavailable(why) | State::Absent(why) => Err(StorageError::Unavailable(why.clone())),
             State::Untried => Err(StorageError::Unavailable("it has not been opened yet".to_owned())),
         }
     }
@@ -74,8 +77,16 @@ impl Storage {
         self.state.send_replace(State::Open(volumes));
     }
 
-    fn close(&self, why: impl Into<String>) {
-        self.state.send_replace(State::Unavailable(why.into()));
+    /// Returns `true` if this node never had storage.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(*self.state.borrow(), State::Absent(_))
+    }
+
+    fn close(&self, why: VolumeError) {
+        self.state.send_replace(match why.kind {
+            ErrorKind::NeverMounted => State::Absent(why.message),
+            _ => State::Unavailable(why.message),
+        });
     }
 
     /// Whether the store is open, as far as is known without asking it: before other steps are taken for its
@@ -134,7 +145,7 @@ impl Storage {
         let checked = move || volumes.verify().and_then(|()| operation(&*volumes));
         match tokio::task::spawn_blocking(checked).await {
             Ok(Err(error)) if error.concerns_the_store() => {
-                self.close(error.message.as_str());
+                self.close(error.clone());
                 Err(StorageError::Unavailable(error.message))
             }
             Ok(result) => Ok(result?),
@@ -185,15 +196,13 @@ pub(crate) async fn keep_open(
                 opened();
                 until_lost(storage, &mounts).await;
             }
-            Ok(Err(error)) => {
-                storage.close(error.message);
-            }
+            Ok(Err(error)) => storage.close(error),
             Err(panicked) => {
                 tracing::error!(error = %panicked, "opening the volume store panicked");
-                storage.close(StorageError::Panicked.to_string());
+                storage.state.send_replace(State::Unavailable(StorageError::Panicked.to_string()));
             }
         }
-        if let State::Unavailable(why) = storage.state.borrow().clone() {
+        if let State::Unavailable(why) | State::Absent(why) = storage.state.borrow().clone() {
             ailing = true;
             events.publish_on_node(identity, Reason::StorageUnavailable, why);
         }
@@ -207,7 +216,7 @@ async fn until_lost(storage: &Storage, mounts: &MountTable) {
     let mut state = storage.state.subscribe();
     loop {
         tokio::select! {
-            lost = state.wait_for(|state| matches!(state, State::Unavailable(_))) => {
+            lost = state.wait_for(|state| !matches!(state, State::Open(_))) => {
                 // An error would mean that the sender is gone, and `storage` holds it.
                 return drop(lost);
             }

@@ -67,6 +67,7 @@ impl VolumeError {
         matches!(
             self.kind,
             ErrorKind::NotMounted
+                | ErrorKind::NeverMounted
                 | ErrorKind::NotEnforced
                 | ErrorKind::WrongFilesystem
                 | ErrorKind::ReadOnly

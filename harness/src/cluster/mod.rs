@@ -37,6 +37,7 @@ use crate::vm::Accelerator;
 pub use self::components::{Durability, Purpose};
 pub(crate) use self::images::VOLUME_CHECK;
 pub use self::node::Node;
+pub use self::node_spec::DataDisk;
 pub(crate) use self::node_spec::{DATA_DIR, DATA_OPTIONS, TOOLS_DIR, USER_NAMESPACES_HANDLER};
 pub use self::up::{DownArgs, UpArgs, down, up, walkthrough};
 
@@ -136,7 +137,7 @@ impl Cluster {
         let control_plane =
             ControlPlane::start(session, programs, layout, spec.durability, spec.purpose).await?;
         let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
-        let node = cluster.boot_node(session, 0).await?;
+        let node = cluster.boot_node(session, 0, DataDisk::Mounted).await?;
         cluster.nodes.push(node);
         Ok(cluster)
     }
@@ -146,8 +147,8 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not boot, or does not become ready in time.
-    pub async fn boot_node(&self, session: &Session, index: u8) -> Result<Node> {
-        Node::start(session, &self.control_plane, &self.parts, index).await
+    pub async fn boot_node(&self, session: &Session, index: u8, data_disk: DataDisk) -> Result<Node> {
+        Node::start(session, &self.control_plane, &self.parts, index, data_disk).await
     }
 
     /// The control plane itself: who is known to it, and what it logs.

@@ -15,7 +15,7 @@ use super::Parts;
 use super::api_error::told;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
-    DATA_DISK, DATA_OPTIONS, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
+    DATA_DISK, DataDisk, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
 };
 use super::waiting::{State, until_one};
 use crate::guest::control::ExecOutput;
@@ -56,13 +56,14 @@ impl Node {
         control_plane: &ControlPlane,
         parts: &Parts,
         index: u8,
+        data_disk: DataDisk,
     ) -> Result<Node> {
         let node = NodeName { index };
         let name = node.name();
         let step = session.progress.step(format!("start {name} ({})", parts.node.hypervisor.accelerator));
         let kubelet = control_plane.kubelet_address(index)?;
         register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
-        let machine = machine(control_plane, parts, &node, kubelet).await?;
+        let machine = machine(control_plane, parts, &node, kubelet, data_disk).await?;
         step.note("booting");
         let vm = machine.boot().await?;
         step.note("waiting for the kubelet to report");
@@ -170,6 +171,7 @@ async fn machine(
     parts: &Parts,
     node: &NodeName,
     kubelet: SocketAddr,
+    data_disk: DataDisk,
 ) -> Result<Machine> {
     let name = node.name();
     let dir = control_plane.layout().node_dir(&name);
@@ -178,7 +180,7 @@ async fn machine(
     disk::copy(&parts.node.root, &root)?;
     let data = dir.join("data.xfs");
     disk::xfs(&data, control_plane.purpose().data_mib()).await?;
-    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, DATA_OPTIONS)?);
+    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_disk)?);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };

@@ -26,6 +26,15 @@ pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
 /// How it is mounted: quotas enforced, and nothing on it trusted.
 pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 
+/// What a node does with its data disk when it boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataDisk {
+    /// The node mounts the file system of the disk at [`DATA_DIR`].
+    Mounted,
+    /// The node leaves the disk alone: to the driver, the node has none.
+    Unmounted,
+}
+
 /// Where Kubernetes' programs are.
 pub(crate) const TOOLS_DIR: &str = "/opt/kubernetes";
 /// What the network plugins remember of pods that run. They write it without fsync and cannot read what a power cut leaves of
@@ -72,7 +81,7 @@ pub(crate) fn node_spec(
     control_plane: &ControlPlane,
     node: &NodeName,
     images: &NodeImages,
-    data_options: &str,
+    data_disk: DataDisk,
 ) -> Result<NodeSpec> {
     let mut steps =
         vec![service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"])))];
@@ -105,15 +114,18 @@ pub(crate) fn node_spec(
         &[&kube_proxy, "--config=/etc/kubernetes/kube-proxy.json"],
         Condition::Tcp("127.0.0.1:10256".into()),
     ));
+    let mut mounts = vec![
+        mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
+        mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
+        in_memory(CNI_STATE_DIR),
+    ];
+    if data_disk == DataDisk::Mounted {
+        mounts.push(mount(DATA_DISK, DATA_DIR, "xfs", DATA_OPTIONS));
+    }
     Ok(NodeSpec {
         hostname: node.name(),
         root_disk: ROOT_DISK.into(),
-        mounts: vec![
-            mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
-            mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
-            mount(DATA_DISK, DATA_DIR, "xfs", data_options),
-            in_memory(CNI_STATE_DIR),
-        ],
+        mounts,
         network: Some(Network::default()),
         files: files(control_plane, node, images)?,
         steps,

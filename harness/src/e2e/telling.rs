@@ -7,9 +7,8 @@ use super::create_namespace;
 use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{
-    bad_claims, clones, deletion_in_use, driver_restart, flow, full_node, half_provisioned,
-    infeasible_resize, install, orphans, outages, read_only_claims, removal, retained_volumes,
-    user_namespaces,
+    bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
+    orphans, outages, read_only_claims, removal, retained_volumes, second_node, user_namespaces,
 };
 use super::story::{Story, Told};
 use super::world::World;
@@ -31,7 +30,7 @@ pub(super) const NAMES: [&str; 16] = [
     user_namespaces::NAME,
     half_provisioned::NAME,
     outages::NAME,
-    full_node::NAME,
+    second_node::NAME,
     power_cut::NAME,
     removal::NAME,
 ];
@@ -137,8 +136,8 @@ impl Teller<'_> {
         if let Some(story) = &mut self.begin_selected(outages::NAME) {
             outages::tell(story, world).await?;
         }
-        if let Some(story) = &mut self.begin_selected(full_node::NAME) {
-            full_node::tell(story, world).await?;
+        if let Some(story) = &mut self.begin_selected(second_node::NAME) {
+            second_node::tell(story, world).await?;
         }
         if let Some(story) = &mut self.begin_selected(power_cut::NAME) {
             power_cut::tell(story, world, Load::FULL, broken).await?;

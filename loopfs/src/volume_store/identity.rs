@@ -225,6 +225,19 @@ fn record_path(data_dir: &Path) -> PathBuf {
     data_dir.with_file_name(name)
 }
 
+/// Distinguishes a machine that never had a data file system from one whose data file system is missing: only the latter
+/// has a record beside the mount point. If the record cannot be looked up, the file system counts as missing.
+pub(super) fn classify_missing(error: Error, path: &Path) -> Error {
+    let never_recorded = || match std::fs::symlink_metadata(record_path(path)) {
+        Ok(_) => false,
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    if error.kind() == ErrorKind::NotMounted && never_recorded() {
+        return error.with_kind(ErrorKind::NeverMounted);
+    }
+    error
+}
+
 fn foreign(path: &Path, expected: FilesystemUuid, found: FilesystemUuid) -> Error {
     let detail = format!(
         "the store was initialised on file system {expected}, and {found} is mounted there; mount the right one, \
@@ -249,6 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::volume_store::{StoreOptions, VolumeStore};
 
     proptest! {
         #[test]
@@ -299,6 +313,27 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::NotMounted, "{error}");
         assert!(error.to_string().contains("prjquota"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_missing_mount_is_never_mounted_until_a_store_was_recorded_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("data");
+        let kind = || {
+            let error = VolumeStore::open(&path, StoreOptions::default()).unwrap_err();
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            let existing = VolumeStore::open_existing(&path, StoreOptions::default()).unwrap_err();
+            assert_eq!(existing.kind(), error.kind());
+            error.kind()
+        };
+        assert_eq!(kind(), ErrorKind::NeverMounted, "neither directory nor record");
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(kind(), ErrorKind::NeverMounted, "no record");
+        // Even one that cannot be read: a store was there.
+        std::fs::write(record_path(&path), "").unwrap();
+        assert_eq!(kind(), ErrorKind::NotMounted);
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(kind(), ErrorKind::NotMounted, "the mount point is gone too");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub use source::{ContentSource, OwnedContentSource};
 pub use space::Space;
 pub use volume::{InodeStats, Volume, VolumeStats};
 
-use identity::DataFilesystem;
+use identity::{DataFilesystem, classify_missing};
 use layout::Layout;
 
 /// How a volume is used.
@@ -168,12 +168,13 @@ impl VolumeStore {
     /// `NAME.filesystem-uuid`: from then on no other file system is accepted there.
     ///
     /// # Errors
-    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NotEnforced`]: not
+    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: nor was a
+    /// store ever initialised there. [`ErrorKind::NotEnforced`]: not
     /// with project quotas. [`ErrorKind::WrongFilesystem`]: not XFS, not the root of a file
     /// system, or another one than at first use. [`ErrorKind::PermissionDenied`]: without
     /// `CAP_SYS_ADMIN`. Each says what to do.
     pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
-        let filesystem = DataFilesystem::open(data_dir)?;
+        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
         // Two processes may meet here at first use.
         let root = layout::open_directory(&filesystem.root, ".")?;
         let _initialising =
@@ -200,7 +201,7 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::NotFound`]: the file system holds no store. Else as [`open`](Self::open).
     pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
-        let filesystem = DataFilesystem::open(data_dir)?;
+        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
         filesystem.require_record()?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
             return Err(match filesystem.recorded_uuid()? {

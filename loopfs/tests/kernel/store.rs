@@ -294,7 +294,7 @@ fn the_store_opens_only_on_an_enforcing_xfs() {
 
     let tmpfs = scratch();
     let error = VolumeStore::open(tmpfs.path(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotMounted, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NeverMounted, "{error}");
     assert_eq!(std::fs::read_dir(tmpfs.path()).unwrap().count(), 0);
     assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
 

@@ -1,14 +1,12 @@
 //! A node is full: the scheduler puts the next pod on another, where its volume is made.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
-use super::install;
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_one};
@@ -17,43 +15,20 @@ use crate::e2e::pods::{end, start};
 use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
 use crate::e2e::workload::{Use, claim};
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::e2e::world::World;
 
-pub(in crate::e2e) const NAME: &str = "full node";
-
-const SECOND: u8 = 1;
 const FILLER: &str = "all-of-it";
 const MOVED: &str = "elsewhere";
 const SIZE: Size = Size::mebibytes(32);
 
-pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
-    let (Some(cluster), Some(first)) = (world.cluster, world.node) else {
-        story.skip("fill a node, with another beside it", FOREIGN_NODE);
-        return Ok(());
-    };
-    let session = story.session();
-    let second = story.step("boot a second node", cluster.boot_node(session, SECOND)).await?;
-    story.step("the driver serves on both", serves(world, 2)).await?;
+pub(super) async fn tell(story: &mut Story<'_>, world: &World<'_>, first: &Node, second: &Node) -> Told {
     story.step("a claim takes all that the first node can still hold", fill(world, first)).await?;
-    story.step("a pod and its volume go to the second", goes_to(world, &second)).await?;
-    story.step("pod and claims go", clear(world)).await?;
-    story.step("the second node leaves", leave(world, second)).await
-}
-
-async fn serves(world: &World<'_>, nodes: i32) -> Result<()> {
-    let name = world.driver.daemon_set();
-    until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
-        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
-        let (wanted, ready) =
-            status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
-        State::when(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
-    })
-    .await?;
-    install::served(world).await
+    story.step("a pod and its volume go to the second", goes_to(world, second)).await?;
+    story.step("pod and claims go", clear(world)).await
 }
 
 /// What the node's provisioner says that the largest volume may have.
-fn largest<'a>(
+pub(super) fn largest<'a>(
     world: &World<'_>,
     node: &Node,
     mut capacities: impl Iterator<Item = &'a CSIStorageCapacity>,
@@ -110,20 +85,4 @@ async fn clear(world: &World<'_>) -> Result<()> {
         claims::gone(world, volume).await?;
     }
     Ok(())
-}
-
-/// As an administrator takes a node out: what ran there is told to be gone, for no kubelet will.
-async fn leave(world: &World<'_>, node: Node) -> Result<()> {
-    let name = node.name().to_owned();
-    node.stop().await?;
-    let nodes: Api<NodeObject> = Api::all(world.client.clone());
-    nodes.delete(&name, &DeleteParams::default()).await.map_err(told).context("delete the Node")?;
-    for pod in world.live_driver_pods().await? {
-        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name) {
-            let forced = DeleteParams::default().grace_period(0);
-            let deleted = world.driver_pods().delete(&pod.name_any(), &forced).await;
-            deleted.map_err(told).context("delete the driver's pod")?;
-        }
-    }
-    serves(world, 1).await
 }

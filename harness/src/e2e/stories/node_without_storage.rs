@@ -1,0 +1,85 @@
+//! A node that never had a data file system: it must not stop a rollout of the driver to the nodes that have one. Once a
+//! file system is mounted there, the driver serves it without a restart.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+
+use super::full_node::largest;
+use super::second_node::serves;
+use crate::cluster::api_error::told;
+use crate::cluster::waiting::{State, until_one};
+use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
+use crate::e2e::story::{Story, Told};
+use crate::e2e::world::World;
+
+const TOOL_DEADLINE: Duration = Duration::from_secs(60);
+
+pub(super) async fn tell(story: &mut Story<'_>, world: &World<'_>, node: &Node) -> Told {
+    story.step("a rollout of the driver reaches both nodes", rolls_out(world)).await?;
+    story
+        .step("the driver is not registered there and publishes no free capacity", unused(world, node))
+        .await?;
+    story
+        .step("a file system is mounted there, and the driver serves it as it runs", arrives(world, node))
+        .await
+}
+
+/// Restarts the pods of the DaemonSet as `kubectl rollout restart` does, and waits until all are new and available.
+async fn rolls_out(world: &World<'_>) -> Result<()> {
+    let name = world.driver.daemon_set();
+    let restarted = world.daemon_sets().restart(name).await.map_err(told).context("restart the driver")?;
+    let generation = restarted.metadata.generation;
+    until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
+        let status = daemon_set.and_then(|daemon_set| daemon_set.status.clone()).unwrap_or_default();
+        let wanted = status.desired_number_scheduled;
+        let new = status.updated_number_scheduled.unwrap_or_default();
+        let available = status.number_available.unwrap_or_default();
+        let observed = status.observed_generation >= generation;
+        State::when(
+            observed && (wanted, new, available) == (2, 2, 2),
+            format!("of {wanted} pods {new} are new and {available} are available"),
+        )
+    })
+    .await
+    .map(drop)
+}
+
+async fn unused(world: &World<'_>, node: &Node) -> Result<()> {
+    let csi_nodes: Api<CSINode> = Api::all(world.client.clone());
+    let csi_node = csi_nodes.get(node.name()).await.map_err(told).context("read the CSINode")?;
+    let drivers: Vec<&str> = csi_node.spec.drivers.iter().map(|driver| driver.name.as_str()).collect();
+    anyhow::ensure!(!drivers.contains(&world.driver.name.as_str()), "{drivers:?} are registered");
+    let published: Api<CSIStorageCapacity> = Api::all(world.client.clone());
+    let published = published.list(&ListParams::default()).await.map_err(told).context("list capacities")?;
+    let capacity = largest(world, node, published.iter());
+    anyhow::ensure!(capacity.is_none_or(|capacity| capacity.0 == "0"), "{capacity:?} is published");
+    Ok(())
+}
+
+async fn arrives(world: &World<'_>, node: &Node) -> Result<()> {
+    let before = driver_pod(world, node).await?;
+    let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
+    let device = device.await.context("find the data disk")?;
+    node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
+    let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, device.trim(), DATA_DIR];
+    node.output(&mount, TOOL_DEADLINE).await?;
+    serves(world, 2).await?;
+    let after = driver_pod(world, node).await?;
+    anyhow::ensure!(before.uid() == after.uid(), "the driver's pod was replaced");
+    let statuses = after.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let restarts: i32 = statuses.map(|status| status.restart_count).sum();
+    anyhow::ensure!(restarts == 0, "the driver's containers were restarted {restarts} times");
+    Ok(())
+}
+
+async fn driver_pod(world: &World<'_>, node: &Node) -> Result<Pod> {
+    let pods = world.live_driver_pods().await?;
+    let on_node =
+        |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());
+    pods.into_iter().find(on_node).with_context(|| format!("the driver has no pod on {}", node.name()))
+}
