@@ -59,7 +59,8 @@ impl<'a> BlockVolume<'a> {
             // What is left of it can still be read.
             self.volume.require_whole()?;
         }
-        let image = self.volume.open_image(access)?;
+        // Open for reading only: one that is open for writing would have every device of the node asked for the image.
+        let image = &self.image;
         let options = AttachOptions::new(access)
             .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
             .direct_io(self.settings.direct_io.wish())
@@ -68,8 +69,8 @@ impl<'a> BlockVolume<'a> {
         let device = self.loops.ensure_attached(image.as_fd(), &options)?;
         // Grown while it was being attached, when whoever tells devices of that could not find this one.
         let status = device.status()?;
-        if status.size < size_of(&image)? {
-            device.refresh_capacity(&image)?;
+        if status.size < size_of(image)? {
+            device.refresh_capacity(image)?;
         }
         if let Some(trouble) = self.trouble_of(&device, &status)? {
             tracing::warn!(%trouble, "attached with less than was wished");

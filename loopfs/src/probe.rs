@@ -9,7 +9,7 @@ use std::path::Path;
 use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJINHERIT, MOUNT_ATTR_IDMAP};
 
 use crate::sys::mount::mount_attr;
-use crate::sys::{self, fiemap, fsxattr};
+use crate::sys::{self, fiemap, fsxattr, loop_abi, loop_dev};
 
 const NOT_CHOSEN: u32 = FS_XFLAG_PROJINHERIT | FS_XFLAG_PREALLOC | FS_XFLAG_HASATTR;
 
@@ -68,4 +68,12 @@ pub fn extents(file: impl AsFd) -> Result<(usize, usize)> {
         all.extend(extents);
     }
     Ok((all.len(), all.iter().filter(|extent| extent.flags & fiemap::SHARED != 0).count()))
+}
+
+/// Binds a file to the lowest free index as other programs do, without a trace of this library. Returns the index.
+pub fn bind_as_another_program(file: impl AsFd) -> Result<u32> {
+    let index = loop_dev::get_free(loop_dev::open_control()?)?;
+    let device = loop_dev::open_device(index, true)?;
+    loop_dev::configure(device, &loop_abi::config(file.as_fd().as_raw_fd(), 512))?;
+    Ok(index)
 }

@@ -74,7 +74,9 @@ impl Population {
         let image = File::options().read(true).write(true).create_new(true).open(self.path(name))?;
         image.set_len(1 << 20)?;
         floor::record_attachments(&image)?;
-        Ok(image)
+        // Open for reading only, as a driver gives it: one that is open for writing looks like another program's device.
+        drop(image);
+        Ok(File::open(self.path(name))?)
     }
 
     /// Attaches or detaches files until `count` are attached. The devices stay, idle.

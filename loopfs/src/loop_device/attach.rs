@@ -1,19 +1,23 @@
 //! Binding a file to an idle device, and checking that the kernel did what was asked.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 
+use super::control::CONTROL;
 use super::discard::{self, Outcome};
+use super::exclusion::Exclusion;
+use super::hint::Absence;
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
 use super::{Access, Binding, Detach, LoopDevice, PendingDetach, Status, hint, node_name, read_status};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
+use crate::units::Bytes;
 
 /// Opens the file behind a descriptor anew, with an open file description of its own.
 pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
@@ -21,32 +25,36 @@ pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlag) -> std::result::Result<
     open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// Binds `image`, which the caller knows not to be attached with this access. `recorded`: what is not recorded by
-/// the file from now on would not be found again.
+/// Binds `image`, which the caller has locked and knows not to be attached with this access; `absence` says how.
 pub(super) fn attach(
     control: BorrowedFd<'_>,
     pool: &Pool,
     image: BorrowedFd<'_>,
+    locked: &Exclusion<'_>,
     options: &AttachOptions,
-    recorded: bool,
+    absence: Absence,
 ) -> Result<LoopDevice> {
     options.check()?;
     let backing = open_backing(image, options)?;
     let config = configuration(&backing, options)?;
-    let deadline = Instant::now() + options.deadline;
-    let mut lost = 0u32;
+    let mut retries = Retries::new(options.deadline);
     loop {
-        let index = match options.index {
-            IndexPolicy::Pool => pool.take(control)?,
-            IndexPolicy::Any => loop_dev::get_free(control).context("find", "a free loop device")?,
-            IndexPolicy::Exact(index) => make(control, index)?,
+        let (index, turn) = match options.index {
+            IndexPolicy::Pool => (pool.take(control)?, None),
+            IndexPolicy::Any => {
+                let turn = lock_control(&mut retries)?;
+                (loop_dev::get_free(control).context("find", "a free loop device")?, Some(turn))
+            }
+            IndexPolicy::Exact(index) => (make(control, index)?, None),
         };
         let give_up = || pool.give_back(index);
         // Before the device is bound, so that a crash in between leaves no device that nobody finds.
         match hint::write(&backing, options.access, index) {
             // Best effort: without it the next search asks every device once more.
-            Ok(()) if !recorded => drop(hint::set_recorded(&backing, options.access)),
-            Err(errno) if recorded || errno == Errno::EAGAIN => {
+            Ok(()) if absence == Absence::Scanned && !hint::is_recorded(&backing, options.access) => {
+                hint::set_recorded(&backing, options.access).ok();
+            }
+            Err(errno) if absence == Absence::Recorded || errno == Errno::EAGAIN => {
                 give_up();
                 let error = Error::sys("lock", "the backing file", errno);
                 return Err(error.explain("another program has it locked, or its file system has no locks"));
@@ -57,18 +65,22 @@ pub(super) fn attach(
         let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
         match opened.and_then(|fd| loop_dev::configure(&fd, &config).map(|()| fd)) {
             Ok(fd) => {
-                let checked = check(&fd, index, &backing, options)
-                    .and_then(|binding| Ok((binding, discard::set(index, options.discard)?)));
+                let checked = check(&fd, index, &backing, locked.size(), options)
+                    .and_then(|binding| Ok((binding, discard::set(&fd, index, options.discard)?)));
                 let error = match checked {
-                    Ok((binding, Outcome::Done)) => return Ok(LoopDevice::new(fd, binding)),
+                    Ok((binding, Outcome::Done)) => {
+                        if options.lifetime == Lifetime::AutoClear {
+                            pool.give_back_later(index);
+                        }
+                        return Ok(LoopDevice::new(fd, binding));
+                    }
                     Ok((binding, Outcome::StaysMasked)) => {
                         // Its last file had discards masked, and the kernel has kept that. Removing takes 45 ms, and is
                         // done once for each index that was used so.
                         loop_dev::clear(&fd).context("detach", node_name(index))?;
                         drop(fd);
                         // While somebody has it open it stays bound, and must not have the file's next device beside it.
-                        let left = deadline.saturating_duration_since(Instant::now());
-                        if let Detach::Deferred(_) = PendingDetach::new(vec![binding]).wait(left)? {
+                        if let Detach::Deferred(_) = PendingDetach::new(vec![binding]).wait(retries.left())? {
                             let detail = "its discards are masked, and it cannot be made anew while somebody has it open";
                             return Err(Error::new(ErrorKind::Busy, "attach", node_name(index), detail));
                         }
@@ -95,22 +107,69 @@ pub(super) fn attach(
             }
             // Bound by another program, being torn down, or removed: not ours, take the next.
             Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT)
-                if Instant::now() < deadline && !matches!(options.index, IndexPolicy::Exact(_)) =>
+                if !retries.left().is_zero() && !matches!(options.index, IndexPolicy::Exact(_)) =>
             {
-                lost += 1;
+                retries.lost += 1;
                 // The next index has another place.
                 hint::clear(&backing, options.access).context("unlock", "the backing file")?;
+                // The pool names another index. LOOP_CTL_GET_FREE may name the same one for as long as a program has it
+                // open exclusively, and others wait for the turn.
+                if options.index == IndexPolicy::Any {
+                    drop(turn);
+                    retries.pause();
+                }
             }
             Err(errno) => {
                 let error = Error::sys("attach", node_name(index), errno);
                 if errno == Errno::EBUSY {
                     // Somebody else's device: it is not idle.
+                    let lost = retries.lost;
                     return Err(error.explain(format!("bound by another program; {lost} others were too")));
                 }
                 give_up();
                 return Err(error);
             }
         }
+    }
+}
+
+/// How long to go on when devices are taken away by other programs.
+struct Retries {
+    deadline: Instant,
+    pause: Duration,
+    lost: u32,
+}
+
+impl Retries {
+    fn new(limit: Duration) -> Self {
+        Self { deadline: Instant::now() + limit, pause: Duration::from_millis(1), lost: 0 }
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Waits, from 1 ms to 50 ms: no event says that a device has become free.
+    fn pause(&mut self) {
+        std::thread::sleep(self.pause.min(self.left()));
+        self.pause = (self.pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// The turn to bind what `LOOP_CTL_GET_FREE` names, which names the same index to two callers: systemd excludes itself with
+/// this lock.
+fn lock_control(retries: &mut Retries) -> Result<Flock<OwnedFd>> {
+    let mut own = loop_dev::open_control().context("open", CONTROL)?;
+    loop {
+        match Flock::lock(own, FlockArg::LockExclusiveNonblock) {
+            Ok(turn) => return Ok(turn),
+            Err((unlocked, Errno::EAGAIN)) if !retries.left().is_zero() => own = unlocked,
+            Err((_, errno)) => {
+                let error = Error::sys("lock", CONTROL, errno);
+                return Err(error.explain("another program has it locked; find it with lslocks(8)"));
+            }
+        }
+        retries.pause();
     }
 }
 
@@ -168,12 +227,19 @@ fn make(control: BorrowedFd<'_>, index: u32) -> Result<u32> {
     }
 }
 
-/// Whether what the kernel made of it is what was asked.
-fn check(fd: &OwnedFd, index: u32, backing: &OwnedFd, options: &AttachOptions) -> Result<Binding> {
-    let name = node_name(index);
-    let status = read_status(fd, index).context("read the status of", &name)?;
-    let file_size = fstat(backing.as_fd()).context("fstat", "the backing file")?.st_size as u64;
-    let problem = options.mismatch(&status).or_else(|| wrong_size(&status, file_size, options));
+/// Whether what the kernel made of it is what was asked. `size_before` is that of the file before it was bound.
+fn check(
+    fd: &OwnedFd,
+    index: u32,
+    backing: &OwnedFd,
+    size_before: Bytes,
+    options: &AttachOptions,
+) -> Result<Binding> {
+    let status = read_status(fd, index)?;
+    let problem = match options.mismatch(&status) {
+        None => wrong_size(&status, size_before, backing, options)?,
+        problem => problem,
+    };
     match problem {
         Some(problem) => {
             let remedy = if options.direct_io == DirectIo::Require && !status.direct_io {
@@ -181,7 +247,7 @@ fn check(fd: &OwnedFd, index: u32, backing: &OwnedFd, options: &AttachOptions) -
             } else {
                 String::new()
             };
-            Err(Error::new(ErrorKind::NotHonoured, "attach", name, problem + &remedy))
+            Err(Error::new(ErrorKind::NotHonoured, "attach", node_name(index), problem + &remedy))
         }
         None => Ok(status.binding),
     }
@@ -199,11 +265,24 @@ fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
 }
 
 /// The kernel gives an offset past the end a device of no size, and rounds down without a word.
-fn wrong_size(status: &Status, file_size: u64, options: &AttachOptions) -> Option<String> {
-    let rest = file_size.saturating_sub(options.extent.offset);
-    let shown = options.extent.size_limit.map_or(rest, |limit| limit.get().min(rest));
-    let whole = shown - shown % u64::from(status.block_size.max(1));
-    let empty = shown == 0 && file_size > 0;
-    (empty || status.size.0 < whole || status.size.0 > shown)
-        .then(|| format!("{shown} bytes of the file to show, the device has {}", status.size.0))
+fn wrong_size(
+    status: &Status,
+    before: Bytes,
+    backing: &OwnedFd,
+    options: &AttachOptions,
+) -> Result<Option<String>> {
+    let shown_of = |file: Bytes| {
+        let rest = file.0.saturating_sub(options.extent.offset);
+        options.extent.size_limit.map_or(rest, |limit| limit.get().min(rest))
+    };
+    let shown = shown_of(before);
+    let least = shown - shown % u64::from(status.block_size.max(1));
+    let mut most = shown;
+    if status.size.0 > most {
+        // The file has grown since.
+        most = shown_of(Bytes(fstat(backing).context("fstat", "the backing file")?.st_size as u64));
+    }
+    let empty = most == 0 && before.0 > 0;
+    Ok((empty || !(least..=most).contains(&status.size.0))
+        .then(|| format!("{shown} bytes of the file to show, the device has {}", status.size.0)))
 }

@@ -5,26 +5,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
 
-use super::hint::{self, Hint};
-use super::options::{AttachOptions, IndexPolicy};
+use super::exclusion::Exclusion;
+use super::hint::{self, Absence, Hint};
+use super::options::AttachOptions;
 use super::pool::{self, Pool, PoolOptions};
 use super::{
     Access, BackingFile, Binding, Detach, LoopDevice, PendingDetach, Status, attach, discard, node_name,
-    read_status,
+    open_device, read_status,
 };
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::sys::loop_dev;
 
-const CONTROL: &str = "/dev/loop-control";
+pub(super) const CONTROL: &str = "/dev/loop-control";
 
 /// Minor numbers have 20 bits.
 const BEYOND_ALL_INDICES: u32 = 1 << 20;
 
 /// Attaches files to loop devices and finds the devices of files. One for each process.
 ///
-/// Calls for the same file exclude each other, between processes too, by flock(2) on the file.
+/// Calls for the same file exclude each other, between processes too, by flock(2) on the descriptor that they are given.
+///
+/// # Two writable devices of one file
+/// They would corrupt it: each has caches of its own. [`attach`](Self::attach) and [`ensure_attached`](Self::ensure_attached)
+/// therefore bind a writable device only to a file that has none, whichever program bound it.
+///
+/// Devices of this library are found by a lock that they hold on their file. A writable device of another program, such as
+/// losetup(8), is noticed because it has the file open for writing: then every device is asked what it is bound to. That
+/// takes as long as there are devices, so give these calls a descriptor that is open for reading only, unless they
+/// may take that long each time: one that is open for writing looks like such a program.
+///
+/// It does not hold in three cases. Another program can bind a writable device to the file later, for it asks nobody. The process
+/// is neither the file's owner nor has `CAP_LEASE`, or leases are switched off (`/proc/sys/fs/leases-enable`): then a writable
+/// device is not noticed that another program bound after the first attachment by this library, or after the
+/// volume was made. And two processes must not use descriptors of one open file description at the same time, which
+/// one has inherited or was sent by the other.
+///
+/// Nothing keeps other programs' read-only devices apart: there may be one beside each device of this library.
 #[derive(Debug)]
 pub struct LoopControl {
     shared: Arc<Shared>,
@@ -54,15 +71,21 @@ impl LoopControl {
     /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's. EACCES, EPERM: without
     /// the right to the node.
     pub fn open() -> Result<Self> {
-        Self::with_pool(PoolOptions::default())
+        // First, for it loads the module, and the default range depends on the module's parameter.
+        let control = open_control()?;
+        Self::new(control, PoolOptions::default())
     }
 
     /// As [`open`](Self::open), with a range of indices and a number of idle devices of its own.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range has indices that the parameter `max_part` of the loop
+    /// module leaves no room for.
     pub fn with_pool(options: PoolOptions) -> Result<Self> {
-        let control = open_control()?;
+        Self::new(open_control()?, options)
+    }
+
+    fn new(control: OwnedFd, options: PoolOptions) -> Result<Self> {
         let pool = Pool::recover(options)?;
         Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
     }
@@ -80,16 +103,16 @@ impl LoopControl {
     /// Attaches `image`.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: the file is attached with this access already; two writable
-    /// devices of one file would corrupt it. [`ErrorKind::NotHonoured`]: the kernel did not grant a
+    /// [`ErrorKind::AlreadyExists`]: the file is attached with this access already, by this library or
+    /// ([with exceptions](Self#two-writable-devices-of-one-file)) by another program. [`ErrorKind::NotHonoured`]: the kernel did not grant a
     /// property, which the message names; nothing is left attached. [`ErrorKind::Busy`]: other
     /// programs took every device until the deadline, or have the one that was asked, or one has locked the whole
     /// file for writing (fcntl(2)).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn attach(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
-        let _lock = lock(image)?;
-        match self.search(image, options.access)? {
-            Search::None { recorded } => self.bind(image, options, recorded),
+        let locked = Exclusion::lock(image)?;
+        match self.search(image, locked.backing(), options.access)? {
+            Search::None(absence) => self.bind(image, &locked, options, absence),
             Search::Found(device) => {
                 let detail = format!("the file is attached already: {}", device.binding());
                 Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), detail))
@@ -97,7 +120,8 @@ impl LoopControl {
         }
     }
 
-    /// The device `image` is attached to with this access; attaches it first where there is none.
+    /// The device `image` is attached to with this access; attaches it first where there is none. Its descriptor is open for
+    /// writing if the access is [`ReadWrite`](Access::ReadWrite), in both cases.
     /// Safe to repeat and to call from many processes: there is one device for each access.
     ///
     /// # Errors
@@ -105,34 +129,37 @@ impl LoopControl {
     /// [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
-        let _lock = lock(image)?;
-        let device = match self.search(image, options.access)? {
-            Search::None { recorded } => return self.bind(image, options, recorded),
+        let locked = Exclusion::lock(image)?;
+        let device = match self.search(image, locked.backing(), options.access)? {
+            Search::None(absence) => return self.bind(image, &locked, options, absence),
             Search::Found(device) => device,
         };
         let status = device.status()?;
         if let Some(problem) = options.mismatch(&status) {
             return Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), problem));
         }
+        let device = device.into_writable()?;
         // It may be on its way out, kept only by somebody who has it open.
         if options.lifetime == super::Lifetime::Persistent {
             device.keep()?;
         }
         // Whoever attached it may have died before this was done, and taking a detach back may have undone it. One that
         // stays masked, for it was attached so, is in use and left as it is.
-        discard::set(device.index(), options.discard)?;
+        discard::set(&device, device.index(), options.discard)?;
         Ok(device)
     }
 
-    /// The devices bound to the file `image` is: at most one that takes writes and one that does
-    /// not, if only this library attaches it.
+    /// Returns the devices that the file is attached to: at most one that takes writes and one that does not. Another program's
+    /// writable device is found ([with exceptions](Self#two-writable-devices-of-one-file)). Its read-only device is found
+    /// only until this library has attached the file.
     ///
     /// # Errors
     /// ENOENT where `/sys` is not mounted.
     pub fn find(&self, image: BorrowedFd<'_>) -> Result<Vec<LoopDevice>> {
+        let backing = BackingFile::of(image)?;
         let mut found = Vec::new();
         for access in [Access::ReadWrite, Access::ReadOnly] {
-            if let Search::Found(device) = self.search(image, access)? {
+            if let Search::Found(device) = self.search(image, backing, access)? {
                 found.push(device);
             }
         }
@@ -160,7 +187,7 @@ impl LoopControl {
     /// # Errors
     /// Those of [`LoopDevice::detach`], except that a device gone already is no error.
     pub fn detach_all(&self, image: BorrowedFd<'_>) -> Result<Detach> {
-        let _lock = lock(image)?;
+        let _locked = Exclusion::lock(image)?;
         let mut deferred = Vec::new();
         for device in self.find(image)? {
             let binding = device.binding().clone();
@@ -186,13 +213,8 @@ impl LoopControl {
     pub fn snapshot(&self) -> Result<Vec<Status>> {
         let mut bound = Vec::new();
         for index in pool::indices()? {
-            let status = loop_dev::open_device(index, false).and_then(|fd| read_status(fd, index));
-            match status {
-                Ok(status) => bound.push(status),
-                // Idle, being torn down, or removed since the listing.
-                Err(Errno::ENXIO | Errno::ENOENT | Errno::ENODEV) => {}
-                Err(errno) => return Err(Error::sys("read the status of", node_name(index), errno)),
-            }
+            // Else it is idle, being torn down, or removed since the listing.
+            bound.extend(if_bound(open_device(index, false).and_then(|fd| read_status(fd, index)))?);
         }
         Ok(bound)
     }
@@ -226,18 +248,18 @@ impl LoopControl {
         self.shared.pool.trim(self.shared.control.as_fd(), keep)
     }
 
-    fn bind(&self, image: BorrowedFd<'_>, options: &AttachOptions, recorded: bool) -> Result<LoopDevice> {
-        let control = self.shared.control.as_fd();
-        // GET_FREE names the same index to two callers; systemd excludes itself with this lock.
-        let _turn = match options.index {
-            IndexPolicy::Any => {
-                let own = loop_dev::open_control().context("open", CONTROL)?;
-                let lock = Flock::lock(own, FlockArg::LockExclusive);
-                Some(lock.map_err(|(_, errno)| Error::sys("lock", CONTROL, errno))?)
-            }
-            IndexPolicy::Pool | IndexPolicy::Exact(_) => None,
-        };
-        attach::attach(control, &self.shared.pool, image, options, recorded)
+    fn bind(
+        &self,
+        image: BorrowedFd<'_>,
+        locked: &Exclusion<'_>,
+        options: &AttachOptions,
+        absence: Absence,
+    ) -> Result<LoopDevice> {
+        let Shared { control, pool, .. } = &*self.shared;
+        let device = attach::attach(control.as_fd(), pool, image, locked, options, absence);
+        // The pool may just have found devices that other processes left idle.
+        self.remove_surplus();
+        device
     }
 
     /// Starts a thread that removes surplus idle devices, unless one is at it.
@@ -245,30 +267,34 @@ impl LoopControl {
         if !self.shared.pool.is_over_full() || self.shared.removing.swap(true, Ordering::AcqRel) {
             return;
         }
-        let shared = Arc::clone(&self.shared);
-        let removal = move || {
+        let removal = Removal(Arc::clone(&self.shared));
+        let run = move || {
+            let shared = &removal.0;
             while shared.pool.is_over_full() {
                 shared.pool.trim(shared.control.as_fd(), shared.pool.keep_idle());
             }
-            shared.removing.store(false, Ordering::Release);
         };
-        // Without a thread to be had they stay until the next detach.
-        if std::thread::Builder::new().name("loop-remove".to_owned()).spawn(removal).is_err() {
-            self.shared.removing.store(false, Ordering::Release);
-        }
+        // Without a thread to be had they stay until the next call.
+        std::thread::Builder::new().name("loop-remove".to_owned()).spawn(run).ok();
     }
 
-    fn search(&self, image: BorrowedFd<'_>, access: Access) -> Result<Search> {
-        let hint = hint::read(image, access);
-        if hint == Hint::NotAttached {
-            return Ok(Search::None { recorded: true });
-        }
-        let backing = BackingFile::of(image)?;
+    fn search(&self, image: BorrowedFd<'_>, backing: BackingFile, access: Access) -> Result<Search> {
         let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
-        if let Hint::Index(index) = hint
-            && let Some(device) = open_hinted(index)?.filter(|device| wanted(device.binding()))
-        {
-            return Ok(Search::Found(device));
+        let writer = hint::writer(image, access);
+        if writer == Some(false) {
+            return Ok(Search::None(Absence::NoWriter));
+        }
+        match hint::read(image, access) {
+            Hint::Index(index) => {
+                if let Some(device) = open_hinted(index)?.filter(|device| wanted(device.binding())) {
+                    return Ok(Search::Found(device));
+                }
+            }
+            // A writer is perhaps a device of another program.
+            Hint::NoLock if writer.is_none() && hint::is_recorded(image, access) => {
+                return Ok(Search::None(Absence::Recorded));
+            }
+            Hint::NoLock | Hint::Unreadable => {}
         }
         for index in pool::indices()? {
             match open_if_bound(index) {
@@ -280,17 +306,23 @@ impl LoopControl {
                 Err(_) => {}
             }
         }
-        Ok(Search::None { recorded: false })
+        Ok(Search::None(Absence::Scanned))
     }
 }
 
 /// What a search for the device of a file with one access found.
 enum Search {
     Found(LoopDevice),
-    /// No device. Whether that is because attachments of the file are recorded, rather than by asking every device.
-    None {
-        recorded: bool,
-    },
+    None(Absence),
+}
+
+/// The one removal of surplus devices that goes on, however it ends.
+struct Removal(Arc<Shared>);
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        self.0.removing.store(false, Ordering::Release);
+    }
 }
 
 const REMEDY: &str = "load the loop module (modprobe loop), and let this process see the host's /dev";
@@ -327,7 +359,7 @@ fn open_hinted(index: u32) -> Result<Option<LoopDevice>> {
     }
 }
 
-fn if_bound(opened: Result<LoopDevice>) -> Result<Option<LoopDevice>> {
+fn if_bound<T>(opened: Result<T>) -> Result<Option<T>> {
     match opened {
         Ok(device) => Ok(Some(device)),
         Err(error) if error.kind() == ErrorKind::NotFound || error.errno() == Some(Errno::ENODEV as i32) => {
@@ -335,12 +367,4 @@ fn if_bound(opened: Result<LoopDevice>) -> Result<Option<LoopDevice>> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// Excludes other calls for the same file. On an open file description of its own, for the one
-/// handed to the kernel lives as long as the device and would keep the lock.
-fn lock(image: BorrowedFd<'_>) -> Result<Flock<OwnedFd>> {
-    let file = attach::reopen(image, OFlag::O_RDONLY).context("open", "the backing file")?;
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| Error::sys("lock", "the backing file", errno))
 }

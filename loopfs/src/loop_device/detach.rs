@@ -117,7 +117,8 @@ impl LoopDevice {
     }
 
     /// Takes back a detach that was [`Deferred`](Detach::Deferred): the device stays bound when
-    /// its last user closes it. No effect on one that is not being detached.
+    /// its last user closes it. No effect on one that is not being detached. Discards stay masked if they were
+    /// ([`Discard::Mask`](super::Discard::Mask)), except where the process dies within this call before Linux 6.9.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: it is mounted, and the kernel (Linux 6.19, no longer 7.3) changes nothing on
@@ -130,6 +131,8 @@ impl LoopDevice {
         let name = node_name(self.binding.index);
         let mut info = loop_dev::status(&self.fd).context("read the status of", &name)?;
         info.lo_flags &= !abi::AUTOCLEAR;
-        loop_dev::set_status(&self.fd, &info).context("take back the detach of", name)
+        self.keeping_discard(|| {
+            loop_dev::set_status(&self.fd, &info).context("take back the detach of", name)
+        })
     }
 }

@@ -8,9 +8,10 @@
 //!
 //! The place is never believed: the device it names must be bound to the file.
 //!
-//! Devices bound by other programs have no such lock. So there is an extended attribute which says that a file had no
-//! device when its attachments began to be recorded; without it (`trusted.*` can only be written with `CAP_SYS_ADMIN`)
-//! a search walks over all devices.
+//! Devices bound by other programs have no such lock. A writable one is noticed all the same, because it has the file open
+//! for writing, and a lease (`F_SETLEASE`, fcntl(2)) is refused while anything has. Where a lease cannot tell, and for
+//! read-only devices, an extended attribute records that the file had no device when its attachments began to be
+//! recorded; without it (`trusted.*` can only be written with `CAP_SYS_ADMIN`) a search walks over all devices.
 
 use std::ffi::CStr;
 use std::os::fd::AsFd;
@@ -19,7 +20,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 use super::Access;
-use crate::sys::file_lock::lock_of;
+use crate::sys::file_lock::{is_open_for_writing, lock_of};
 
 const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";
@@ -30,13 +31,13 @@ const FIRST_PLACE: i64 = 1 << 62;
 /// More than there are indices.
 const PLACES: i64 = 1 << 21;
 
-/// What is known of a file's device.
+/// What the locks of a file say about its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hint {
-    /// Attachments of this file are not recorded.
-    Absent,
-    /// They are, and there is none.
-    NotAttached,
+    /// Nothing: another program has locked the file from end to end, or its file system has no locks.
+    Unreadable,
+    /// This library has attached it to no device.
+    NoLock,
     /// The index it is attached to, or is about to be.
     Index(u32),
 }
@@ -46,16 +47,33 @@ pub(super) fn read(file: impl AsFd, access: Access) -> Hint {
     // Asks who is in the way of a lock on all places.
     let mut found = lock_of(libc::F_WRLCK, first, PLACES);
     match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found)) {
-        Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => {
-            if is_recorded(file, access) {
-                Hint::NotAttached
-            } else {
-                Hint::Absent
-            }
-        }
+        Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => Hint::NoLock,
         // Else another program has locked the file from end to end.
-        Ok(_) if found.l_len == 1 => u32::try_from(found.l_start - first).map_or(Hint::Absent, Hint::Index),
-        _ => Hint::Absent,
+        Ok(_) if found.l_len == 1 => {
+            u32::try_from(found.l_start - first).map_or(Hint::Unreadable, Hint::Index)
+        }
+        _ => Hint::Unreadable,
+    }
+}
+
+/// How it is known that a file has no device of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Absence {
+    /// Nothing has the file open for writing, so no writable device has, whichever program bound it.
+    NoWriter,
+    /// This library has bound none, and its attachments are recorded. Another program may have bound one since.
+    Recorded,
+    /// Every device was asked.
+    Scanned,
+}
+
+/// Whether anything may have the file open for writing, as a writable device has, whichever program bound it. None where that is not
+/// known, and of read-only devices: who only reads a file is not counted. `file` is open for reading only, or it counts
+/// as a writer itself.
+pub(super) fn writer(file: impl AsFd, access: Access) -> Option<bool> {
+    match access {
+        Access::ReadWrite => is_open_for_writing(file).ok(),
+        Access::ReadOnly => None,
     }
 }
 
@@ -83,7 +101,7 @@ pub(crate) fn start(file: impl AsFd) -> Result<(), Errno> {
     [Access::ReadWrite, Access::ReadOnly].into_iter().try_for_each(|access| set_recorded(&file, access))
 }
 
-fn is_recorded(file: impl AsFd, access: Access) -> bool {
+pub(super) fn is_recorded(file: impl AsFd, access: Access) -> bool {
     crate::sys::xattr::get(file, attribute(access)).is_ok_and(|value| value.as_deref() == Some(RECORDED))
 }
 
@@ -150,7 +168,7 @@ mod tests {
         let [theirs, ours, other] = opened();
         let whole = lock_of(libc::F_WRLCK, 0, 0);
         fcntl(&theirs, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
-        assert_eq!(read(&other, Access::ReadWrite), Hint::Absent);
+        assert_eq!(read(&other, Access::ReadWrite), Hint::Unreadable);
         assert_eq!(write(&ours, Access::ReadWrite, 7), Err(Errno::EAGAIN));
     }
 }

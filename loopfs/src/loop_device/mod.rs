@@ -20,11 +20,14 @@ mod binding;
 mod control;
 mod detach;
 mod discard;
+mod exclusion;
 mod hint;
 #[cfg(test)]
 mod model_tests;
 mod options;
 mod pool;
+#[cfg(test)]
+mod pool_tests;
 
 pub use binding::{Access, BackingFile, Binding, Extent};
 pub use control::{DeviceCensus, LoopControl};
@@ -80,21 +83,34 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Opens the device and learns what it is bound to.
+    /// Opens the device for reading and reads what it is bound to.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: no such device, or bound to nothing.
     pub fn open_index(index: u32) -> Result<Self> {
-        let unbound = || {
-            Error::new(ErrorKind::NotFound, "open", node_name(index), "the loop device is bound to no file")
-        };
-        let opened = loop_dev::open_device(index, false);
-        match opened.and_then(|fd| read_binding(&fd, index).map(|binding| (fd, binding))) {
-            Ok((fd, binding)) => Ok(Self { fd, binding }),
-            // Unbound, or (at opening) being torn down.
-            Err(Errno::ENXIO) => Err(unbound()),
-            Err(errno) => Err(Error::sys("open", node_name(index), errno)),
+        Self::open(index, Access::ReadOnly)
+    }
+
+    fn open(index: u32, access: Access) -> Result<Self> {
+        let fd = open_device(index, access == Access::ReadWrite)?;
+        read_binding(&fd, index).map(|binding| Self { fd, binding })
+    }
+
+    /// The same attachment, open for writing if it takes writes, as [`LoopControl::attach`] returns it.
+    fn into_writable(self) -> Result<Self> {
+        if self.binding.access == Access::ReadOnly {
+            return Ok(self);
         }
+        // While this one is open the index cannot be given to another file.
+        let writable = Self::open(self.index(), Access::ReadWrite).map_err(|error| {
+            if error.errno() == Some(Errno::EBUSY as i32) {
+                error.explain("it is mounted, and this kernel lets no mounted device be opened for writing")
+            } else {
+                error
+            }
+        })?;
+        self.check_binding(&writable.binding)?;
+        Ok(writable)
     }
 
     /// Opens the device with this number. Minor numbers are not indices: the `max_part`
@@ -188,7 +204,7 @@ impl LoopDevice {
     /// [`ErrorKind::NotFound`]: unbound or bound anew since this was opened.
     #[doc(alias = "LOOP_GET_STATUS64")]
     pub fn status(&self) -> Result<Status> {
-        let status = self.answered(read_status(&self.fd, self.binding.index))?;
+        let status = read_status(&self.fd, self.binding.index)?;
         self.check_binding(&status.binding)?;
         Ok(status)
     }
@@ -196,15 +212,7 @@ impl LoopDevice {
     /// That the device still is what it was opened as: an index can be unbound and given to another file while a
     /// descriptor is open.
     fn check_bound(&self) -> Result<()> {
-        self.check_binding(&self.answered(read_binding(&self.fd, self.binding.index))?)
-    }
-
-    fn answered<T>(&self, answer: std::result::Result<T, Errno>) -> Result<T> {
-        let name = || node_name(self.binding.index);
-        answer.map_err(|errno| match errno {
-            Errno::ENXIO => Error::new(ErrorKind::NotFound, "use", name(), "bound to no file any more"),
-            _ => Error::sys("read the status of", name(), errno),
-        })
+        self.check_binding(&read_binding(&self.fd, self.binding.index)?)
     }
 
     fn check_binding(&self, now: &Binding) -> Result<()> {
@@ -266,17 +274,46 @@ fn binding_of(fd: impl AsFd, index: u32, info: &loop_info64) -> Binding {
     }
 }
 
-fn read_binding(fd: impl AsFd, index: u32) -> std::result::Result<Binding, Errno> {
-    loop_dev::status(&fd).map(|info| binding_of(&fd, index, &info))
+fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
+    loop_dev::open_device(index, writable).map_err(|errno| match errno {
+        // It is being torn down.
+        Errno::ENXIO => unbound(index),
+        _ => Error::sys("open", node_name(index), errno),
+    })
 }
 
-fn read_status(fd: impl AsFd, index: u32) -> std::result::Result<Status, Errno> {
-    let info = loop_dev::status(&fd)?;
+fn unbound(index: u32) -> Error {
+    Error::new(ErrorKind::NotFound, "open", node_name(index), "the loop device is bound to no file")
+}
+
+/// What the kernel has of the device, which must be the one that the node's name says.
+fn read_info(fd: impl AsFd, index: u32) -> Result<loop_info64> {
+    let info = loop_dev::status(fd).map_err(|errno| match errno {
+        Errno::ENXIO => unbound(index),
+        _ => Error::sys("read the status of", node_name(index), errno),
+    })?;
+    if info.lo_number == index {
+        return Ok(info);
+    }
+    let detail = format!(
+        "the node belongs to loop{}; create it again, or let this process see the host's /dev (devtmpfs)",
+        info.lo_number
+    );
+    Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
+}
+
+fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {
+    read_info(&fd, index).map(|info| binding_of(&fd, index, &info))
+}
+
+fn read_status(fd: impl AsFd, index: u32) -> Result<Status> {
+    let info = read_info(&fd, index)?;
+    let failed = "read the status of";
     let label = info.lo_file_name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(Status {
         binding: binding_of(&fd, index, &info),
-        size: Bytes(loop_dev::size(&fd)?),
-        block_size: loop_dev::logical_block_size(&fd)?,
+        size: Bytes(loop_dev::size(&fd).context(failed, node_name(index))?),
+        block_size: loop_dev::logical_block_size(&fd).context(failed, node_name(index))?,
         direct_io: info.lo_flags & abi::DIRECT_IO != 0,
         auto_clear: info.lo_flags & abi::AUTOCLEAR != 0,
         label: String::from_utf8_lossy(label).into_owned(),

@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 /// More calls than any operation here makes.
 const CALLS: usize = 24;
 
-fn image() -> File {
+pub(super) fn image() -> File {
     let file = tempfile::NamedTempFile::new().expect("a file");
     // Reopened through /proc, for a tempfile without a name has its own access mode.
     let file = file.reopen().expect("the file again");
@@ -24,12 +24,12 @@ fn image() -> File {
     file
 }
 
-fn options() -> AttachOptions {
+pub(super) fn options() -> AttachOptions {
     // Whatever file system the temporary files are on.
     AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer)
 }
 
-fn old_and_new(change: impl Fn(&mut Model), test: impl Fn()) {
+pub(super) fn old_and_new(change: impl Fn(&mut Model), test: impl Fn()) {
     for unbinds_at_last_close in [false, true] {
         reset(|model| {
             model.unbinds_at_last_close = unbinds_at_last_close;
@@ -334,7 +334,7 @@ fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
     ErrorKind::ReadOnly
 )]
 #[case::no_sysfs(
-    |model: &mut Model| drop(model.failures.insert("discard_limit", [Errno::ENOENT; 2].into())),
+    |model: &mut Model| drop(model.failures.insert("set_discard_limit", [Errno::ENOENT; 2].into())),
     ErrorKind::NotFound
 )]
 fn discards_that_cannot_be_masked_leave_nothing_bound(
@@ -348,6 +348,123 @@ fn discards_that_cannot_be_masked_leave_nothing_bound(
     with(|model| assert!(model.bound().is_empty()));
     // And nobody else minds.
     assert!(control.attach(image.as_fd(), &options()).is_ok());
+}
+
+/// Before Linux 6.9 `LOOP_SET_STATUS64` drops the mask.
+#[test]
+fn a_detach_that_is_taken_back_leaves_discards_masked() {
+    for (forgets, keeps) in [(true, false), (false, false), (false, true)] {
+        old_and_new(
+            |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
+            || {
+                let (control, image) = (LoopControl::open().unwrap(), image());
+                let device = control.attach(image.as_fd(), &options().discard(Discard::Mask)).unwrap();
+                let user = LoopDevice::open_index(device.index()).unwrap();
+                let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
+                let kept = pending.cancel().unwrap();
+                assert_eq!(kept[0].discard().unwrap(), Discard::Mask);
+                let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else { panic!("held") };
+                user.keep().unwrap();
+                assert_eq!(user.discard().unwrap(), Discard::Mask);
+            },
+        );
+    }
+}
+
+#[test]
+fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
+    let busy = |model: &mut Model| drop(model.failures.insert("configure", [Errno::EBUSY; 10_000].into()));
+    old_and_new(busy, || {
+        let (control, image) = (LoopControl::open().unwrap(), image());
+        let any = options().index(IndexPolicy::Any).deadline(Duration::from_millis(200));
+        let error = control.attach(image.as_fd(), &any).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::Busy, Some(libc::EBUSY)), "{error}");
+        // Of 1, 2, 4, 8, 16, 32 and then 50 ms.
+        let tries = with(|model| model.calls["get_free"]);
+        assert!((2..=11).contains(&tries), "{tries} tries");
+    });
+}
+
+#[test]
+fn a_node_of_another_device_is_named_and_binds_nothing() {
+    old_and_new(
+        |model| model.wrong_node = Some((20, 21)),
+        || {
+            let control = LoopControl::with_pool(PoolOptions { range: 20..22, keep_idle: 2 }).unwrap();
+            let (image, other) = (image(), self::image());
+            drop(control.attach(other.as_fd(), &options().index(IndexPolicy::Exact(21))).unwrap());
+            let name_both = |error: Error| {
+                let text = error.to_string();
+                assert!(text.contains("/dev/loop20") && text.contains("belongs to loop21"), "{text}");
+            };
+            name_both(LoopDevice::open_index(20).unwrap_err());
+            assert_eq!(control.detach_all(other.as_fd()).unwrap(), Detach::Gone);
+            name_both(control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(20))).unwrap_err());
+            with(|model| assert!(model.bound().is_empty(), "{:?}", model.bound()));
+        },
+    );
+}
+
+#[rstest]
+#[case::grew_before_the_size_was_read(MIB, MIB + 4096, true)]
+#[case::is_smaller_than_the_file_was(2 * MIB, MIB, false)]
+fn the_size_of_a_device_is_that_of_the_file_before_or_after(
+    #[case] before: u64,
+    #[case] bound: u64,
+    #[case] granted: bool,
+) {
+    reset(|model| model.size_when_bound = Some(bound));
+    let (control, image) = (LoopControl::open().unwrap(), image());
+    image.set_len(before).unwrap();
+    let outcome = control.attach(image.as_fd(), &options());
+    assert_eq!(
+        outcome.map_err(|error| error.kind()).map(drop),
+        if granted { Ok(()) } else { Err(ErrorKind::NotHonoured) }
+    );
+}
+
+#[test]
+fn a_writable_device_of_another_program_is_noticed_though_attachments_are_recorded() {
+    old_and_new(
+        |_| {},
+        || {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(MIB).unwrap();
+            record_attachments(file.as_file()).ok();
+            let reader = File::open(file.path()).unwrap();
+            let control = LoopControl::open().unwrap();
+            drop(control.attach(reader.as_fd(), &options()).unwrap());
+            assert_eq!(control.detach_all(reader.as_fd()).unwrap(), Detach::Gone);
+            with(|model| model.bind_file(3, file.reopen().unwrap(), FOREIGN));
+            let path = file.into_temp_path();
+
+            let error = control.attach(reader.as_fd(), &options()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+            assert!(error.to_string().contains("loop3"), "{error}");
+            assert_eq!(control.find(reader.as_fd()).unwrap()[0].index(), 3);
+            with(|model| assert_eq!(model.bound().len(), 1));
+            drop(path);
+        },
+    );
+}
+
+#[test]
+fn threads_that_share_a_descriptor_attach_one_device() {
+    reset(|_| {});
+    let image = image();
+    let locked = exclusion::Exclusion::lock(image.as_fd()).unwrap();
+    let (reported, report) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let second = exclusion::Exclusion::lock(image.as_fd()).unwrap();
+            reported.send("the second thread").unwrap();
+            drop(second);
+        });
+        reported.send("the first thread").unwrap();
+        drop(locked);
+    });
+    drop(reported);
+    assert_eq!(report.iter().collect::<Vec<_>>(), ["the first thread", "the second thread"]);
 }
 
 #[derive(Clone, Debug)]

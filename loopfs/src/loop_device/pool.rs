@@ -5,10 +5,11 @@
 //! takes about 0.5 ms and removing one about 45 ms (it waits for RCU grace periods), so idle ones
 //! are kept for the next attachment and surplus ones are removed in the background, many at once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 use nix::errno::Errno;
 
@@ -18,6 +19,9 @@ use crate::sys::loop_dev;
 
 /// Removals that wait for grace periods at the same time.
 const REMOVERS: usize = 64;
+
+/// How many devices are looked at in one call to see whether their last user has closed them.
+const CLOSING_LOOKS: usize = 8;
 
 /// Settings of the devices that a [`LoopControl`](super::LoopControl) keeps for itself.
 #[derive(Clone, Debug)]
@@ -29,9 +33,12 @@ pub struct PoolOptions {
 }
 
 impl Default for PoolOptions {
-    /// 65536 to 131071 (with `max_part` at most 15 each minor number still fits in 20 bits), 64 idle.
+    /// 65536 to 131071, 64 idle. Where the parameter `max_part` of the loop module is 8 or more, devices take so many minor numbers
+    /// that there are fewer indices: then the upper half of them. The parameter is known once the module is loaded, which
+    /// opening `/dev/loop-control` does.
     fn default() -> Self {
-        Self { range: 0x1_0000..0x2_0000, keep_idle: 64 }
+        let end = loop_dev::index_limit().min(0x2_0000);
+        Self { range: end / 2..end, keep_idle: 64 }
     }
 }
 
@@ -43,47 +50,52 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 struct State {
-    idle: VecDeque<u32>,
-    /// Detached while somebody had them open; idle as soon as that one closes them.
-    closing: Vec<u32>,
+    /// The lowest is bound next, so that surplus ones gather at the top.
+    idle: BTreeSet<u32>,
+    /// Bound for as long as somebody has them open, and idle then.
+    closing: VecDeque<u32>,
     next: u32,
+    /// How many devices may be added before the next look at all that there are.
+    adds_until_scan: usize,
 }
 
 impl Pool {
     /// Takes over what earlier processes left idle in the range.
     pub(super) fn recover(options: PoolOptions) -> Result<Self> {
-        let mut idle = VecDeque::new();
-        let mut next = options.range.start;
-        for index in indices()?.into_iter().filter(|index| options.range.contains(index)) {
-            if index + 1 < options.range.end {
-                next = next.max(index + 1);
-            }
-            if is_unbound(index) {
-                idle.push_back(index);
-            }
+        let limit = loop_dev::index_limit();
+        if options.range.end > limit {
+            let detail = format!(
+                "the loop module's parameter max_part leaves indices 0 to {}; choose a range among them",
+                limit - 1
+            );
+            let range = format!("indices {} to {}", options.range.start, options.range.end - 1);
+            return Err(Error::new(ErrorKind::InvalidInput, "use", range, detail));
         }
-        Ok(Self { options, state: Mutex::new(State { idle, closing: Vec::new(), next }) })
+        let next = options.range.start;
+        let state = State { idle: BTreeSet::new(), closing: VecDeque::new(), next, adds_until_scan: 0 };
+        let pool = Self { options, state: Mutex::new(state) };
+        pool.scan()?;
+        Ok(pool)
     }
 
     /// An index that was idle when last seen. The kernel decides: binding may still find it taken.
     pub(super) fn take(&self, control: BorrowedFd<'_>) -> Result<u32> {
         let range = &self.options.range;
         for _ in range.clone() {
-            let candidate = {
-                let mut state = self.lock();
-                let closed: Vec<u32> = state.closing.extract_if(.., |index| is_unbound(*index)).collect();
-                state.idle.extend(closed);
-                if let Some(index) = state.idle.pop_front() {
+            if let Some(index) = self.known_idle() {
+                return Ok(index);
+            }
+            if self.is_scan_due() {
+                self.scan()?;
+                if let Some(index) = self.known_idle() {
                     return Ok(index);
                 }
-                let candidate = state.next;
-                // Round and round: what was removed since can be made again.
-                state.next = if candidate + 1 < range.end { candidate + 1 } else { range.start };
-                candidate
-            };
+            }
+            let candidate = self.next();
             match loop_dev::add(control, candidate) {
                 Ok(index) => return Ok(index),
-                // Another process of ours made it; it knows what for.
+                // Made by another process, or by this one, and perhaps idle since without its doing.
+                Err(Errno::EEXIST) if is_unbound(candidate) => return Ok(candidate),
                 Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(Error::sys("add", node_name(candidate), errno)),
             }
@@ -93,17 +105,72 @@ impl Pool {
         Err(Error::new(ErrorKind::NoSpace, "add", "a loop device", detail))
     }
 
+    fn known_idle(&self) -> Option<u32> {
+        let mut state = self.lock();
+        if let Some(index) = state.idle.pop_first() {
+            return Some(index);
+        }
+        for _ in 0..CLOSING_LOOKS.min(state.closing.len()) {
+            let index = state.closing.pop_front()?;
+            if is_unbound(index) {
+                return Some(index);
+            }
+            // One that was removed is forgotten.
+            if loop_dev::exists(index) {
+                state.closing.push_back(index);
+            }
+        }
+        None
+    }
+
+    /// The next index to add: round and round, for what was removed since can be made again.
+    fn next(&self) -> u32 {
+        let range = &self.options.range;
+        let mut state = self.lock();
+        let candidate = state.next;
+        state.next = if candidate + 1 < range.end { candidate + 1 } else { range.start };
+        state.adds_until_scan = state.adds_until_scan.saturating_sub(1);
+        candidate
+    }
+
+    fn is_scan_due(&self) -> bool {
+        self.lock().adds_until_scan == 0
+    }
+
+    /// Looks at every device of the range. Many become idle without this pool being told: those that are detached by another
+    /// process or by [`LoopDevice::detach`](super::LoopDevice::detach), and those that another program gave back. Without
+    /// this, devices would be added until the range is used up.
+    ///
+    /// The next scan is due when as many were added as there are now: so each is looked at twice at most on average, and
+    /// there are at most twice as many as were ever bound at the same time.
+    fn scan(&self) -> Result<()> {
+        let range = &self.options.range;
+        let existing: Vec<u32> = indices()?.into_iter().filter(|index| range.contains(index)).collect();
+        self.lock().adds_until_scan = existing.len().max(REMOVERS);
+        let idle: BTreeSet<u32> = existing.iter().copied().filter(|index| is_unbound(*index)).collect();
+        let mut state = self.lock();
+        state.closing.retain(|index| !idle.contains(index));
+        state.idle.extend(idle);
+        if let Some(last) = existing.last().filter(|last| **last + 1 < range.end) {
+            state.next = state.next.max(last + 1);
+        }
+        Ok(())
+    }
+
     /// An index that is not bound (any more).
     pub(super) fn give_back(&self, index: u32) {
         if self.options.range.contains(&index) {
-            self.lock().idle.push_back(index);
+            self.lock().idle.insert(index);
         }
     }
 
     /// An index that will not be bound any more once its last user has closed it.
     pub(super) fn give_back_later(&self, index: u32) {
         if self.options.range.contains(&index) {
-            self.lock().closing.push(index);
+            let mut state = self.lock();
+            if !state.closing.contains(&index) {
+                state.closing.push_back(index);
+            }
         }
     }
 
@@ -130,15 +197,23 @@ impl Pool {
         let surplus: Vec<u32> = {
             let mut state = self.lock();
             let count = state.idle.len().saturating_sub(keep);
-            state.idle.drain(..count).collect()
+            std::iter::from_fn(|| state.idle.pop_last()).take(count).collect()
         };
         let share = surplus.len().div_ceil(REMOVERS).max(1);
+        let remove =
+            |indices: &[u32]| indices.iter().filter(|i| loop_dev::remove(control, **i).is_ok()).count();
         std::thread::scope(|scope| {
-            let remove =
-                |indices: &[u32]| indices.iter().filter(|i| loop_dev::remove(control, **i).is_ok()).count();
-            let workers: Vec<_> =
-                surplus.chunks(share).map(|indices| scope.spawn(move || remove(indices))).collect();
-            workers.into_iter().map(|worker| worker.join().unwrap_or_default()).sum()
+            let start = |indices| {
+                let worker = std::thread::Builder::new().spawn_scoped(scope, move || remove(indices));
+                (worker, indices)
+            };
+            let workers: Vec<_> = surplus.chunks(share).map(start).collect();
+            let finish = |(worker, indices): (std::io::Result<ScopedJoinHandle<'_, usize>>, _)| match worker {
+                Ok(worker) => worker.join().unwrap_or_default(),
+                // Without a thread to be had (EAGAIN) it takes longer.
+                Err(_) => remove(indices),
+            };
+            workers.into_iter().map(finish).sum()
         })
     }
 

@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
 
 use super::Result;
-use super::loop_abi::{empty_info, loop_config, loop_info64};
+use super::loop_abi::{empty_info, index_limit_of, loop_config, loop_info64};
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
@@ -29,6 +29,7 @@ ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
 ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
 ioctl!(bad read blk_ssz_get with block::BLKSSZGET; libc::c_int);
 ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
+ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
 
 const CONTROL: &str = "/dev/loop-control";
 /// Its device number (Documentation/admin-guide/devices.txt): linux/miscdevice.h is no header for programs.
@@ -89,6 +90,13 @@ pub(crate) fn indices() -> Result<Vec<u32>> {
     Ok(indices)
 }
 
+/// The first index that no device can have, by `max_part` of the loop module in sysfs. Where it cannot be read, devices have no
+/// partitions, as by default.
+pub(crate) fn index_limit() -> u32 {
+    let text = std::fs::read_to_string("/sys/module/loop/parameters/max_part").unwrap_or_default();
+    index_limit_of(text.trim_end().parse().unwrap_or(0))
+}
+
 /// Whether the kernel has the device, node or no node.
 pub(crate) fn exists(index: u32) -> bool {
     std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
@@ -114,6 +122,20 @@ pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     };
     let text = std::fs::read_to_string(queue_file(index, name)).map_err(errno_of)?;
     text.trim_end().parse().or(Err(Errno::EIO))
+}
+
+/// Whether a device takes discards; None where its descriptor cannot tell, for one that is open for reading only cannot. Nothing is
+/// discarded: `BLKDISCARD` looks at the limit of the queue (EOPNOTSUPP) before it looks at the range (EINVAL), which
+/// is empty and no multiple of a sector.
+pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
+    let fd = device.as_fd().as_raw_fd();
+    // SAFETY: BLKDISCARD reads two u64, which the argument is.
+    let result = unsafe { blk_discard(fd, &[1, 0]) };
+    match Errno::result(result) {
+        Err(Errno::EINVAL) => Some(true),
+        Err(Errno::EOPNOTSUPP) => Some(false),
+        Ok(_) | Err(_) => None,
+    }
 }
 
 /// `queue/discard_max_bytes` of device `index` in sysfs, set. EINVAL where it is no multiple of the unit, or 2^32 or more.

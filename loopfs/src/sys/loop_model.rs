@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Result;
-use super::loop_abi::{AUTOCLEAR, DIRECT_IO, loop_config, loop_info64};
+use super::loop_abi::{AUTOCLEAR, DIRECT_IO, index_limit_of, loop_config, loop_info64};
 
 /// Who makes a call. Bindings remember who made them.
 pub(crate) type Actor = u32;
@@ -47,6 +47,14 @@ pub(crate) struct Model {
     pub(crate) foreign_binds_after: Option<usize>,
     /// What must never happen.
     pub(crate) violations: Vec<String>,
+    /// How often each call was made.
+    pub(crate) calls: HashMap<&'static str, usize>,
+    /// Partitions of each device, which leave fewer indices.
+    pub(crate) max_part: u32,
+    /// What the file has when it is bound, in bytes; it has another size before and after.
+    pub(crate) size_when_bound: Option<u64>,
+    /// The node of the first index is that of the second.
+    pub(crate) wrong_node: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +83,7 @@ struct Bound {
 #[derive(Debug)]
 struct Handle {
     index: u32,
+    writable: bool,
     raw: RawFd,
     reader: OwnedFd,
 }
@@ -128,9 +137,19 @@ impl Model {
     pub(crate) fn bind_foreign(&mut self, index: u32) {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(1 << 20).expect("its size");
+        self.bind_file(index, file, FOREIGN);
+    }
+
+    /// Binds a file to an index without this library.
+    pub(crate) fn bind_file(&mut self, index: u32, file: File, owner: Actor) {
         let config = super::loop_abi::config(file.as_raw_fd(), 512);
         self.devices.entry(index).or_default();
-        self.bind(index, &config, FOREIGN).ok();
+        self.bind(index, &config, owner).ok();
+    }
+
+    /// Unbinds an index without this library.
+    pub(crate) fn unbind_all(&mut self, indices: impl IntoIterator<Item = u32>) {
+        indices.into_iter().for_each(|index| self.unbind(index));
     }
 
     fn bind(&mut self, index: u32, config: &loop_config, owner: Actor) -> Result<()> {
@@ -146,6 +165,9 @@ impl Model {
         let descriptor = unsafe { BorrowedFd::borrow_raw(config.fd as RawFd) };
         // As the driver does: the open file description stays as long as the device, and with it its locks.
         let file = File::from(descriptor.try_clone_to_owned().or(Err(Errno::EBADF))?);
+        if let Some(size) = self.size_when_bound {
+            file.set_len(size).or(Err(Errno::EIO))?;
+        }
         let metadata = file.metadata().or(Err(Errno::EIO))?;
         let mut info = config.info;
         (info.lo_device, info.lo_inode, info.lo_number) = (metadata.dev(), metadata.ino(), index);
@@ -192,6 +214,7 @@ impl Model {
     /// What happens at any call: an injected errno, a crash, another program that is faster.
     fn enter(&mut self, call: &'static str, index: Option<u32>) -> Result<()> {
         self.reap();
+        *self.calls.entry(call).or_default() += 1;
         if let Some(left) = &mut self.crash_after {
             if *left == 0 {
                 self.crash_after = None;
@@ -215,14 +238,13 @@ impl Model {
         }
     }
 
-    fn index_of(&self, device: impl AsFd) -> Result<u32> {
+    fn handle_of(&self, device: impl AsFd) -> Result<&Handle> {
         let raw = device.as_fd().as_raw_fd();
-        self.handles
-            .iter()
-            .rev()
-            .find(|handle| handle.raw == raw)
-            .map(|handle| handle.index)
-            .ok_or(Errno::EBADF)
+        self.handles.iter().rev().find(|handle| handle.raw == raw).ok_or(Errno::EBADF)
+    }
+
+    fn index_of(&self, device: impl AsFd) -> Result<u32> {
+        self.handle_of(device).map(|handle| handle.index)
     }
 
     fn bound_of(&mut self, call: &'static str, device: impl AsFd) -> Result<(u32, &mut Bound)> {
@@ -261,15 +283,16 @@ pub(crate) fn open_control() -> Result<OwnedFd> {
     Ok(control)
 }
 
-pub(crate) fn open_device(index: u32, _writable: bool) -> Result<OwnedFd> {
+pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     with(|model| {
         model.enter("open", Some(index))?;
+        let index = model.wrong_node.filter(|(node, _)| *node == index).map_or(index, |(_, device)| device);
         let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
         if device.rundown {
             return Err(Errno::ENXIO);
         }
         let (reader, writer) = nix::unistd::pipe()?;
-        model.handles.push(Handle { index, raw: writer.as_raw_fd(), reader });
+        model.handles.push(Handle { index, writable, raw: writer.as_raw_fd(), reader });
         Ok(writer)
     })
 }
@@ -280,6 +303,10 @@ pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
 
 pub(crate) fn indices() -> Result<Vec<u32>> {
     with(|model| Ok(model.exist()))
+}
+
+pub(crate) fn index_limit() -> u32 {
+    with(|model| index_limit_of(model.max_part))
 }
 
 pub(crate) fn exists(index: u32) -> bool {
@@ -304,6 +331,15 @@ pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
             DiscardLimit::Unit if keeps && device.discard_limit == Some(0) => 0,
             DiscardLimit::Unit => DISCARD_UNIT,
         })
+    })
+}
+
+pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
+    with(|model| {
+        let (index, writable) = model.handle_of(device).map(|handle| (handle.index, handle.writable)).ok()?;
+        model.enter("takes_discards", Some(index)).ok().filter(|()| writable)?;
+        let device = model.devices.get(&index)?;
+        Some(device.discard_limit != Some(0))
     })
 }
 
@@ -340,6 +376,9 @@ pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
         model.enter("add", Some(index))?;
         if model.devices.contains_key(&index) {
             return Err(Errno::EEXIST);
+        }
+        if index >= index_limit_of(model.max_part) {
+            return Err(Errno::EINVAL);
         }
         model.devices.insert(index, Device::default());
         Ok(index)

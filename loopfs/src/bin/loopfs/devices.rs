@@ -33,7 +33,7 @@ pub(crate) enum DeviceCommand {
     /// Attach a file to a loop device and print the device's path
     ///
     /// What is asked is read back from the kernel; what it did not grant is an error, and nothing stays attached. A file
-    /// has at most one writable device.
+    /// that has a writable device, whichever program made it, gets no second one.
     ///
     /// JSON: the device, as one of `loopfs list`.
     #[command(verbatim_doc_comment)]
@@ -155,7 +155,7 @@ impl List {
 
 impl Attach {
     fn run(&self) -> Result<Answer> {
-        let file = open(&self.file, !self.read_only)?;
+        let file = open(&self.file)?;
         let control = LoopControl::open()?;
         let options = self.options()?;
         let device = if self.ensure {
@@ -254,13 +254,14 @@ impl Target {
             "{} is neither a file nor a loop device nor a binding",
             target.display()
         );
-        open(target, false).map(Self::File)
+        open(target).map(Self::File)
     }
 }
 
 /// Not to be kept waiting by a FIFO that was given by mistake.
-fn open(path: &Path, write: bool) -> Result<File> {
-    let file = OpenOptions::new().read(true).write(write).custom_flags(libc::O_NONBLOCK).open(path);
+/// Opens a file for reading, whatever it is attached for: one that is open for writing would have every device asked for it.
+fn open(path: &Path) -> Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     file.with_context(|| format!("open {}", path.display()))
 }
 

@@ -1,0 +1,107 @@
+//! Mutual exclusion of calls for the same file.
+//!
+//! Between processes it is flock(2) on the caller's descriptor. The lock belongs to the open file description, so
+//! threads that share one are held back by a set of files in this process. The descriptor that a device keeps
+//! cannot carry the lock: after a crash the device would hold it for as long as it is bound.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::fstat;
+
+use super::{BackingFile, attach};
+use crate::error::{Context, Result};
+use crate::sys::file_lock;
+use crate::units::{Bytes, DeviceNumber};
+
+/// The right to attach and detach one file, until it is dropped. Descriptors of one open file description must not be
+/// used for that in two processes at the same time.
+pub(super) struct Exclusion<'a> {
+    image: BorrowedFd<'a>,
+    /// An open file description of its own, where the caller's cannot be locked.
+    own: Option<OwnedFd>,
+    entry: Entry,
+    size: Bytes,
+}
+
+impl<'a> Exclusion<'a> {
+    /// Waits until no other call works on the file.
+    pub(super) fn lock(image: BorrowedFd<'a>) -> Result<Self> {
+        let status = fstat(image).context("fstat", "the backing file")?;
+        let backing = BackingFile { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino };
+        let entry = Entry::insert(backing);
+        let own = match file_lock::lock_whole(image) {
+            Ok(()) => None,
+            // A descriptor that was opened with O_PATH.
+            Err(Errno::EBADF) => {
+                let own = attach::reopen(image, OFlag::O_RDONLY).context("open", "the backing file")?;
+                file_lock::lock_whole(&own).context("lock", "the backing file")?;
+                Some(own)
+            }
+            Err(errno) => return Err(errno).context("lock", "the backing file"),
+        };
+        Ok(Self { image, own, entry, size: Bytes(status.st_size as u64) })
+    }
+
+    /// The file.
+    pub(super) fn backing(&self) -> BackingFile {
+        self.entry.0
+    }
+
+    /// The size of the file when the call began.
+    pub(super) fn size(&self) -> Bytes {
+        self.size
+    }
+}
+
+impl Drop for Exclusion<'_> {
+    fn drop(&mut self) {
+        let locked = self.own.as_ref().map_or(self.image, AsFd::as_fd);
+        // The descriptor was locked, so it can be unlocked; its last close would do it too.
+        file_lock::unlock_whole(locked).ok();
+    }
+}
+
+/// A file that a call of this process works on.
+struct Entry(BackingFile);
+
+#[derive(Default)]
+struct Entries {
+    files: HashSet<BackingFile>,
+    /// Threads that wait for a file. Waking none would be a system call all the same.
+    waiting: usize,
+}
+
+static ENTRIES: LazyLock<Mutex<Entries>> = LazyLock::new(Mutex::default);
+static REMOVED: Condvar = Condvar::new();
+
+impl Entry {
+    /// Waits until no other thread has the file.
+    fn insert(backing: BackingFile) -> Self {
+        let mut entries = entries();
+        while !entries.files.insert(backing) {
+            entries.waiting += 1;
+            entries = REMOVED.wait(entries).unwrap_or_else(PoisonError::into_inner);
+            entries.waiting -= 1;
+        }
+        Self(backing)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut entries = entries();
+        entries.files.remove(&self.0);
+        if entries.waiting > 0 {
+            REMOVED.notify_all();
+        }
+    }
+}
+
+fn entries() -> MutexGuard<'static, Entries> {
+    // A panic leaves nothing half done in the set.
+    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+}

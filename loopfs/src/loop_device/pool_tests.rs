@@ -1,0 +1,190 @@
+//! Which indices the pool finds idle again, against the model of the driver.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, setrlimit};
+use rstest::rstest;
+
+use super::model_tests::{image, old_and_new, options};
+use super::*;
+use crate::sys::loop_dev::{FOREIGN, reset, with};
+
+fn small_pool() -> LoopControl {
+    LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 3 }).unwrap()
+}
+
+fn attach_all(control: &LoopControl, images: &[File], options: &AttachOptions) -> Vec<LoopDevice> {
+    images.iter().map(|image| control.attach(image.as_fd(), options).unwrap()).collect()
+}
+
+/// Attaches as many files as the range has indices, lets `end` unbind them, and attaches them again, with one pool.
+fn used_again(options: &AttachOptions, end: impl Fn(Vec<LoopDevice>)) {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, images) = (small_pool(), [image(), image(), image()]);
+            for _ in 0..3 {
+                end(attach_all(&control, &images, options));
+                with(|model| assert!(model.bound().is_empty(), "{:?}", model.bound()));
+            }
+        },
+    );
+}
+
+#[test]
+fn devices_detached_without_the_pool_are_used_again() {
+    used_again(&options(), |devices| {
+        for device in devices {
+            assert_eq!(device.detach().unwrap(), Detach::Gone);
+        }
+    });
+}
+
+#[test]
+fn devices_that_go_with_their_last_user_are_used_again() {
+    used_again(&options().lifetime(Lifetime::AutoClear), drop);
+}
+
+#[test]
+fn devices_detached_by_another_process_are_used_again() {
+    used_again(&options(), |devices| {
+        let other = small_pool();
+        for device in devices {
+            other.detach(device).unwrap();
+        }
+    });
+}
+
+#[test]
+fn devices_that_another_program_had_for_a_while_are_used_again() {
+    old_and_new(
+        |_| {},
+        || {
+            let (control, images) = (small_pool(), [image(), image(), image()]);
+            for device in attach_all(&control, &images, &options()) {
+                control.detach(device).unwrap();
+            }
+            with(|model| (10..13).for_each(|index| model.bind_foreign(index)));
+            let full = control.attach(images[0].as_fd(), &options()).unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+            with(|model| model.unbind_all(10..13));
+            attach_all(&control, &images, &options());
+            with(|model| assert!(model.bound().iter().all(|bound| bound.2 != FOREIGN)));
+        },
+    );
+}
+
+#[test]
+fn indices_lost_to_an_errno_are_used_again() {
+    for errno in [Errno::EBUSY, Errno::ENXIO, Errno::ENODEV] {
+        old_and_new(
+            |model| drop(model.failures.insert("configure", [errno; 2].into())),
+            || drop(attach_all(&small_pool(), &[image(), image(), image()], &options())),
+        );
+    }
+}
+
+/// A process that only attaches, beside one that detaches: what is idle is found long before the range is used up.
+#[test]
+fn devices_are_not_added_while_others_of_the_range_are_idle() {
+    old_and_new(
+        |_| {},
+        || {
+            let control = LoopControl::with_pool(PoolOptions { range: 1000..9000, keep_idle: 8 }).unwrap();
+            let image = image();
+            for _ in 0..1000 {
+                let device = control.attach(image.as_fd(), &options()).unwrap();
+                assert_eq!(device.detach().unwrap(), Detach::Gone);
+            }
+            let exist = with(|model| model.exist().len());
+            assert!(exist <= 128, "{exist} devices for one file at a time");
+        },
+    );
+}
+
+/// The deferred detaches of others are looked at a few at a time.
+#[test]
+fn an_attachment_looks_at_few_of_the_devices_that_are_closing() {
+    old_and_new(
+        |_| {},
+        || {
+            let control = LoopControl::with_pool(PoolOptions { range: 10..400, keep_idle: 8 }).unwrap();
+            let images: Vec<File> = (0..40).map(|_| image()).collect();
+            let held = attach_all(&control, &images, &options());
+            for image in &images {
+                assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
+            }
+            let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+            std::fs::write(&file, [0; 4096]).unwrap();
+            let reader = File::open(&file).unwrap();
+            let before = with(|model| model.calls["open"]);
+            drop(control.attach(reader.as_fd(), &options()).unwrap());
+            let opened = with(|model| model.calls["open"]) - before;
+            assert!(opened <= 12, "{opened} devices were opened");
+            drop(held);
+        },
+    );
+}
+
+#[rstest]
+#[case::no_partitions(0, 0x1_0000..0x2_0000)]
+#[case::seven(7, 0x1_0000..0x2_0000)]
+#[case::eight(8, 0x8000..0x1_0000)]
+#[case::fifteen(15, 0x8000..0x1_0000)]
+#[case::most(255, 0x800..0x1000)]
+fn the_default_range_fits_the_number_of_partitions(#[case] max_part: u32, #[case] range: Range<u32>) {
+    reset(|model| model.max_part = max_part);
+    assert_eq!(PoolOptions::default().range, range);
+    let index = LoopControl::open().unwrap().attach(image().as_fd(), &options()).unwrap().index();
+    assert_eq!(index, range.start);
+}
+
+#[test]
+fn a_range_beyond_the_last_index_is_refused_and_the_parameter_named() {
+    reset(|model| model.max_part = 15);
+    let error = LoopControl::with_pool(PoolOptions { range: 0xffff..0x1_0001, keep_idle: 0 }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("max_part") && error.to_string().contains("65535"), "{error}");
+    assert!(LoopControl::with_pool(PoolOptions { range: 0xffff..0x1_0000, keep_idle: 0 }).is_ok());
+}
+
+const CHILD: &str = "LOOPFS_TEST_WITHOUT_THREADS";
+
+/// In a process of its own, for it takes the memory for threads away from all of it.
+#[test]
+fn without_threads_idle_devices_are_removed_one_by_one() {
+    if std::env::var_os(CHILD).is_none() {
+        let test = "loop_device::pool_tests::without_threads_idle_devices_are_removed_one_by_one";
+        let program = std::env::current_exe().unwrap();
+        let child = std::process::Command::new(program)
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text =
+            String::from_utf8_lossy(&child.stderr).into_owned() + &String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    reset(|_| {});
+    let control = LoopControl::with_pool(PoolOptions { range: 10..200, keep_idle: 0 }).unwrap();
+    let images: Vec<File> = (0..70).map(|_| image()).collect();
+    let devices = attach_all(&control, &images, &options());
+    for device in devices {
+        assert_eq!(device.detach().unwrap(), Detach::Gone);
+    }
+    // Recovered by another pool, so that nothing is removed before the limit is set.
+    let control = LoopControl::with_pool(PoolOptions { range: 10..200, keep_idle: 0 }).unwrap();
+    let pages: u64 =
+        std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+    let limit = pages * 4096 + (1 << 20);
+    setrlimit(Resource::RLIMIT_AS, limit, limit).unwrap();
+    assert!(std::thread::Builder::new().spawn(|| {}).is_err(), "a thread can be started");
+    // In the background nothing happens now, and nothing is in the way of the next call.
+    control.detach_all(images[0].as_fd()).unwrap();
+    assert_eq!(control.trim(0), 70);
+    with(|model| assert!(model.exist().is_empty(), "{:?}", model.exist()));
+}

@@ -1,0 +1,144 @@
+//! Programs that use loop devices without this library.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use loopfs::{
+    Access, AttachOptions, Bytes, Detach, ErrorKind, IndexPolicy, LoopControl, LoopDevice, VolumeKind,
+    VolumeSpec, probe,
+};
+use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
+use nix::mount::{MsFlags, mount, umount};
+
+use crate::environment::{Leaks, directory, id, image, store};
+use crate::store::remove;
+
+const MIB: u64 = 1 << 20;
+
+fn detach(index: u32) {
+    assert_eq!(LoopDevice::open_index(index).unwrap().detach().unwrap(), Detach::Gone);
+}
+
+/// The image of a volume has its attachments recorded from the beginning, and still it is seen.
+#[test]
+fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("tenant"));
+    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let theirs = probe::bind_as_another_program(volume.open_image(Access::ReadWrite).unwrap()).unwrap();
+    let control = LoopControl::open().unwrap();
+    let image = volume.open_image(Access::ReadOnly).unwrap();
+    let options = AttachOptions::new(Access::ReadWrite);
+    let error = control.attach(image.as_fd(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert!(error.to_string().contains(&format!("/dev/loop{theirs}")), "{error}");
+    // It goes through the page cache, which is not what is asked.
+    assert_eq!(
+        control.ensure_attached(image.as_fd(), &options).unwrap_err().kind(),
+        ErrorKind::AlreadyExists
+    );
+    assert_eq!(control.find(image.as_fd()).unwrap()[0].index(), theirs);
+    // Beside a read-only device as well.
+    let read_only = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
+    assert_eq!(control.attach(image.as_fd(), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    drop(read_only);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone, "theirs, too");
+    assert!(control.find(image.as_fd()).unwrap().is_empty());
+
+    // One that is open for writing and not attached is in nobody's way.
+    let writer = volume.open_image(Access::ReadWrite).unwrap();
+    for image in [image.as_fd(), writer.as_fd()] {
+        drop(control.attach(image, &options).unwrap());
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Gone);
+    }
+    drop((image, writer, volume));
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[test]
+fn a_repeated_attachment_is_open_for_writing_as_the_first_one_is() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    for (access, expected) in [(Access::ReadWrite, OFlag::O_RDWR), (Access::ReadOnly, OFlag::O_RDONLY)] {
+        for _ in 0..2 {
+            let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap();
+            let flags = OFlag::from_bits_truncate(fcntl(&device, FcntlArg::F_GETFL).unwrap());
+            assert_eq!(flags & OFlag::O_ACCMODE, expected);
+        }
+    }
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}
+
+/// `LOOP_CTL_GET_FREE` names the same device again and again while a program has it open exclusively.
+#[test]
+fn while_a_free_device_cannot_be_bound_other_programs_get_their_turn() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let (image, foreign) = (image(directory.path(), "image", MIB), image(directory.path(), "foreign", MIB));
+    let control = LoopControl::open().unwrap();
+    let index = probe::bind_as_another_program(&foreign).unwrap();
+    detach(index);
+    let path = format!("/dev/loop{index}");
+    let holder = File::options().read(true).custom_flags(libc::O_EXCL).open(path).unwrap();
+    let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any).deadline(Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let attach = scope.spawn(|| control.attach(image.as_fd(), &any));
+        // As systemd takes it. Only afterwards the device can be bound.
+        let loops = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
+        let turn = Flock::lock(loops, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
+        drop(holder);
+        drop(turn);
+        assert_eq!(attach.join().unwrap().unwrap().index(), index);
+    });
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}
+
+#[test]
+fn a_node_of_another_device_is_named_and_binds_nothing() {
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let exact = |index| AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(index));
+    // Makes both devices, and leaves them idle.
+    for index in [50_000, 50_001] {
+        let device = control.attach(image.as_fd(), &exact(index)).unwrap();
+        assert_eq!(device.detach().unwrap(), Detach::Gone);
+    }
+    let nothing = None::<&str>;
+    mount(Some("/dev/loop50001"), "/dev/loop50000", nothing, MsFlags::MS_BIND, nothing).unwrap();
+    let attached = control.attach(image.as_fd(), &exact(50_000));
+    umount("/dev/loop50000").unwrap();
+    let error = attached.unwrap_err().to_string();
+    assert!(error.contains("/dev/loop50000") && error.contains("belongs to loop50001"), "{error}");
+    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    assert_eq!(LoopDevice::open_index(50_001).unwrap_err().kind(), ErrorKind::NotFound);
+    leaks.check();
+}
+
+/// `LOOP_SET_STATUS64` drops the mask before Linux 6.9.
+#[test]
+fn a_detach_that_is_taken_back_leaves_discards_masked() {
+    use loopfs::Discard;
+    let leaks = Leaks::watch();
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let masked = AttachOptions::new(Access::ReadWrite).discard(Discard::Mask);
+    let device = control.attach(image.as_fd(), &masked).unwrap();
+    let user = LoopDevice::open_index(device.index()).unwrap();
+    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
+    assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Mask);
+    let writable = File::options().write(true).open(user.path()).unwrap();
+    assert_eq!(probe::discard(&writable, 0, MIB).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    drop((user, writable));
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    leaks.check();
+}
