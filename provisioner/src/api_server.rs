@@ -90,6 +90,12 @@ fn details(path: &str) -> Value {
     }
 }
 
+/// The list of the PersistentVolumes without a node label, before data is deleted.
+pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> Exchange {
+    let list = json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": volumes});
+    expect(Method::GET, "/api/v1/persistentvolumes", None).answer(list)
+}
+
 /// What a test holds on to.
 pub(crate) struct Bench {
     pub(crate) ctx: Arc<Context>,

@@ -79,6 +79,10 @@ pub struct AuditArgs {
     /// For how long nobody has to have named a volume before it is removed, in seconds, as far as this process has seen
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, requires = "collect")]
     pub collect_after: u64,
+    /// The share of the node's volumes, in percent, above which --collect removes none: so many orphans at once mean rather that
+    /// the API server has lost objects. 100 removes whatever is an orphan
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, requires = "collect", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub collect_at_most: u8,
     /// Walk the directories of all volumes each time, to find files that carry the project id of another volume and so use
     /// up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
     /// becomes full

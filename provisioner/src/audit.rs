@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     absence, context::Context, error::Error, events::Reason, identity::Identity, intents::Intents, ownership,
-    provision, storage::StorageError, volumes::Volumes,
+    provision, references, storage::StorageError, volumes::Volumes,
 };
 
 mod report;
@@ -31,8 +31,23 @@ pub(crate) use report::report;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) every: Duration,
-    /// A volume is removed when it was found nobody's for so long; None keeps all.
-    pub(crate) collect_after: Option<Duration>,
+    /// None keeps all orphans.
+    pub(crate) collection: Option<Collection>,
+}
+
+/// When orphans are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Collection {
+    /// A volume is removed when the audits have found it an orphan for this time.
+    pub(crate) after: Duration,
+    /// No volume is removed if a larger share of the volumes are orphans. The API server has then more likely lost objects.
+    pub(crate) at_most_percent: u8,
+}
+
+impl Collection {
+    fn allows(self, orphans: usize, volumes: usize) -> bool {
+        orphans * 100 <= volumes * usize::from(self.at_most_percent)
+    }
 }
 
 /// What does not fit together.
@@ -207,8 +222,8 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
             Ok(findings) => {
                 tell(&findings, &ctx);
                 since = grown_older(since, &findings);
-                if let Some(grace) = settings.collect_after {
-                    collect(&since, grace, &ctx).await;
+                if let Some(collection) = settings.collection {
+                    collect(&since, collection, &ctx).await;
                 }
                 ctx.audit.set(Some(findings));
             }
@@ -260,8 +275,30 @@ fn tell(findings: &Findings, ctx: &Context) {
     ctx.events.publish_on_node(&ctx.identity, Reason::OrphanedVolumes, note);
 }
 
-/// Removes what has been nobody's for long enough.
-async fn collect(since: &HashMap<VolumeId, Instant>, grace: Duration, ctx: &Context) {
+/// Removes the orphans that have been such for long enough, unless there are suspiciously many.
+async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx: &Context) {
+    let grace = collection.after;
+    let orphans = since.keys().filter(|id| could_be_ours(id)).count();
+    if orphans == 0 {
+        return;
+    }
+    let volumes = match held(ctx).await {
+        Ok(held) => held.volumes.iter().filter(|id| could_be_ours(id)).count(),
+        Err(error) => {
+            tracing::warn!(%error, "the volumes could not be counted, so no orphan is removed; this is retried");
+            return;
+        }
+    };
+    if !collection.allows(orphans, volumes) {
+        let note = format!(
+            "no PersistentVolume names {orphans} of {volumes} volumes, more than the {} % of --collect-at-most, so none is removed; \
+             check that the API server has not lost objects (restored from an old backup), and if the volumes may go, remove \
+             them with --collect-at-most=100",
+            collection.at_most_percent
+        );
+        ctx.events.publish_on_node(&ctx.identity, Reason::OrphanedVolumesKept, note);
+        return;
+    }
     for (id, _) in since.iter().filter(|(_, since)| since.elapsed() >= grace) {
         match collect_one(id, ctx).await {
             Ok(true) => {
@@ -290,6 +327,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.identity)) {
         return Ok(false);
     }
+    references::require_none(id, None, ctx).await?;
     let nobodys = id.clone();
     Ok(ctx.storage.run(move |volumes| volumes.delete(&nobodys)).await?)
 }
@@ -306,11 +344,17 @@ fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+    use loopfs::{Bytes, VolumeKind};
     use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fixtures;
+    use crate::{
+        api_server::{Bench, Caches, Exchange, expect, unlabelled},
+        fixtures,
+        volume_model::VolumeModel,
+    };
 
     const OTHER_DISK: &str = "00000000-0000-4000-8000-000000000000";
     const NODE: &str = "csi.loopfs.dev/node";
@@ -373,6 +417,67 @@ mod tests {
         let told = found.remove(&object.name_any());
         assert_eq!(told.is_some(), why.is_some());
         assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));
+    }
+
+    #[rstest]
+    #[case::none(20, 0, 0, true)]
+    #[case::few(20, 20, 100, true)]
+    #[case::many(20, 21, 100, false)]
+    #[case::the_only_one(20, 1, 1, false)]
+    #[case::all_and_all_may_go(100, 7, 7, true)]
+    #[case::none_may_go(0, 1, 1000, false)]
+    fn collection_stops_above_a_share_of_the_volumes(
+        #[case] at_most_percent: u8,
+        #[case] orphans: usize,
+        #[case] volumes: usize,
+        #[case] expected: bool,
+    ) {
+        let collection = Collection { after: Duration::ZERO, at_most_percent };
+        assert_eq!(collection.allows(orphans, volumes), expected);
+    }
+
+    fn bench_of(exchanges: Vec<Exchange>) -> Bench {
+        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), Caches::default(), exchanges);
+        for id in ids(&["pvc-1", "pvc-2", "pvc-3", "pvc-4", "csi-1"]) {
+            bench.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        }
+        bench
+    }
+
+    async fn collected(bench: &Bench, orphans: &[&str], at_most_percent: u8) {
+        let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
+        collect(&since, Collection { after: Duration::ZERO, at_most_percent }, &bench.ctx).await;
+    }
+
+    fn absent() -> Exchange {
+        expect(Method::GET, "/api/v1/persistentvolumes/pvc-1", None).refuse(404, "NotFound")
+    }
+
+    #[tokio::test]
+    async fn many_orphans_at_once_are_kept_and_reported() {
+        let bench = bench_of(vec![]);
+        collected(&bench, &["pvc-1", "pvc-2", "csi-1"], 49).await;
+        assert_eq!(bench.volumes.state().volumes.len(), 5);
+        assert_eq!(bench.finish().await, ["OrphanedVolumesKept"]);
+    }
+
+    #[tokio::test]
+    async fn few_orphans_are_removed() {
+        let bench = bench_of(vec![absent(), unlabelled(&[])]);
+        collected(&bench, &["pvc-1", "csi-1"], 25).await;
+        assert_eq!(bench.volumes.state().volumes.len(), 4);
+        assert_eq!(bench.finish().await, ["OrphanedVolumeRemoved"]);
+    }
+
+    #[tokio::test]
+    async fn an_orphan_that_another_object_names_by_now_is_kept() {
+        let named = fixtures::volume(
+            json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
+        );
+        let bench = bench_of(vec![absent(), unlabelled(&[named])]);
+        collected(&bench, &["pvc-1"], 25).await;
+        assert_eq!(bench.volumes.state().volumes.len(), 5);
+        assert_eq!(bench.finish().await, [""; 0]);
     }
 
     #[test]

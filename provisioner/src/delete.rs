@@ -4,6 +4,8 @@
 //! still is what the decision was made on: an administrator may have bound it again while the cache lagged
 //! behind. The finalizer then holds the object until its data is in the trash. A crash in between leaves a
 //! marked object, with which the next attempt goes on.
+//!
+//! The same happens to a volume that no claim has bound, once a person deletes its object.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
@@ -14,7 +16,9 @@ use kube::{
 use loopfs::VolumeId;
 use serde_json::{Value, json};
 
-use crate::{absence, context::Context, error::Error, events::Reason, identity::Identity, ownership, pv};
+use crate::{
+    absence, context::Context, error::Error, events::Reason, identity::Identity, ownership, pv, references,
+};
 
 /// What to do about a volume's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +41,17 @@ pub(crate) struct Deletion {
     pub(crate) id: VolumeId,
     /// The file system the data is on, where the object says so.
     pub(crate) filesystem_uuid: Option<String>,
+    /// The object has to be marked for deletion first. One that is marked is marked again if that is to prove that it is unchanged.
+    pub(crate) mark: bool,
+}
+
+/// Returns `true` if the data of a volume is to be deleted: its reclaim policy is Delete, and either its claim was deleted, or no
+/// claim has bound it and its object is being deleted.
+pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let is_deleted = volume.metadata.deletion_timestamp.is_some();
+    policy == Some("Delete") && (phase == Some("Released") || phase == Some("Available") && is_deleted)
 }
 
 /// Decides.
@@ -59,9 +74,11 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
         // Somebody took the finalizer off: the object goes, and its data is theirs.
         (true, false) if going => Plan::Settled,
         (true, false) => Plan::Hold,
-        (true, true) if phase == Some("Released") => Plan::Delete(Deletion {
+        (true, true) if is_discarded(volume) => Plan::Delete(Deletion {
             id: ownership::volume_id(volume, identity)?,
             filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
+            // A claim can still bind one that is available, although it is marked.
+            mark: !going || phase == Some("Available"),
         }),
         (true, true) => Plan::Settled,
     })
@@ -92,7 +109,8 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
         }
         Plan::Delete(deletion) => {
             ctx.storage.require_open()?;
-            if volume.metadata.deletion_timestamp.is_none() {
+            references::require_none(&deletion.id, Some(volume), ctx).await?;
+            if deletion.mark {
                 mark(volume, ctx).await?;
             }
             discard(deletion, ctx).await?;
@@ -123,7 +141,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
 /// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the
 /// background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
-    let Deletion { id, filesystem_uuid } = deletion;
+    let Deletion { id, filesystem_uuid, mark: _ } = deletion;
     // It may be being copied.
     let Some(_exclusive) = ctx.in_flight.enter(&id) else { return Err(Error::InFlight(id)) };
     let discarded = ctx.storage.run(move |volumes| {
@@ -179,10 +197,11 @@ mod tests {
     use super::*;
     use crate::fixtures;
 
-    fn deletion() -> Plan {
+    fn deletion(mark: bool) -> Plan {
         Plan::Delete(Deletion {
             id: VolumeId::parse(fixtures::VOLUME).unwrap(),
             filesystem_uuid: Some(fixtures::FILESYSTEM.to_owned()),
+            mark,
         })
     }
 
@@ -190,8 +209,10 @@ mod tests {
 
     #[rstest]
     #[case::bound(json!({}), Plan::Settled)]
-    #[case::released(json!({"status": {"phase": "Released"}}), deletion())]
-    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), deletion())]
+    #[case::released(json!({"status": {"phase": "Released"}}), deletion(true))]
+    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), deletion(false))]
+    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}}), deletion(true))]
+    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
     #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": GOING}}), Plan::Settled)]
     #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::Settled)]
     #[case::no_status(json!({"status": null}), Plan::Settled)]

@@ -27,6 +27,11 @@ pub(crate) enum Error {
          delete the volume's data where it is and remove the finalizers of this object by hand"
     )]
     OtherFilesystem { of_volume: String, of_node: String },
+    /// The volume's data cannot be deleted.
+    #[error(
+        "PersistentVolume {by} has the handle of volume {id} as well, so the data is kept; delete that object and its claim, or set          persistentVolumeReclaimPolicy of this one to Retain"
+    )]
+    StillReferenced { id: VolumeId, by: String },
     /// What the claim is to be filled with is on another node.
     #[error(
         "{source_object}, which is to be copied, is on node {node:?}, and only there can it be copied; have the pod run there, by its \
@@ -74,6 +79,7 @@ impl Error {
             Error::Api { .. } => "ApiServer",
             Error::NameTaken(_) => "NameTaken",
             Error::OtherFilesystem { .. } => "OtherFilesystem",
+            Error::StillReferenced { .. } => "StillReferenced",
             Error::SourceElsewhere { .. } => "SourceElsewhere",
             Error::InFlight(_) => "InFlight",
             Error::Handle(_) => "InvalidHandle",

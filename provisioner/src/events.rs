@@ -45,6 +45,8 @@ pub(crate) enum Reason {
     /// No object names these volumes.
     OrphanedVolumes,
     OrphanedVolumeRemoved,
+    /// Too many volumes look orphaned for any to be removed.
+    OrphanedVolumesKept,
     /// Files of the volume carry another project id than the volume.
     FilesInForeignProject,
     /// Files of another volume carry the project id of the volume.
@@ -77,6 +79,7 @@ impl Reason {
             Reason::VolumeMissing => "VolumeMissing",
             Reason::OrphanedVolumes => "OrphanedVolumes",
             Reason::OrphanedVolumeRemoved => "OrphanedVolumeRemoved",
+            Reason::OrphanedVolumesKept => "OrphanedVolumesKept",
             Reason::FilesInForeignProject => "FilesInForeignProject",
             Reason::ChargedForForeignFiles => "ChargedForForeignFiles",
             Reason::ProjectRepaired => "ProjectRepaired",
@@ -97,6 +100,7 @@ impl Reason {
             | Reason::VolumeFailedDelete
             | Reason::VolumeMissing
             | Reason::OrphanedVolumes
+            | Reason::OrphanedVolumesKept
             | Reason::FilesInForeignProject
             | Reason::ChargedForForeignFiles
             | Reason::StorageUnavailable
@@ -129,6 +133,7 @@ impl Reason {
             Reason::VolumeMissing
             | Reason::OrphanedVolumes
             | Reason::OrphanedVolumeRemoved
+            | Reason::OrphanedVolumesKept
             | Reason::FilesInForeignProject
             | Reason::ChargedForForeignFiles
             | Reason::ProjectRepaired => "Audit",

@@ -6,7 +6,9 @@ use std::{sync::Arc, time::Duration};
 use loopfs::VolumeId;
 use tokio::time::timeout;
 
-use crate::{absence, context::Context, error::Error, intents::Intent, ownership, storage::StorageError};
+use crate::{
+    absence, context::Context, error::Error, intents::Intent, ownership, references, storage::StorageError,
+};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
 const TRASH_EVERY: Duration = Duration::from_secs(60);
@@ -75,6 +77,9 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Err
             }
         }
     };
+    if !made {
+        references::require_none(id, None, ctx).await?;
+    }
     let (intents, orphan) = (ctx.intents.clone(), id.clone());
     // Once it has an object, the volume is the business of its reclaim policy.
     let removed = ctx.storage.run(move |volumes| {
@@ -106,7 +111,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        api_server::{Bench, Caches, Exchange, expect},
+        api_server::{Bench, Caches, Exchange, expect, unlabelled},
         fixtures,
         volume_model::{self, VolumeModel},
     };
@@ -140,15 +145,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_volume_whose_claim_vanished_before_it_had_an_object_goes() {
-        let (bench, intent) =
-            recorded(vec![], vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")]);
+        let (bench, intent) = recorded(
+            vec![],
+            vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])],
+        );
         assert_eq!(settled(bench, &intent).await, (false, false));
     }
 
     #[tokio::test]
     async fn so_it_does_when_a_new_claim_has_taken_the_name() {
         let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
-        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
+        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
         let (bench, intent) = recorded(vec![successor], exchanges);
         assert_eq!(settled(bench, &intent).await, (false, false));
     }
@@ -177,7 +184,7 @@ mod tests {
     #[tokio::test]
     async fn a_volume_whose_claim_got_another_on_another_node_goes() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let exchanges = vec![expect(Method::GET, VOLUME, None).answer(object)];
+        let exchanges = vec![expect(Method::GET, VOLUME, None).answer(object), unlabelled(&[])];
         let (bench, intent) = recorded(vec![], exchanges);
         assert_eq!(settled(bench, &intent).await, (false, false));
     }
@@ -198,6 +205,16 @@ mod tests {
         assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     }
 
+    #[tokio::test]
+    async fn a_volume_that_an_object_of_another_name_needs_is_kept() {
+        let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
+        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
+        let (bench, intent) = recorded(vec![], exchanges);
+        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
+        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        bench.finish().await;
+    }
+
     #[rstest]
     #[case::text(expect(Method::GET, VOLUME, None).refuse_by_proxy(404))]
     #[case::no_details(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null))]
@@ -216,6 +233,7 @@ mod tests {
         let exchanges = vec![
             expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
+            unlabelled(&[]),
         ];
         let (bench, intent) = recorded(vec![], exchanges);
         assert!(settle(&id(), &intent, &bench.ctx).await.is_err());

@@ -49,6 +49,7 @@ mod project_audit;
 mod provision;
 mod pv;
 mod quantity;
+mod references;
 mod reschedule;
 mod resize;
 mod stagger;
@@ -168,7 +169,10 @@ fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, a
         node_loss,
         audit: Some(audit::Settings {
             every: Duration::from_secs(audit.audit_interval),
-            collect_after: audit.collect.then_some(Duration::from_secs(audit.collect_after)),
+            collection: audit.collect.then_some(audit::Collection {
+                after: Duration::from_secs(audit.collect_after),
+                at_most_percent: audit.collect_at_most,
+            }),
         }),
         project_audit: Some(project_audit::Settings {
             every: Duration::from_secs(audit.audit_interval),

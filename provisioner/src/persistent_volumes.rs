@@ -146,11 +146,12 @@ mod tests {
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolume;
     use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+    use rstest::rstest;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
-        api_server::{Bench, Caches, Exchange, expect},
+        api_server::{Bench, Caches, Exchange, expect, unlabelled},
         backoff, fixtures,
         volume_model::{self, VolumeModel},
     };
@@ -194,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_released_volume_goes_in_two_writes_and_its_data_between_them() {
-        let bench = bench(vec![marks(), lets_go()]);
+        let bench = bench(vec![unlabelled(&[]), marks(), lets_go()]);
         assert_eq!(reconciled(&bench, released(json!({}))).await, Action::await_change());
         assert!(bench.volumes.state().volumes.is_empty());
         assert_eq!(bench.volumes.state().trash, [Bytes(1 << 20)]);
@@ -203,7 +204,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
-        let bench = bench(vec![marks().refuse(409, "Conflict")]);
+        let bench = bench(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
         assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(backoff::CONFLICT.first));
         assert_eq!(bench.volumes.state().volumes.len(), 1);
         assert_eq!(bench.finish().await, [""; 0]);
@@ -211,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_crash_after_the_mark_goes_on_from_there() {
-        let bench = bench(vec![lets_go()]);
+        let bench = bench(vec![unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&bench, marked).await, Action::await_change());
         assert!(bench.volumes.state().volumes.is_empty());
@@ -220,7 +221,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_crash_after_the_data_goes_on_from_there() {
-        let bench = bench(vec![lets_go().refuse(404, "NotFound")]);
+        let bench = bench(vec![unlabelled(&[]), lets_go().refuse(404, "NotFound")]);
         bench.volumes.state().volumes.clear();
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&bench, marked).await, Action::await_change());
@@ -228,8 +229,78 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_available_volume_whose_object_is_deleted_goes_with_its_data() {
+        let available = released(json!({
+            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
+        }));
+        let bench = bench(vec![unlabelled(&[]), marks(), lets_go()]);
+        assert_eq!(reconciled(&bench, available).await, Action::await_change());
+        assert!(bench.volumes.state().volumes.is_empty());
+        bench.finish().await;
+    }
+
+    #[tokio::test]
+    async fn an_available_volume_that_is_being_bound_keeps_its_data_although_its_object_is_deleted() {
+        let available = released(json!({
+            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
+        }));
+        let bench = bench(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
+        assert_eq!(reconciled(&bench, available).await, Action::requeue(backoff::CONFLICT.first));
+        assert_eq!(bench.volumes.state().volumes.len(), 1);
+        bench.finish().await;
+    }
+
+    /// Another object with the handle of [`released`].
+    fn second(change: Value) -> PersistentVolume {
+        let mut second = json!({"metadata": {"name": "second", "uid": "second-uid"}});
+        fixtures::merge_keeping_nulls(&mut second, change);
+        fixtures::volume(second)
+    }
+
+    #[rstest]
+    #[case::bound(json!({}))]
+    #[case::available(json!({"status": {"phase": "Available"}}))]
+    #[case::bound_and_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
+    #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
+    #[tokio::test]
+    async fn data_that_another_object_needs_is_kept(
+        #[case] change: Value,
+        #[values(true, false)] is_labelled: bool,
+    ) {
+        let mut labels = change;
+        if !is_labelled {
+            fixtures::merge_keeping_nulls(&mut labels, json!({"metadata": {"labels": null}}));
+        }
+        let second = second(labels);
+        let (caches, exchanges) = if is_labelled {
+            (Caches { volumes: vec![second], ..Caches::default() }, vec![])
+        } else {
+            (Caches::default(), vec![unlabelled(&[second])])
+        };
+        let bench = bench_with(caches, exchanges);
+        let action = reconciled(&bench, released(json!({}))).await;
+        assert_eq!(action, Action::requeue(Duration::from_secs(1)));
+        assert_eq!(bench.volumes.state().volumes.len(), 1);
+        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[rstest]
+    #[case::released(json!({"status": {"phase": "Released"}}))]
+    #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
+    #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
+    #[tokio::test]
+    async fn an_object_that_does_not_need_the_data_does_not_keep_it(#[case] change: Value) {
+        let caches =
+            Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
+        let bench = bench_with(caches, vec![unlabelled(&[second(change)]), marks(), lets_go()]);
+        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::await_change());
+        assert!(bench.volumes.state().volumes.is_empty());
+        bench.finish().await;
+    }
+
+    #[tokio::test]
     async fn a_404_of_a_proxy_does_not_end_the_release_of_an_object() {
-        let bench = bench(vec![lets_go().refuse_by_proxy(404), lets_go()]);
+        let bench = bench(vec![unlabelled(&[]), lets_go().refuse_by_proxy(404), unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&bench, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
         bench.ctx.chances.improve();
@@ -245,7 +316,7 @@ mod tests {
         let mut gone = marked.clone();
         gone.metadata.finalizers = None;
         let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
-        let bench = bench_with(caches, vec![lets_go().answer(gone)]);
+        let bench = bench_with(caches, vec![unlabelled(&[]), lets_go().answer(gone)]);
         for _ in 0..2 {
             assert_eq!(reconciled(&bench, marked.clone()).await, Action::await_change());
         }
@@ -254,7 +325,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_the_watch_has_forgotten_is_not_remembered() {
-        let bench = bench(vec![lets_go()]);
+        let bench = bench(vec![unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         reconciled(&bench, marked.clone()).await;
         assert_eq!(bench.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
@@ -263,7 +334,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_volume_in_use_stays_and_says_so() {
-        let bench = bench(vec![marks()]);
+        let bench = bench(vec![unlabelled(&[]), marks()]);
         bench.volumes.state().busy = true;
         assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(Duration::from_secs(1)));
         assert_eq!(bench.volumes.state().volumes.len(), 1);
@@ -286,7 +357,7 @@ mod tests {
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
             "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": uuid}}},
         }));
-        let bench = bench(vec![]);
+        let bench = bench(vec![unlabelled(&[])]);
         reconciled(&bench, elsewhere).await;
         assert_eq!(bench.volumes.state().volumes.len(), 1, "one of the same name on this disk is another");
         assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);

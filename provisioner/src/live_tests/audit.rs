@@ -3,10 +3,11 @@
 use loopfs::{VolumeId, VolumeKind};
 
 use super::*;
-use crate::audit::Settings;
+use crate::audit::{Collection, Settings};
 
 fn auditing(collect_after: Option<Duration>) -> Options {
-    let settings = Settings { every: Duration::from_millis(50), collect_after };
+    let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
+    let settings = Settings { every: Duration::from_millis(50), collection };
     Options { audit: Some(settings), ..Options::default() }
 }
 
