@@ -29,7 +29,7 @@ use crate::{
 /// Claims reconciled at once. Most of it is waiting for the API server; the store serialises what it must.
 const AT_ONCE: u16 = 32;
 
-/// Claims whose volumes are copied at once: a directory of many files takes minutes.
+/// Claims whose volumes are copied concurrently. Copying a directory of many files takes minutes.
 const COPIES_AT_ONCE: u16 = 4;
 
 /// Runs until `stop` is done and what was under way has ended. `related` brings claims whose volumes changed.

@@ -27,7 +27,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + S
 
 /// Objects whose reconciliation can take minutes.
 pub(crate) struct Slow<K> {
-    /// So many are reconciled concurrently, beside the others.
+    /// How many are reconciled concurrently, in addition to the others.
     pub(crate) at_once: u16,
     pub(crate) is_slow: fn(&K) -> bool,
 }

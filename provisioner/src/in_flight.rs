@@ -1,6 +1,7 @@
 //! Volumes that are being made, removed or copied right now.
 //!
-//! One task at a time makes or removes a volume. Any number of tasks copy it at the same time, but not while it is made or removed.
+//! One task at a time creates or deletes a volume. Any number of tasks can copy it concurrently, but not while another task
+//! creates or deletes it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
