@@ -10,6 +10,7 @@ pub(crate) mod discard;
 pub(crate) mod fiemap;
 pub(crate) mod file_attr;
 pub(crate) mod file_handle;
+pub(crate) mod file_lease;
 pub(crate) mod file_lock;
 #[cfg(feature = "breakage")]
 pub(crate) mod freeze;

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, fstat};
-use nix::unistd::{fsync, linkat};
+use nix::unistd::{fsync, ftruncate, linkat};
 
 use super::attributes::Attributes;
 use super::grow::allocate;
@@ -32,12 +32,9 @@ impl VolumeStore {
         let _lock = self.layout.lock_shared()?;
         let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
         if !self.is_durably_there(is_there)? {
-            let promise = self.promise(ContentSource::Volume(id), promise_of(capacity, spec), "create")?;
             let made = match spec.kind {
-                VolumeKind::Filesystem => self.create_directory(id, capacity, spec, promise),
-                VolumeKind::Block => {
-                    self.create_image(id, capacity, spec).inspect_err(|_| promise.withdraw())
-                }
+                VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
+                VolumeKind::Block => self.create_image(id, capacity, spec),
             };
             made.or_else(|error| self.unless_made_by_other(error, is_there))?;
         }
@@ -94,17 +91,11 @@ impl VolumeStore {
         if other { Ok(()) } else { Err(error) }
     }
 
-    fn create_directory(
-        &self,
-        id: &VolumeId,
-        capacity: Bytes,
-        spec: &VolumeSpec,
-        promise: Promise<'_>,
-    ) -> Result<()> {
+    fn create_directory(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
         let limits = (capacity, inodes_for(capacity, spec.bytes_per_inode));
         let attributes = |project| Attributes { project, bytes_per_inode: spec.bytes_per_inode };
-        let staged = self.stage(entry, limits, attributes, promise)?;
+        let staged = self.stage(entry, "create", limits, attributes)?;
         // As an emptyDir: whichever user the pod runs as can write. The parent directories let
         // nobody else through, and mkdir's mode was subject to the umask.
         match fchmod(&staged, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO) {
@@ -113,25 +104,51 @@ impl VolumeStore {
         }
     }
 
-    /// The image has no name until it is complete, so a crash leaves nothing to take away.
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let image = self.unnamed_image(entry)?;
-        let settings = Image::settle(spec.image, &image, id)?;
-        settings.record(&image, entry)?;
-        allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)?;
-        self.publish_image(&image, entry)
+        let promise = self.promise(entry, promise_of(capacity, spec), "create")?;
+        self.make_image(entry, promise, |image| {
+            let settings = Image::settle(spec.image, image, id)?;
+            settings.record(image, entry)?;
+            allocate(image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)
+        })
+    }
+
+    /// Creates an image of reserved bytes. It has no name until `fill` has completed it, so a crash leaves nothing to take
+    /// away.
+    pub(super) fn make_image(
+        &self,
+        entry: ContentSource<'_>,
+        promise: Promise<'_>,
+        fill: impl FnOnce(&OwnedFd) -> Result<()>,
+    ) -> Result<()> {
+        let image = match self.unnamed_image(entry) {
+            Ok(image) => image,
+            Err(error) => {
+                promise.withdraw();
+                return Err(error);
+            }
+        };
+        let made = fill(&image).and_then(|()| self.publish_image(&image, entry));
+        // One that has its name is there, even where that could not be made durable.
+        if made.is_err() && fstat(&image).is_ok_and(|status| status.st_nlink == 0) {
+            // Frees the blocks now. At the last close the file system would do it in the background, and a count would take
+            // them for its own.
+            ftruncate(&image, 0).ok();
+            promise.withdraw();
+        }
+        made
     }
 
     /// A file on the file system of the store that goes with its descriptor unless it is published.
-    pub(super) fn unnamed_image(&self, entry: ContentSource<'_>) -> Result<OwnedFd> {
+    fn unnamed_image(&self, entry: ContentSource<'_>) -> Result<OwnedFd> {
         let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
         openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
             .context("make the image of", entry)
     }
 
     /// Gives a complete image its name, durably.
-    pub(super) fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
+    fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
         let parent = self.layout.parent(entry)?;
         loop_device::record_attachments(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);

@@ -1,13 +1,13 @@
 //! Making a volume larger while it is in use. Nothing here makes one smaller.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
+use super::attributes::Attributes;
 use super::id::VolumeId;
 use super::{
     ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, recorded_capacity,
@@ -21,7 +21,7 @@ use crate::units::Bytes;
 
 impl VolumeStore {
     /// Makes a volume at least `capacity` large. Nothing happens to one that is as large already,
-    /// so the call can be repeated. A loop device learns of it by
+    /// so the call can be repeated. Of concurrent calls the largest capacity counts. A loop device learns of it by
     /// [`refresh_capacity`](crate::LoopDevice::refresh_capacity).
     ///
     /// # Errors
@@ -33,56 +33,80 @@ impl VolumeStore {
         let capacity = rounded(capacity, id)?;
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
-        if volume.capacity() >= capacity {
-            // Whoever made it so may have died before it was recorded or durable.
-            if volume.kind() == VolumeKind::Block {
-                grow_image(&volume, Bytes(0), self.options.lock_timeout)?;
-            }
-            self.layout.make_durable()?;
-            return Ok(volume);
+        match volume.kind() {
+            VolumeKind::Filesystem => self.grow_directory(&volume, capacity)?,
+            VolumeKind::Block => self.grow_image(&volume, capacity)?,
         }
-        volume.require_whole()?;
-        let mut more = capacity.saturating_sub(volume.capacity());
-        if volume.image()?.is_some_and(|image| image.provisioning == Provisioning::Thin) {
-            let margin = sharing::margin(capacity).saturating_sub(sharing::margin(volume.capacity()));
+        self.volume(id)
+    }
+
+    /// The limit is read, reserved and set with the account locked. So of concurrent calls each finds what the others have
+    /// set, and none lowers it. (The directory itself is no place for a lock: its owner could hold it.)
+    fn grow_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
+        if volume.capacity() < capacity {
+            let entry = ContentSource::Volume(volume.id());
+            let Attributes { project, bytes_per_inode } = volume.attributes()?;
+            let limit = || {
+                // The project id of a deleted volume may be another volume's by now.
+                self.require_undeleted(&volume.entry, entry, "grow")?;
+                volume.limit()
+            };
+            self.reserve_limit(
+                entry,
+                "grow",
+                || Ok(capacity.saturating_sub(limit()?)),
+                || {
+                    let capacity = limit()?.max(capacity);
+                    let limits = Limits::hard(capacity, inodes_for(capacity, bytes_per_inode));
+                    volume.quota().set_limits(project, limits).map(drop)
+                },
+            )?;
+        }
+        // Also where another call has set it: that one may have died before it was durable.
+        self.layout.make_durable()
+    }
+
+    fn grow_image(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
+        let id = volume.id();
+        let image = volume.open_image(Access::ReadWrite)?;
+        // A lock of its own file description: two calls must not truncate each other's work away, nor reserve it twice.
+        let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", id)?;
+        let _lock =
+            flock::exclusive(own, self.options.lock_timeout, "grow the volume, which locks its image")?;
+        let recorded = recorded_capacity::read(&image)?.unwrap_or_default();
+        let current = size_of(&image, id)?;
+        if current.max(recorded) < capacity {
+            volume.require_whole()?;
+            self.allocate_more(&image, id, current, capacity)?;
+        }
+        // Another call that made it as large as this may have died before that was recorded.
+        let size = size_of(&image, id)?;
+        if recorded < size {
+            recorded_capacity::write(&image, size)?;
+            return fsync(&image).context("fsync volume", id);
+        }
+        // Nor need it have been durable.
+        self.layout.make_durable()
+    }
+
+    fn allocate_more(&self, image: &OwnedFd, id: &VolumeId, current: Bytes, capacity: Bytes) -> Result<()> {
+        let provisioning = Image::read(image)?.provisioning;
+        let mut more = capacity.saturating_sub(current);
+        if provisioning == Provisioning::Thin || sharing::may_share(image)? {
+            let margin = sharing::margin(capacity).saturating_sub(sharing::margin(current));
             more = more.saturating_add(margin);
         }
         let promise = self.promise(ContentSource::Volume(id), more, "grow")?;
-        let grown = match volume.kind() {
-            VolumeKind::Filesystem => grow_quota(&volume, capacity).and_then(|()| self.layout.make_durable()),
-            VolumeKind::Block => grow_image(&volume, capacity, self.options.lock_timeout),
-        };
-        match grown {
-            Ok(()) => self.volume(id),
-            Err(error) => {
-                promise.withdraw();
-                Err(error)
-            }
+        let allocated = allocate(image, current, capacity, provisioning);
+        if allocated.is_err() && size_of(image, id).is_ok_and(|size| size == current) {
+            promise.withdraw();
         }
+        allocated.context("grow volume", id)
     }
 }
 
-fn grow_quota(volume: &Volume, capacity: Bytes) -> Result<()> {
-    let attributes = volume.attributes()?;
-    let limits = Limits::hard(capacity, inodes_for(capacity, attributes.bytes_per_inode));
-    volume.quota().set_limits(attributes.project, limits).map(drop)
-}
-
-fn grow_image(volume: &Volume, capacity: Bytes, lock_timeout: Duration) -> Result<()> {
-    let image = volume.open_image(Access::ReadWrite)?;
-    // A lock of its own file description: two calls must not truncate each other's work away.
-    let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", volume.id())?;
-    let _lock = flock::exclusive(own, lock_timeout, "grow the volume, which locks its image")?;
-    let recorded = recorded_capacity::read(&image)?.unwrap_or_default();
-    let current = Bytes(fstat(&image).context("fstat volume", volume.id())?.st_size as u64);
-    if current < capacity {
-        let provisioning = Image::read(&image)?.provisioning;
-        allocate(&image, current, capacity, provisioning).context("grow volume", volume.id())?;
-    } else if current <= recorded {
-        return Ok(());
-    }
-    recorded_capacity::write(&image, current.max(capacity))?;
-    fsync(&image).context("fsync volume", volume.id())
+fn size_of(image: &OwnedFd, id: &VolumeId) -> Result<Bytes> {
+    Ok(Bytes(fstat(image).context("fstat volume", id)?.st_size as u64))
 }
 
 /// Makes `image`, `current` bytes large, as large as `capacity`, with or without the blocks for it.

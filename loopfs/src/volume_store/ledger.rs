@@ -20,6 +20,8 @@ const NAME: &CStr = c"trusted.loopfs.promised";
 
 /// Stands where a number would, while that is to be counted.
 const UNKNOWN: &str = "-";
+/// Stands before a number that is an upper bound. An earlier version takes it for [`UNKNOWN`], and counts.
+const UPPER_BOUND: &str = "~";
 
 /// What is promised, and what can be promised to nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,14 @@ pub(super) struct Promised {
     pub(super) volumes: Bytes,
     /// In use by no volume: metadata, and files that are not the store's.
     pub(super) overhead: Bytes,
+    /// `false` if the sum of both is only an upper bound, which a later count can lower.
+    pub(super) exact: bool,
+}
+
+impl Promised {
+    pub(super) fn sum(&self) -> Bytes {
+        self.volumes.saturating_add(self.overhead)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +49,11 @@ pub(super) struct Account {
 }
 
 impl Account {
+    /// The same account with a total that the next question for the space counts again.
+    pub(super) fn upper_bound(self) -> Self {
+        Self { promised: self.promised.map(|promised| Promised { exact: false, ..promised }), ..self }
+    }
+
     /// Takes back what was promised to a volume that is gone.
     pub(super) fn withdraw(&mut self, bytes: Bytes) {
         if let Some(promised) = &mut self.promised {
@@ -106,26 +121,36 @@ impl<'a> Ledger<'a> {
 }
 
 fn print(account: Account, Boot(boot): &Boot) -> String {
-    let number = |bytes: Option<Bytes>| bytes.map_or(UNKNOWN.to_owned(), |Bytes(bytes)| bytes.to_string());
-    let pending = number(Some(account.pending));
-    let volumes = number(account.promised.map(|promised| promised.volumes));
-    let overhead = number(account.promised.map(|promised| promised.overhead));
+    let Account { pending: Bytes(pending), promised } = account;
+    let number = |of: fn(&Promised) -> Bytes| {
+        promised.as_ref().map_or(UNKNOWN.to_owned(), |promised| {
+            format!("{}{}", if promised.exact { "" } else { UPPER_BOUND }, of(promised).0)
+        })
+    };
+    let (volumes, overhead) = (number(|promised| promised.volumes), number(|promised| promised.overhead));
     format!("{boot} {pending} {volumes} {overhead}")
 }
 
 /// None for what was not written in this boot.
 fn parse(text: &str, Boot(boot): &Boot) -> Option<Account> {
     let fields: Vec<&str> = text.split(' ').collect();
-    let bytes = |field: &str| field.parse().ok().map(Bytes);
     match fields.as_slice() {
-        [written_in, pending, volumes, overhead] if written_in == boot => Some(Account {
-            pending: bytes(pending)?,
-            promised: bytes(volumes)
-                .zip(bytes(overhead))
-                .map(|(volumes, overhead)| Promised { volumes, overhead }),
-        }),
+        [written_in, pending, volumes, overhead] if written_in == boot => {
+            Some(Account {
+                pending: Bytes(pending.parse().ok()?),
+                promised: parse_total(volumes).zip(parse_total(overhead)).map(|(volumes, overhead)| {
+                    Promised { volumes: volumes.0, overhead: overhead.0, exact: volumes.1 && overhead.1 }
+                }),
+            })
+        }
         _ => None,
     }
+}
+
+/// A number, and whether it is exact.
+fn parse_total(field: &str) -> Option<(Bytes, bool)> {
+    let bound = field.strip_prefix(UPPER_BOUND);
+    Some((Bytes(bound.unwrap_or(field).parse().ok()?), bound.is_none()))
 }
 
 #[cfg(test)]
@@ -146,17 +171,17 @@ mod tests {
         #[test]
         fn an_account_reads_back_as_printed(
             pending in any::<u64>(),
-            promised in proptest::option::of((any::<u64>(), any::<u64>())),
+            promised in proptest::option::of((any::<u64>(), any::<u64>(), any::<bool>())),
         ) {
             let boot = Boot("b".to_owned());
             let promised = promised
-                .map(|(volumes, overhead)| Promised { volumes: Bytes(volumes), overhead: Bytes(overhead) });
+                .map(|(volumes, overhead, exact)| Promised { volumes: Bytes(volumes), overhead: Bytes(overhead), exact });
             let account = Account { pending: Bytes(pending), promised };
             prop_assert_eq!(parse(&print(account, &boot), &boot), Some(account));
         }
 
         #[test]
-        fn any_text_is_read(text in "(b )?[0-9\\- \\n]{0,80}|\\PC{0,60}") {
+        fn any_text_is_read(text in "(b )?[0-9~\\- \\n]{0,80}|\\PC{0,60}") {
             parse(&text, &Boot("b".to_owned()));
         }
     }

@@ -25,6 +25,7 @@ mod foreign;
 mod grow;
 mod id;
 mod identity;
+mod image_space;
 mod in_use;
 mod layout;
 mod ledger;
@@ -288,6 +289,23 @@ impl VolumeStore {
             }
         };
         Ok((kind, self.layout.open_entry(entry, flags)?))
+    }
+
+    /// Fails if `held` is no more the entry of that id. Nothing else can have its inode number as long as it is held.
+    fn require_undeleted(
+        &self,
+        held: &OwnedFd,
+        entry: ContentSource<'_>,
+        operation: &'static str,
+    ) -> Result<()> {
+        let status = nix::sys::stat::fstat(held).context("fstat", entry)?;
+        match self.layout.stat(entry)? {
+            Some(found) if found.st_ino == status.st_ino => Ok(()),
+            _ => {
+                let detail = "it was deleted in the meantime";
+                Err(Error::new(ErrorKind::NotFound, operation, entry, detail))
+            }
+        }
     }
 
     /// Ids of all volumes, in no order.

@@ -1,19 +1,34 @@
-//! What the file system can still promise.
+//! What is reserved for volumes and what is free beside it: the one place that changes the total.
 //!
-//! A directory's limit is a promise although nothing is allocated for it, so free blocks alone
-//! would let volumes be sold twice. So it is with a thin image, and with a clone: its blocks are the source's until one of
+//! A directory's limit is a reservation although nothing is allocated for it, so free blocks alone
+//! would let the store overcommit. So it is with a thin image, and with a clone: its blocks are the source's until one of
 //! the two is written, and then there must be others.
+//!
+//! **Where a reservation is.** Each one is on disk, in the object that it is for, and no process has to remember it:
+//!
+//! | reservation | begins | ends |
+//! |---|---|---|
+//! | of a directory: the hard limit in the quota record of its project id | when the limit is set | when the limit is removed, which is after the directory is gone and nothing is charged to the id |
+//! | of an image: the capacity that is recorded on it, and what its extent tree may take | when it gets its name, or is grown | when its name is removed from the trash, which is after its blocks are free unless it is still open somewhere |
+//! | pending: for an image that a live process creates or grows ([`Promise`]) | before the first block is allocated | when the image has its name or size, or has neither |
+//!
+//! **The total** of all of them is kept in the account (`ledger`). It changes only with the account locked, and in the same
+//! section as the reservation: the call that removes a limit or a name releases what that reserved, and a call that
+//! finds it removed releases nothing. So any number of processes can empty, recover and grow concurrently, and none
+//! releases a reservation twice.
+//!
+//! **The total is an upper bound.** It is raised before a reservation begins and lowered after one has ended, so a crash
+//! leaves it too high. Before such a section it is marked as inexact, so what the crash left is counted again by the
+//! next call that asks for the space, and by each call that would be refused. A count is inexact itself while images are
+//! pending, for it finds their blocks too, and before the file system has freed the blocks of what was deleted.
 
-use std::os::fd::{AsFd, OwnedFd};
-
-use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
+use super::image_space::ImageSpace;
 use super::ledger::{Account, Ledger, Promised};
 use super::pending::Pending;
-use super::sharing::{self, SharedBlocks};
-use super::{ContentSource, Image, Provisioning, VolumeStore, layout, snapshot};
+use super::sharing::SharedBlocks;
+use super::{ContentSource, VolumeStore, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::Bytes;
 
@@ -29,18 +44,21 @@ pub struct Space {
     pub promised: Bytes,
 }
 
-/// Bytes set aside for what is being made. Once this is dropped they are the volume's, which can be counted.
-#[must_use = "dropped before the volume is made, its bytes are promised to nobody that can be counted"]
+/// A pending reservation: bytes for an image that is being created or grown. Drop it once they are the image's, which a
+/// count finds.
+#[must_use = "dropped before the image is there, its bytes are reserved for nothing that a count finds"]
 pub(super) struct Promise<'a> {
     store: &'a VolumeStore,
-    bytes: Bytes,
     pending: Option<Pending>,
+    /// Released when this is dropped, because the image did not get them.
+    unused: Bytes,
+    bytes: Bytes,
 }
 
 impl Promise<'_> {
-    /// Nothing was made.
-    pub(super) fn withdraw(self) {
-        self.store.withdraw(self.bytes);
+    /// Releases the bytes, because the image did not get them.
+    pub(super) fn withdraw(mut self) {
+        self.unused = self.bytes;
     }
 }
 
@@ -48,73 +66,129 @@ impl Drop for Promise<'_> {
     fn drop(&mut self) {
         let pending = self.pending.take();
         self.store.adjust(|account| {
-            let bytes = pending.as_ref().map_or(Bytes(0), |pending| pending.bytes);
+            account.withdraw(self.unused);
+            account.pending = account.pending.saturating_sub(pending.as_ref().map_or(Bytes(0), |p| p.bytes));
+            // Its lock goes with the account locked, or another process would take this one for dead.
             drop(pending);
-            account.pending = account.pending.saturating_sub(bytes);
         });
     }
 }
 
+/// The locked account, with a total beside which `bytes` are free.
+struct Room<'a> {
+    ledger: Ledger<'a>,
+    pending: Bytes,
+    total: Promised,
+    bytes: Bytes,
+}
+
 impl VolumeStore {
-    /// Room on the file system for new volumes.
+    /// Room on the file system for new volumes. While images are being created or grown, `available` may be too small by
+    /// what they get. Afterwards it is exact again, but for what the file system has taken for itself since the last
+    /// count.
+    ///
+    /// Counts where it has to, which takes as long as there are volumes, and then waits for the blocks that the file system
+    /// frees in the background.
     ///
     /// # Errors
     /// Those of statfs(2) and quotactl_fd(2).
     pub fn space(&self) -> Result<Space> {
-        let ledger = match self.layout.ledger() {
-            Ok(ledger) => ledger,
-            // Nothing can be promised there, and nobody changes what is.
-            Err(error) if error.kind() == ErrorKind::ReadOnly => return self.space_beside(self.count()?),
-            Err(error) => return Err(error),
-        };
-        let account = ledger.read()?;
-        match account.promised {
-            Some(promised) => self.space_beside(promised),
-            None => self.space_beside(self.count_into(&ledger, account)?),
+        let mut frees_finished = false;
+        loop {
+            let ledger = match self.layout.ledger() {
+                Ok(ledger) => ledger,
+                // Nothing can be promised there, and nobody changes what is.
+                Err(error) if error.kind() == ErrorKind::ReadOnly => return self.space_beside(self.count()?),
+                Err(error) => return Err(error),
+            };
+            let account = ledger.read()?;
+            match account.promised {
+                // A count would include the images that are being created twice, and be an upper bound too.
+                Some(total) if total.exact || account.pending > Bytes(0) => return self.space_beside(total),
+                _ if frees_finished => {
+                    return self.space_beside(self.count_into(&ledger, account, frees_finished)?);
+                }
+                _ => {}
+            }
+            // Without the account, for it may take long.
+            drop(ledger);
+            self.finish_all_frees()?;
+            frees_finished = true;
         }
     }
 
-    /// Sets bytes aside for a volume, or says how much was asked and how much there is.
+    /// Reserves bytes for an image until the returned value is dropped; the image has them then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] says how much was requested and how much is available.
     pub(super) fn promise(
         &self,
         entry: ContentSource<'_>,
         bytes: Bytes,
         operation: &'static str,
     ) -> Result<Promise<'_>> {
-        let mut waited = false;
+        let Room { ledger, pending, mut total, .. } = self.require_room(entry, operation, || Ok(bytes))?;
+        let held = ledger.hold(bytes)?;
+        total.volumes = total.volumes.saturating_add(bytes);
+        ledger.write(Account { pending: pending.saturating_add(held.bytes), promised: Some(total) })?;
+        Ok(Promise { store: self, pending: Some(held), unused: Bytes(0), bytes })
+    }
+
+    /// Reserves the bytes that `more` returns, and has `set` write them into a quota record. Both happen with the account
+    /// locked, so that a concurrent call sees neither or both, and a count finds the reservation once.
+    ///
+    /// # Errors
+    /// As [`promise`](Self::promise), and those of `more` and `set`. After an error of `set` the total is counted again.
+    pub(super) fn reserve_limit<T>(
+        &self,
+        entry: ContentSource<'_>,
+        operation: &'static str,
+        more: impl Fn() -> Result<Bytes>,
+        set: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Room { ledger, pending, mut total, bytes } = self.require_room(entry, operation, more)?;
+        total.volumes = total.volumes.saturating_add(bytes);
+        let account = Account { pending, promised: Some(total) };
+        // The process may die before the limit is set.
+        ledger.write(account.upper_bound())?;
+        let done = set()?;
+        // Without this the total is counted again.
+        ledger.write(account).ok();
+        Ok(done)
+    }
+
+    fn require_room(
+        &self,
+        entry: ContentSource<'_>,
+        operation: &'static str,
+        bytes: impl Fn() -> Result<Bytes>,
+    ) -> Result<Room<'_>> {
+        let mut frees_finished = false;
         loop {
             let ledger = self.layout.ledger()?;
             let account = ledger.read()?;
-            let mut promised = match account.promised {
-                Some(promised) if !waited => promised,
-                _ => self.count_into(&ledger, account)?,
+            let bytes = bytes()?;
+            let total = match account.promised {
+                Some(total) if !frees_finished => total,
+                _ => self.count_into(&ledger, account, frees_finished)?,
             };
-            let space = self.space_beside(promised)?;
+            let space = self.space_beside(total)?;
             if bytes <= space.available {
-                promised.volumes = promised.volumes.saturating_add(bytes);
-                let held = ledger.hold(bytes)?;
-                let pending = account.pending.saturating_add(held.bytes);
-                ledger.write(Account { pending, promised: Some(promised) })?;
-                return Ok(Promise { store: self, bytes, pending: Some(held) });
+                return Ok(Room { ledger, pending: account.pending, total, bytes });
             }
-            if waited {
+            if frees_finished {
                 let detail = format!(
                     "{bytes} asked, {} available of {} that the file system has",
                     space.available, space.total
                 );
                 return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
             }
-            // A process that was killed may have left the account too high, and XFS frees the blocks of what was
-            // deleted in the background. What is waited for here, nobody else has to wait for.
+            // The total may be too high, and XFS frees the blocks of what was deleted in the background. What is waited
+            // for here, nobody else has to wait for.
             drop(ledger);
             self.finish_all_frees()?;
-            waited = true;
+            frees_finished = true;
         }
-    }
-
-    /// Takes a promise back.
-    pub(super) fn withdraw(&self, bytes: Bytes) {
-        self.adjust(|account| account.withdraw(bytes));
     }
 
     /// Forgets the count: what it says is no longer so.
@@ -124,29 +198,39 @@ impl VolumeStore {
 
     /// An account that could not be written is too high, and is counted again before anything is refused.
     fn adjust(&self, change: impl FnOnce(&mut Account)) {
-        let adjusted = self.with_account(|account| {
-            change(account);
-            Ok(())
+        let adjusted = self.layout.ledger().and_then(|ledger| {
+            let mut account = ledger.read()?;
+            change(&mut account);
+            ledger.write(account)
         });
         adjusted.ok();
     }
 
-    /// Does something that changes what is promised. Nobody counts in between, so that what is gone is not taken back
-    /// from a count that was made without it.
+    /// Releases a reservation, and what it was for, with the account locked: a count finds both or neither. After an
+    /// error, or if the process dies in between, the total is counted again.
     pub(super) fn with_account<T>(&self, change: impl FnOnce(&mut Account) -> Result<T>) -> Result<T> {
         let ledger = self.layout.ledger()?;
         let mut account = ledger.read()?;
+        if account.promised.is_some_and(|total| total.exact) {
+            ledger.write(account.upper_bound())?;
+        }
         let outcome = change(&mut account);
-        ledger.write(account)?;
+        let written = if outcome.is_ok() { account } else { account.upper_bound() };
+        // Without this the total is counted again.
+        ledger.write(written).ok();
         outcome
     }
 
-    /// Counts, and writes down what was counted. What is pending may be among it already: rather twice than never.
-    fn count_into(&self, ledger: &Ledger<'_>, account: Account) -> Result<Promised> {
-        let mut promised = self.count()?;
-        promised.volumes = promised.volumes.saturating_add(account.pending);
-        ledger.write(Account { promised: Some(promised), ..account })?;
-        Ok(promised)
+    /// Counts, and writes down what was counted. The count is exact if no image has been created or grown meanwhile, and no
+    /// blocks wait to be freed. Otherwise it includes some of both twice. If a lower total is known, that is kept.
+    fn count_into(&self, ledger: &Ledger<'_>, account: Account, frees_finished: bool) -> Result<Promised> {
+        let mut counted = self.count()?;
+        counted.volumes = counted.volumes.saturating_add(account.pending);
+        counted.exact = frees_finished && account.pending == Bytes(0);
+        let known = account.promised.filter(|known| !counted.exact && known.sum() <= counted.sum());
+        let total = known.unwrap_or(counted);
+        ledger.write(Account { promised: Some(total), ..account })?;
+        Ok(total)
     }
 
     fn space_beside(&self, promised: Promised) -> Result<Space> {
@@ -178,7 +262,7 @@ impl VolumeStore {
         let mut shared = SharedBlocks::default();
         for directory in self.layout.shelves() {
             for name in layout::names(directory, "volumes, snapshots and trash")? {
-                if let Some(image) = count_image(directory, &name, &mut shared)? {
+                if let Some(image) = ImageSpace::count(directory, &name, &mut shared)? {
                     volumes = volumes.saturating_add(image.promised);
                     in_use = in_use.saturating_add(image.alone);
                 }
@@ -187,44 +271,6 @@ impl VolumeStore {
         in_use = in_use.saturating_add(shared.once());
         let (total, free) = self.blocks()?;
         let overhead = total.saturating_sub(free).saturating_sub(in_use).max(self.least_overhead(total)?);
-        Ok(Promised { volumes, overhead })
+        Ok(Promised { volumes, overhead, exact: true })
     }
-}
-
-struct ImageSpace {
-    promised: Bytes,
-    /// In use, without the blocks that it shares.
-    alone: Bytes,
-}
-
-/// None for what is not an image, and for one that was removed since it was listed.
-fn count_image(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Result<Option<ImageSpace>> {
-    let Ok(status) = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { return Ok(None) };
-    if status.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Ok(None);
-    }
-    let size = Bytes(status.st_size as u64);
-    let allocated = Bytes::from_basic_blocks(status.st_blocks as u64);
-    let mut alone = allocated;
-    let Ok(image) = layout::open_beneath(directory.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) else {
-        return Ok(None);
-    };
-    let mut shares = false;
-    if sharing::may_share(&image)? {
-        let common = shared.add(&image).context("list the blocks of image", name)?;
-        alone = alone.saturating_sub(common);
-        shares = common > Bytes(0);
-    }
-    // One that cannot be read is promised rather too much.
-    let thin = Image::read(&image).map_or(true, |image| image.provisioning == Provisioning::Thin);
-    let promised = if snapshot::is_one(&image)? {
-        // It is not written to: its blocks stay, and the tree of its extents came on top when it was made.
-        size.max(allocated)
-    } else {
-        // The extent tree of a fragmented image comes on top of its size. What the file system has set aside for
-        // writes to shared blocks it gives back when it is needed.
-        let margin = if shares || thin { sharing::margin(size) } else { Bytes(0) };
-        size.max(alone).saturating_add(margin)
-    };
-    Ok(Some(ImageSpace { promised, alone }))
 }

@@ -12,7 +12,6 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::attributes::Attributes;
-use super::space::Promise;
 use super::{ContentSource, VolumeStore, layout};
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectQuota, Usage};
@@ -26,29 +25,23 @@ pub(super) struct Staged<'a> {
     name: String,
     directory: Flock<OwnedFd>,
     project: ProjectId,
-    /// Its limit, which is promised to it.
+    /// Its limit, which is reserved for it.
     limit: Bytes,
 }
 
 impl VolumeStore {
     /// Limits are reserved, then the directory is tagged: at no moment is there one without a limit. The shared lock
-    /// must be held. From then on the promise is the directory's.
+    /// must be held.
     pub(super) fn stage<'a>(
         &'a self,
         entry: ContentSource<'a>,
+        operation: &'static str,
         (bytes, inodes): (Bytes, Inodes),
         attributes: impl FnOnce(ProjectId) -> Attributes,
-        promise: Promise<'_>,
     ) -> Result<Staged<'a>> {
-        let made = self.stage_empty(entry, Limits::hard(bytes, inodes));
-        let (name, directory, project) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                promise.withdraw();
-                return Err(error);
-            }
-        };
-        drop(promise);
+        let limits = Limits::hard(bytes, inodes);
+        let (name, directory, project) =
+            self.reserve_limit(entry, operation, || Ok(bytes), || self.stage_empty(entry, limits))?;
         let staged = Staged { store: self, entry, name, directory, project, limit: bytes };
         // Before there is anything in it: whoever removes it learns from them which project that was charged to.
         match attributes(project).write(&staged) {

@@ -1,7 +1,7 @@
 //! Deleting: out of sight at once, removed in the background.
 //!
 //! An entry stays in the trash until its space and its project id are free, so the trash is
-//! also the durable list of what is still to be done.
+//! also the durable list of what is still to be done. With the entry its reservation stays (`space`).
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -10,15 +10,15 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
-use nix::sys::stat::{FileStat, fstatat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::sys::stat::fstatat;
+use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
 
 use super::attributes::Attributes;
 use super::id::{SnapshotId, VolumeId};
-use super::{ContentSource, Image, Provisioning, VolumeStore, layout, sharing};
+use super::image_space::{self, Released};
+use super::{ContentSource, VolumeStore, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
-use crate::units::Bytes;
 
 impl VolumeStore {
     /// Deletes a volume: when this returns it is gone for good, and its space and project id are
@@ -115,8 +115,14 @@ impl VolumeStore {
             Err(Errno::ENOENT) => return Ok(Removal::Postponed),
             Err(errno) => return Err(Error::sys("stat in the trash", name, errno)),
         };
-        if status.st_mode & libc::S_IFMT != libc::S_IFDIR {
-            return self.remove_image(name, &status);
+        match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => {}
+            libc::S_IFREG => return self.remove_image(name),
+            // It was never a volume, and has nothing reserved.
+            _ => {
+                let removed = self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
+                return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
+            }
         }
         let directory = match layout::open_directory(trash, name) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Removal::Postponed),
@@ -147,24 +153,37 @@ impl VolumeStore {
         Ok(Removal::Done { volume: true })
     }
 
-    fn remove_image(&self, name: &str, status: &FileStat) -> Result<Removal> {
-        let (shares, margin) = of_image(&self.layout.trash, name, Bytes(status.st_size as u64))?;
+    fn remove_image(&self, name: &str) -> Result<Removal> {
+        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
+        let image = match layout::open_beneath(self.layout.trash.as_fd(), name, flags) {
+            Ok(image) => image,
+            Err(Errno::ENOENT) => return Ok(Removal::Postponed),
+            Err(errno) => return Err(refused(name, errno)),
+        };
+        let released = Released::of(&image)?;
+        if image_space::recorded(&image).is_some() && !self.may_be_open_elsewhere(&image)? {
+            // Frees the blocks now. After the last name is removed the file system would do it in the background, and a
+            // count would take them for its own. The record keeps the reservation, also if the process dies here.
+            ftruncate(&image, 0).context("free the blocks of", name)?;
+        }
         let removed = self.with_account(|account| {
             let removed = self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
-            if removed && shares {
-                // Those it shared with need less than before.
-                account.promised = None;
-            } else if removed {
-                account.withdraw(Bytes(status.st_size as u64).saturating_add(margin));
+            match released {
+                _ if !removed => {}
+                Released::Bytes(bytes) => account.withdraw(bytes),
+                Released::Unknown => account.promised = None,
             }
             Ok(removed)
         })?;
-        if removed && shares {
-            // As for a directory, not with the account locked. Whoever has counted meanwhile has counted what was being freed.
-            self.finish_all_frees()?;
-            self.count_anew();
-        }
         Ok(if removed { Removal::Done { volume: true } } else { Removal::Postponed })
+    }
+
+    /// Whoever has a deleted image open keeps what it holds, so only one that is open nowhere else may be truncated.
+    fn may_be_open_elsewhere(&self, image: &OwnedFd) -> Result<bool> {
+        // A count in another process has images open for a moment, and holds this.
+        let _account = self.layout.ledger()?;
+        // Without leases (fs.leases-enable is 0) it cannot be told.
+        Ok(image_space::is_open_elsewhere(image).unwrap_or(true))
     }
 
     /// Removes the name of an entry. Returns `false` if another process has removed it, or has put something into it.
@@ -277,17 +296,6 @@ fn refused(shown: impl Display, errno: Errno) -> Error {
         Errno::EBUSY => error.explain("a file system is mounted there; unmount it"),
         _ => error,
     }
-}
-
-/// Whether a file of the trash is an image that may share blocks with others, and what it was promised beside its size if not.
-fn of_image(trash: &OwnedFd, name: &str, size: Bytes) -> Result<(bool, Bytes)> {
-    let Ok(image) = layout::open_beneath(trash.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) else {
-        // Not a regular file, or gone.
-        return Ok((false, Bytes(0)));
-    };
-    let shares = sharing::may_share(&image)?;
-    let thin = Image::read(&image).is_ok_and(|image| image.provisioning == Provisioning::Thin);
-    Ok((shares, if thin { sharing::margin(size) } else { Bytes(0) }))
 }
 
 enum Removal {

@@ -57,10 +57,7 @@ impl Volume {
     pub(super) fn new(id: VolumeId, kind: VolumeKind, entry: OwnedFd) -> Result<Self> {
         let mut volume = Self { id, kind, entry, capacity: Bytes(0) };
         volume.capacity = match kind {
-            VolumeKind::Filesystem => {
-                let usage = volume.usage(volume.attributes()?)?;
-                usage.limits.bytes.hard.ok_or_else(|| volume.unlimited())?
-            }
+            VolumeKind::Filesystem => volume.limit()?,
             VolumeKind::Block => {
                 let (recorded, size) = volume.recorded_and_size()?;
                 recorded.max(size)
@@ -278,6 +275,11 @@ impl Volume {
 
     pub(super) fn usage(&self, attributes: Attributes) -> Result<Usage> {
         self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
+    }
+
+    /// The limit of bytes that the directory's project has now.
+    pub(super) fn limit(&self) -> Result<Bytes> {
+        self.usage(self.attributes()?)?.limits.bytes.hard.ok_or_else(|| self.unlimited())
     }
 
     fn unlimited(&self) -> Error {

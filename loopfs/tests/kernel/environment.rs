@@ -1,8 +1,10 @@
 //! Where the tests run, and what they must leave behind: nothing.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use loopfs::{
     Bytes, ContentSource, LoopControl, ProjectId, ProjectQuota, StoreOptions, Volume, VolumeId, VolumeKind,
@@ -71,6 +73,19 @@ impl Leaks {
 pub(crate) fn store() -> VolumeStore {
     drop(std::fs::remove_file(xfs().join(".loopfs/promised")));
     VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store")
+}
+
+/// The test that calls this, in a process of its own, which finds `value` in the environment variable `variable`.
+pub(crate) fn this_test_again(variable: &str, value: impl AsRef<OsStr>) -> Command {
+    let thread = std::thread::current();
+    let test = thread.name().expect("the thread has the name of its test");
+    let mut command = Command::new(std::env::current_exe().expect("the test binary"));
+    command
+        .args([test, "--exact", "--nocapture"])
+        .env(variable, value)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    command
 }
 
 pub(crate) fn id(text: &str) -> VolumeId {

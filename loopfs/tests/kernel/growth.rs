@@ -1,12 +1,14 @@
 //! Who grows an image learns that its devices were told.
 
 use std::os::fd::AsFd;
+use std::sync::Barrier;
 use std::time::Duration;
 
-use loopfs::{Bytes, ErrorKind, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, ErrorKind, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rstest::rstest;
 
-use crate::environment::{Leaks, id, store};
+use crate::environment::{Leaks, id, store, xfs};
 use crate::store::{MIB, remove};
 
 /// Only spent when something is wrong.
@@ -51,6 +53,37 @@ fn a_directory_has_no_devices_to_wait_for() {
     assert_eq!(volume.refreshed().unwrap(), None);
     assert_eq!(volume.record_refreshed(Bytes(MIB)).unwrap_err().kind(), ErrorKind::InvalidInput);
     drop(volume);
+    remove(&store, &id);
+    leaks.check();
+}
+
+#[rstest]
+#[case::filesystem(VolumeKind::Filesystem)]
+#[case::block(VolumeKind::Block)]
+fn concurrent_growth_ends_at_the_largest_size_and_reserves_no_more(#[case] kind: VolumeKind) {
+    const PROCESSES: u64 = 4;
+    const STEP: u64 = 64 << 10;
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("grown"));
+    store.create(&id, &VolumeSpec::new(kind, Bytes(STEP))).unwrap();
+    for round in 0..40 {
+        let together = Barrier::new(PROCESSES as usize);
+        std::thread::scope(|scope| {
+            for process in 0..PROCESSES {
+                let (id, together) = (&id, &together);
+                scope.spawn(move || {
+                    // As another process has it: nothing is shared but the file system.
+                    let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+                    let capacity = Bytes((2 + round * PROCESSES + process) * STEP);
+                    together.wait();
+                    assert!(store.grow(id, capacity).unwrap().capacity() >= capacity);
+                });
+            }
+        });
+        let largest = Bytes((1 + (round + 1) * PROCESSES) * STEP);
+        assert_eq!(store.volume(&id).unwrap().capacity(), largest, "round {round}");
+        assert_eq!(store.space().unwrap().promised, largest, "round {round}");
+    }
     remove(&store, &id);
     leaks.check();
 }

@@ -28,6 +28,7 @@ mod quotas;
 mod refusals;
 mod settings;
 mod snapshots;
+mod space;
 mod store;
 mod store_crashes;
 mod trash;

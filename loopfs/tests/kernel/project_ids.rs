@@ -7,14 +7,16 @@ use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use loopfs::{
     Bytes, ErrorKind, Inodes, Limit, Limits, ProjectId, ProjectIds, Release, StoreOptions, VolumeKind,
     VolumeSpec, VolumeStore, assign_project, project_of,
 };
 
-use crate::environment::{Leaks, directory, id, quota, scratch, store, xfs, xfs_without_quota};
+use crate::environment::{
+    Leaks, directory, id, quota, scratch, store, this_test_again, xfs, xfs_without_quota,
+};
 
 const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
@@ -37,19 +39,6 @@ fn all(range: &RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 fn open(lock: &Path, range: RangeInclusive<ProjectId>) -> ProjectIds {
     let lock = File::options().read(true).write(true).create(true).truncate(false).open(lock).unwrap();
     ProjectIds::new(File::open(xfs()).unwrap().as_fd(), lock.as_fd(), range).unwrap()
-}
-
-/// The test that calls this, in a process of its own that knows by [`CHILD`] that it is one.
-fn this_test_again(lock: &Path) -> Command {
-    let thread = std::thread::current();
-    let test = thread.name().expect("the thread has the name of its test");
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args([test, "--exact", "--nocapture"])
-        .env(CHILD, lock)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    command
 }
 
 fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
@@ -99,8 +88,9 @@ fn processes_and_threads_never_share_an_id() {
     let scratch = scratch();
     let lock = scratch.path().join("lock");
     let ids = open(&lock, range.clone());
-    let children: Vec<_> =
-        (0..PROCESSES).map(|_| this_test_again(&lock).stdin(Stdio::piped()).spawn().unwrap()).collect();
+    let children: Vec<_> = (0..PROCESSES)
+        .map(|_| this_test_again(CHILD, &lock).stdin(Stdio::piped()).spawn().unwrap())
+        .collect();
     let mut taken = Vec::new();
     // All inputs are closed before any output is awaited.
     let children: Vec<_> = children.into_iter().map(|mut child| (child.stdin.take(), child).1).collect();
@@ -136,7 +126,7 @@ fn a_process_that_is_killed_leaves_nothing_that_recovery_does_not_free() {
     let (lock, left) = (place.path().join("lock"), place.path().join("project"));
     File::create(&lock).unwrap();
     for rounds in 1..=8 {
-        let mut child = this_test_again(&lock).spawn().unwrap();
+        let mut child = this_test_again(CHILD, &lock).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let seen = lines.by_ref().filter(|line| line.contains("once more")).take(rounds).count();
         // Wherever it is by now: between this and the next line are all steps.

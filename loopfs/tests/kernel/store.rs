@@ -190,7 +190,7 @@ fn recount() -> u64 {
 }
 
 /// Waits for what earlier tests removed: the file system frees it in the background.
-fn settle() {
+pub(crate) fn settle() {
     quota(&File::open(xfs()).unwrap()).finish_frees(ProjectId::new(1).unwrap()).unwrap();
 }
 

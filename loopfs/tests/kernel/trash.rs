@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Barrier;
 
 use loopfs::{Bytes, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
@@ -12,11 +12,11 @@ use nix::mount::{MsFlags, mount, umount};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use crate::environment::{Leaks, id, store, xfs};
+use crate::environment::{Leaks, id, store, this_test_again, xfs};
 use crate::store::{MIB, entry, remove};
 
 /// Set in a child process.
-const CHILD: &str = "LOOPFS_TEST_CHILD";
+pub(crate) const CHILD: &str = "LOOPFS_TEST_CHILD";
 const SIZE: Bytes = Bytes(4 * MIB);
 
 fn open() -> VolumeStore {
@@ -56,15 +56,7 @@ fn a_draining_id_s_space_is_released_once_when_another_process_frees_the_id() {
     let held = draining(&store, "held");
     assert_eq!(reserved(), Bytes(2 * SIZE.0));
 
-    let thread = std::thread::current();
-    let test = thread.name().expect("the thread has the name of its test");
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
-        .env(CHILD, "yes")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = this_test_again(CHILD, "yes").stdin(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut lines = output.by_ref().lines().map(Result::unwrap);
     assert!(lines.any(|line| line.ends_with("draining 1")));
@@ -224,5 +216,22 @@ fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
         assert_eq!(trash(), Vec::<PathBuf>::new());
         assert_eq!(reserved(), Bytes(0), "round {round}");
     }
+    leaks.check();
+}
+
+/// A process that died after it had freed the blocks left the entry, and the next one removes it.
+#[test]
+fn a_truncated_image_in_the_trash_is_removed_and_its_reservation_released_in_full() {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("image"));
+    store.create(&crate::environment::id("kept"), &VolumeSpec::new(VolumeKind::Block, SIZE)).unwrap();
+    store.create(&id, &VolumeSpec::new(VolumeKind::Block, SIZE)).unwrap();
+    assert!(store.delete(&id).unwrap());
+    File::options().write(true).open(&trash()[0]).unwrap().set_len(0).unwrap();
+    assert_eq!(reserved(), Bytes(2 * SIZE.0));
+    assert_eq!(crate::environment::store().space().unwrap().promised, Bytes(2 * SIZE.0), "counted again");
+    assert_eq!(store.empty_trash().unwrap(), 1);
+    assert_eq!(reserved(), SIZE);
+    remove(&store, &crate::environment::id("kept"));
     leaks.check();
 }

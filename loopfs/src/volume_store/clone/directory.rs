@@ -4,13 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::Flock;
-use nix::sys::stat::fstat;
 
 use super::super::attributes::Attributes;
 use super::super::staging::Staged;
 use super::super::{VolumeStore, inodes_for};
 use super::{Original, Target};
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::Usage;
 use crate::project_tree::{LeftOutReason, clone_tree};
 use crate::units::{Bytes, Inodes};
@@ -35,9 +34,8 @@ impl VolumeStore {
             Target::Volume { spec, .. } => spec.bytes_per_inode,
             Target::Snapshot { .. } => of_source.bytes_per_inode,
         };
-        let promise = self.promise(target.entry(), limits.0, target.operation())?;
         let attributes = |project| Attributes { project, bytes_per_inode };
-        let staged = self.stage(target.entry(), limits, attributes, promise)?;
+        let staged = self.stage(target.entry(), target.operation(), limits, attributes)?;
         drop(lock);
         let copied = copy_tree(&from, &staged, target);
         // Held also to take it away, or recovery could free its project at the same time. Without, that takes it away.
@@ -56,27 +54,15 @@ impl VolumeStore {
         original: &Original<'_>,
         target: Target<'_>,
     ) -> Result<()> {
+        // What is deleted is emptied sooner or later, and a copy that was made meanwhile is none.
         let completed = self
-            .require_undeleted(from, original)
+            .require_undeleted(from, original.entry, "copy")
             .and_then(|()| target.record(&staged, original.entry, original.capacity))
             // Nothing more may take space: the limit of a snapshot is what it uses.
             .and_then(|()| settle(&mut staged, target));
         match completed {
             Ok(()) => staged.publish(),
             Err(error) => Err(staged.discard(error)),
-        }
-    }
-
-    /// What is deleted is emptied sooner or later, and a copy that was made meanwhile is none. Nothing else can have
-    /// its inode number as long as it is held.
-    fn require_undeleted(&self, from: &OwnedFd, original: &Original<'_>) -> Result<()> {
-        let held = fstat(from).context("fstat", original.entry)?;
-        match self.layout.stat(original.entry)? {
-            Some(found) if found.st_ino == held.st_ino => Ok(()),
-            _ => {
-                let detail = "it was deleted while it was copied";
-                Err(Error::new(ErrorKind::NotFound, "copy", original.entry, detail))
-            }
         }
     }
 }

@@ -38,37 +38,21 @@ impl VolumeStore {
         };
         let promised = promise_of(target, &original, of_source, size)?;
         let promise = self.promise(target.entry(), promised, target.operation())?;
-        let linked = self.link_copy(&original, target, settings, |image| target.record(image, source, size));
-        linked.inspect_err(|_| {
-            promise.withdraw();
-            // What the source shares now depends on how far it went.
-            self.count_anew();
-        })
-    }
-
-    /// As an empty image, it has no name until it is complete.
-    fn link_copy(
-        &self,
-        original: &OwnedFd,
-        target: Target<'_>,
-        settings: Image,
-        record: impl FnOnce(&OwnedFd) -> Result<()>,
-    ) -> Result<()> {
-        let entry = target.entry();
-        let image = self.unnamed_image(entry)?;
-        settings.record(&image, entry)?;
-        sharing::mark(original).context("mark the source of", entry)?;
-        sharing::mark(&image).context("set up", entry)?;
-        share(original, &image, target)?;
-        record(&image)?;
-        match target {
-            // All of a thick one: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
-            Target::Volume { capacity, .. } => {
-                allocate(&image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)?;
+        self.make_image(target.entry(), promise, |image| {
+            settings.record(image, target.entry())?;
+            sharing::mark(&original).context("mark the source of", target.entry())?;
+            sharing::mark(image).context("set up", target.entry())?;
+            share(&original, image, target)?;
+            target.record(image, source, size)?;
+            match target {
+                // All of a thick one: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
+                Target::Volume { capacity, .. } => allocate(image, Bytes(0), capacity, settings.provisioning)
+                    .context("allocate", target.entry()),
+                Target::Snapshot { .. } => Ok(()),
             }
-            Target::Snapshot { .. } => {}
-        }
-        self.publish_image(&image, entry)
+        })
+        // What the source shares now depends on how far it went.
+        .inspect_err(|_| self.count_anew())
     }
 }
 

@@ -1,0 +1,105 @@
+//! The reported free capacity: exact again after every operation, whatever was in progress when it was counted.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+use loopfs::{Bytes, ErrorKind, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::environment::{Leaks, directory, id, store, this_test_again, xfs};
+use crate::store::{MIB, remove, settle};
+use crate::trash::CHILD;
+
+/// What the file system takes for directories, inodes and quotas may change by less.
+const TOLERANCE: u64 = MIB;
+
+/// Compares the kept total with a fresh count.
+#[track_caller]
+fn assert_exact(kept: &VolumeStore) {
+    settle();
+    let available = kept.space().unwrap().available;
+    // It counts the volumes, as the first process after a reboot does.
+    let counted = store().space().unwrap().available;
+    assert!(available.0.abs_diff(counted.0) < TOLERANCE, "{available} kept, {counted} counted");
+}
+
+#[test]
+fn a_recount_while_an_image_is_being_created_leaves_the_exact_space_after_it() {
+    let leaks = Leaks::watch();
+    let (store, image) = (store(), id("image"));
+    let size = Bytes(32 * MIB);
+    let too_much = VolumeSpec::new(VolumeKind::Filesystem, Bytes(store.space().unwrap().total.0 * 2));
+    for _ in 0..30 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| store.create(&image, &VolumeSpec::new(VolumeKind::Block, size)).unwrap());
+            // A refusal counts again.
+            let error = store.create(&id("huge"), &too_much).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        });
+        assert_exact(&store);
+        remove(&store, &image);
+        assert_exact(&store);
+    }
+    leaks.check();
+}
+
+#[test]
+fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
+    const PIECES: i64 = 2000;
+    let leaks = Leaks::watch();
+    let directory = directory();
+    settle();
+    let before = store().space().unwrap().available;
+    for _ in 0..5 {
+        let path = directory.path().join("file");
+        let file = File::create(&path).unwrap();
+        // In many pieces, so that it takes some time to free them.
+        for piece in 0..PIECES {
+            fallocate(&file, FallocateFlags::empty(), piece * 16384, 8192).unwrap();
+        }
+        drop(file);
+        std::fs::remove_file(path).unwrap();
+        let available = store().space().unwrap().available;
+        assert!(available.0.abs_diff(before.0) < TOLERANCE, "{available} counted, {before} free before");
+    }
+    directory.close().unwrap();
+    leaks.check();
+}
+
+#[test]
+fn a_process_that_is_killed_anywhere_leaves_the_exact_space() {
+    let size = Bytes(4 * MIB);
+    if std::env::var_os(CHILD).is_some() {
+        let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+        loop {
+            for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
+                let id = id(&kind.to_string());
+                store.create(&id, &VolumeSpec::new(kind, size)).unwrap();
+                store.grow(&id, Bytes(2 * size.0)).unwrap();
+                println!("once more");
+                assert!(store.delete(&id).unwrap());
+                store.empty_trash().unwrap();
+            }
+        }
+    }
+    let leaks = Leaks::watch();
+    for rounds in 1..=12 {
+        let kept = store();
+        kept.space().unwrap();
+        let mut child = this_test_again(CHILD, "yes").spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert_eq!(lines.filter(|line| line.contains("once more")).take(rounds).count(), rounds);
+        // Wherever it is by now: between this line and the next are all steps.
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_exact(&kept);
+        kept.recover().unwrap();
+        assert_exact(&kept);
+        for id in kept.list().unwrap() {
+            assert!(kept.delete(&id).unwrap());
+        }
+        kept.empty_trash().unwrap();
+        assert_exact(&kept);
+    }
+    leaks.check();
+}
