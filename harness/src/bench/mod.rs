@@ -93,6 +93,7 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     println!("{}", table::measurements(&outcome.measurements));
     println!("{}", table::claims(&outcome.claims));
     println!("{}\n{}", json.display(), svg.display());
+    println!("{}", table::verdict(&outcome.claims));
     let held = outcome.claims.iter().all(|claim| claim.holds == Some(true));
     Ok(if held || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

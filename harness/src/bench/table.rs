@@ -39,3 +39,36 @@ pub(super) fn claims(claims: &[Claim]) -> String {
     }
     text
 }
+
+/// The last line of a run: how many claims do not hold, so that a run without `--check` does not look as if all did.
+pub(super) fn verdict(claims: &[Claim]) -> String {
+    let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
+    match (count(Some(false)), count(None)) {
+        (0, 0) => format!("all {} claims hold", claims.len()),
+        (failed, unmeasured) => {
+            let [failed, unmeasured] = [
+                (failed, "does not hold", "do not hold"),
+                (unmeasured, "was not measured", "were not measured"),
+            ]
+            .map(|(n, one, many)| format!("{n} {}", if n == 1 { one } else { many }));
+            format!("of {} claims {failed} and {unmeasured}", claims.len())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(&[Some(true), Some(true)], "all 2 claims hold")]
+    #[case(&[Some(true), Some(false), Some(true)], "of 3 claims 1 does not hold and 0 were not measured")]
+    #[case(&[Some(false), Some(false), None], "of 3 claims 2 do not hold and 1 was not measured")]
+    fn the_last_line_counts_claims_that_do_not_hold(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
+        let claim =
+            |holds: &Option<bool>| Claim { text: String::new(), holds: *holds, figures: String::new() };
+        assert_eq!(verdict(&verdicts.iter().map(claim).collect::<Vec<_>>()), line);
+    }
+}
