@@ -27,7 +27,7 @@ impl VolumeStore {
     /// One in use is not deleted: an image that is attached to a loop device which is to stay, and a directory that is shown
     /// somewhere, by what was recorded ([`record_use`](Self::record_use)) or as this process's mount table has it. Where
     /// a device is to go at its last close, or another program has bound one, whoever has it open keeps what it holds
-    /// until then.
+    /// until then, and the volume keeps its reservation.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the place or the device. EROFS and the like.
@@ -153,15 +153,12 @@ impl VolumeStore {
         Ok(Removal::Done { volume: true })
     }
 
+    /// Removes an image that no process and no loop device has open. Until then it keeps its entry and its reservation,
+    /// for it keeps its blocks.
     fn remove_image(&self, name: &str) -> Result<Removal> {
-        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
-        let image = match layout::open_beneath(self.layout.trash.as_fd(), name, flags) {
-            Ok(image) => image,
-            Err(Errno::ENOENT) => return Ok(Removal::Postponed),
-            Err(errno) => return Err(refused(name, errno)),
-        };
+        let Some(image) = self.open_unused_image(name)? else { return Ok(Removal::Postponed) };
         let released = Released::of(&image)?;
-        if image_space::recorded(&image).is_some() && !self.may_be_open_elsewhere(&image)? {
+        if image_space::recorded(&image).is_some() {
             // Frees the blocks now. After the last name is removed the file system would do it in the background, and a
             // count would take them for its own. The record keeps the reservation, also if the process dies here.
             ftruncate(&image, 0).context("free the blocks of", name)?;
@@ -178,12 +175,24 @@ impl VolumeStore {
         Ok(if removed { Removal::Done { volume: true } } else { Removal::Postponed })
     }
 
-    /// Whoever has a deleted image open keeps what it holds, so only one that is open nowhere else may be truncated.
-    fn may_be_open_elsewhere(&self, image: &OwnedFd) -> Result<bool> {
+    /// Returns `None` if the image is open elsewhere, or was removed by another process.
+    fn open_unused_image(&self, name: &str) -> Result<Option<OwnedFd>> {
         // A count in another process has images open for a moment, and holds this.
         let _account = self.layout.ledger()?;
-        // Without leases (fs.leases-enable is 0) it cannot be told.
-        Ok(image_space::is_open_elsewhere(image).unwrap_or(true))
+        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
+        let image = match layout::open_beneath(self.layout.trash.as_fd(), name, flags) {
+            Ok(image) => image,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(refused(name, errno)),
+        };
+        match image_space::is_open_elsewhere(&image) {
+            Ok(open) => Ok(Some(image).filter(|_| !open)),
+            Err(errno) => {
+                let detail =
+                    "whether it is still in use is asked by a lease; set the sysctl fs.leases-enable to 1";
+                Err(Error::sys("take a lease of", name, errno).explain(detail))
+            }
+        }
     }
 
     /// Removes the name of an entry. Returns `false` if another process has removed it, or has put something into it.

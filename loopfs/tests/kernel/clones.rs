@@ -159,6 +159,7 @@ fn calls_for_one_clone_at_once_make_one() {
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
     assert_eq!(store.space().unwrap().available.0, before.0 - MIB - 2 * margin(MIB), "promised once");
+    drop(original);
     remove(&store, &[&source, &clone]);
 }
 
@@ -248,6 +249,7 @@ fn a_clone_is_attached_with(
     assert_filled(&original, 0, MIB, 1);
     drop((through, device));
     assert_eq!(control.detach_all(clone.as_fd()).unwrap(), Detach::Gone);
+    drop((original, clone));
     remove(&store, &[&source, &id("clone")]);
 }
 

@@ -59,6 +59,7 @@ fn an_image_that_is_being_attached_is_kept() {
     image.lock().unwrap();
     assert!(refusal(&store, &id).contains("try again"));
     image.unlock().unwrap();
+    drop(image);
     remove(&store, &id);
     leaks.check();
 }

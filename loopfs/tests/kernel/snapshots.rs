@@ -104,8 +104,10 @@ fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
     let restored = restore(&store, snapshot.id(), "restored", 4 * MIB).unwrap();
     assert_filled(&open(&restored), 4 * MIB, 1);
     // A volume outlives the snapshot it was made from.
-    remove(&store, &[], &[snapshot.id(), later.id()]);
-    assert!(!store.delete_snapshot(snapshot.id()).unwrap(), "repeated");
+    let ids = [snapshot.id().clone(), later.id().clone()];
+    drop((snapshot, later, reread));
+    remove(&store, &[], &[&ids[0], &ids[1]]);
+    assert!(!store.delete_snapshot(&ids[0]).unwrap(), "repeated");
     assert_filled(&open(&restored), 4 * MIB, 1);
     drop(restored);
     remove(&store, &["restored"], &[]);

@@ -88,7 +88,7 @@ fn a_block_volume_is_preallocated_zeroed_and_grows() {
     assert_eq!(&kept, b"kept");
     assert_eq!(store.grow(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
     assert_eq!(store.stats(&id).unwrap().capacity, Bytes(4 * MIB));
-    drop(image);
+    drop((image, volume));
     remove(&store, &id);
     leaks.check();
 }

@@ -1,13 +1,16 @@
-//! Emptying the trash: beside other processes, and beside what cannot be removed.
+//! Emptying the trash: beside other processes, beside what cannot be removed, and beside what is still open.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Barrier;
 
-use loopfs::{Bytes, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{
+    Access, AttachOptions, Bytes, Detach, ErrorKind, LoopControl, LoopDevice, Provisioning, StoreOptions,
+    VolumeKind, VolumeSpec, VolumeStore,
+};
 use nix::mount::{MsFlags, mount, umount};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -216,6 +219,59 @@ fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
         assert_eq!(trash(), Vec::<PathBuf>::new());
         assert_eq!(reserved(), Bytes(0), "round {round}");
     }
+    leaks.check();
+}
+
+/// What keeps the blocks of a deleted image.
+enum Holder {
+    /// A loop device that the kernel unbinds when this is closed.
+    DeferredDetach(LoopDevice),
+    /// An open file, as another program's loop device has one.
+    OpenFile(File),
+}
+
+#[rstest]
+#[case::a_deferred_detach(true, false)]
+#[case::a_file_open_for_reading(false, false)]
+#[case::a_file_open_for_writing(false, true)]
+fn a_deleted_image_that_is_open_keeps_its_reservation_until_it_is_closed(
+    #[case] device: bool,
+    #[case] writing: bool,
+) {
+    let leaks = Leaks::watch();
+    let (store, id) = (store(), id("held"));
+    let before = store.space().unwrap().available.0;
+    let most = Bytes(before / 4 * 3);
+    let mut thin = VolumeSpec::new(VolumeKind::Block, most);
+    thin.image.provisioning = Provisioning::Thin;
+    let volume = store.create(&id, &thin).unwrap();
+    let holder = if device {
+        let control = LoopControl::open().unwrap();
+        let image = volume.open_image(Access::ReadWrite).unwrap();
+        let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+        let user = LoopDevice::open_index(device.index()).unwrap();
+        assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
+        Holder::DeferredDetach(user)
+    } else {
+        Holder::OpenFile(File::options().read(true).write(writing).open(entry(&id)).unwrap())
+    };
+    drop(volume);
+    let promised = reserved();
+    assert!(store.delete(&id).unwrap());
+    assert_eq!(store.empty_trash().unwrap(), 0, "its blocks are in use");
+    assert_eq!(reserved(), promised);
+    let directory = VolumeSpec::new(VolumeKind::Filesystem, most);
+    let error = store.create(&crate::environment::id("second"), &directory).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+
+    match holder {
+        Holder::DeferredDetach(user) => drop(user),
+        Holder::OpenFile(file) => drop(file),
+    }
+    assert_eq!(store.empty_trash().unwrap(), 1);
+    assert_eq!(reserved(), Bytes(0));
+    store.create(&crate::environment::id("second"), &directory).unwrap();
+    remove(&store, &crate::environment::id("second"));
     leaks.check();
 }
 
