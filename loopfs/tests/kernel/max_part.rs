@@ -26,7 +26,10 @@ impl Reloaded {
 
 impl Drop for Reloaded {
     fn drop(&mut self) {
-        reload(c"");
+        // A test that has failed may have left a device attached, and its own message is the one that counts.
+        if !std::thread::panicking() {
+            reload(c"");
+        }
     }
 }
 
@@ -58,7 +61,10 @@ fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
         assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
         drop((control, image));
 
-        let tests = ["loop_devices::", "--test-threads=1", "--skip", "thirty_two_threads"];
+        // The kernel looks for partitions when it attaches a device, and so has the beginning of a read-only device in its page
+        // cache: what is written there through the writable one afterwards is not seen.
+        let cached = "a_read_only_device_refuses_writes_beside_a_writable_one";
+        let tests = ["loop_devices::", "--test-threads=1", "--skip", "thirty_two_threads", "--skip", cached];
         let output = Command::new(std::env::current_exe().unwrap()).args(tests).output().unwrap();
         let text =
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
