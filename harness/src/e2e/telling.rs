@@ -15,7 +15,7 @@ use super::world::World;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
-/// In the order in which they are told.
+/// All stories, in the order in which they run.
 pub(super) const NAMES: [&str; 16] = [
     install::NAME,
     flow::NAME,

@@ -35,13 +35,13 @@ const BEYOND_ALL_INDICES: u32 = 1 << 20;
 /// takes as long as there are devices, so give these calls a descriptor that is open for reading only, unless they
 /// may take that long each time: one that is open for writing looks like such a program.
 ///
-/// It does not hold in three cases. Another program can bind a writable device to the file later, for it asks nobody. The process
-/// is neither the file's owner nor has `CAP_LEASE`, or leases are switched off (`/proc/sys/fs/leases-enable`): then a writable
-/// device is not noticed that another program bound after the first attachment by this library, or after the
-/// volume was made. And two processes must not use descriptors of one open file description at the same time, which
-/// one has inherited or was sent by the other.
+/// The guarantee has three limits. Another program can bind a writable device to the file later, because it does not ask this
+/// library. If the process is neither the file's owner nor has `CAP_LEASE`, or if leases are disabled
+/// (`/proc/sys/fs/leases-enable` is 0), the library does not notice a writable device that another program bound after the first
+/// attachment by this library, or after the volume was created. And two processes that share one open file description, because
+/// one inherited it or received it from the other, must not use it concurrently.
 ///
-/// Nothing keeps other programs' read-only devices apart: there may be one beside each device of this library.
+/// Read-only devices of other programs are not excluded: there may be one beside each device of this library.
 #[derive(Debug)]
 pub struct LoopControl {
     shared: Arc<Shared>,

@@ -52,7 +52,7 @@ pub(super) struct Pool {
 struct State {
     /// The lowest is bound next, so that surplus ones gather at the top.
     idle: BTreeSet<u32>,
-    /// Bound for as long as somebody has them open, and idle then.
+    /// Bound until their last close, and idle from then on.
     closing: VecDeque<u32>,
     next: u32,
     /// How many devices may be added before the next look at all that there are.

@@ -87,7 +87,7 @@ fn indices_lost_to_an_errno_are_used_again() {
     }
 }
 
-/// A process that only attaches, beside one that detaches: what is idle is found long before the range is used up.
+/// One process only attaches and another one detaches: the first finds the idle devices long before the range is used up.
 #[test]
 fn devices_are_not_added_while_others_of_the_range_are_idle() {
     old_and_new(

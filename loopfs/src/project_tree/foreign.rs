@@ -67,7 +67,7 @@ impl Visitor for Searching<'_> {
         }
         let id = match inode.project() {
             Ok(Some(project)) => project.id(),
-            // Before Linux 6.17 nobody can change the id of a special file or a symbolic link.
+            // Before Linux 6.17 no process can change the id of a special file or a symbolic link.
             Ok(None) => return Ok(()),
             Err(_) => {
                 self.found.complete = false;

@@ -33,7 +33,7 @@ impl ImageSpace {
         else {
             return Ok(None);
         };
-        // One that was truncated in the trash, or by somebody else, has its reservation still.
+        // An image keeps its reservation if it was truncated, in the trash or by another program.
         let size = Bytes(status.st_size as u64).max(recorded(&image).unwrap_or_default());
         let mut shares = false;
         if sharing::may_share(&image)? {

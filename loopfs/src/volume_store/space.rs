@@ -97,7 +97,7 @@ impl VolumeStore {
         loop {
             let ledger = match self.layout.ledger() {
                 Ok(ledger) => ledger,
-                // Nothing can be promised there, and nobody changes what is.
+                // A read-only file system takes no reservations, and no process changes those that it has.
                 Err(error) if error.kind() == ErrorKind::ReadOnly => return self.space_beside(self.count()?),
                 Err(error) => return Err(error),
             };
@@ -183,8 +183,8 @@ impl VolumeStore {
                 );
                 return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
             }
-            // The total may be too high, and XFS frees the blocks of what was deleted in the background. What is waited
-            // for here, nobody else has to wait for.
+            // The total may be too high, and XFS frees the blocks of deleted files in the background. This caller waits
+            // for them without the lock, so other callers do not.
             drop(ledger);
             self.finish_all_frees()?;
             frees_finished = true;

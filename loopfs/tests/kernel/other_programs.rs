@@ -47,7 +47,7 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone, "theirs, too");
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 
-    // One that is open for writing and not attached is in nobody's way.
+    // A descriptor that is open for writing, without a device, prevents no attachment.
     let writer = volume.open_image(Access::ReadWrite).unwrap();
     for image in [image.as_fd(), writer.as_fd()] {
         drop(control.attach(image, &options).unwrap());

@@ -28,7 +28,7 @@ fn none() -> Option<&'static Path> {
     None
 }
 
-/// Without the filter these fail for another reason than EPERM, or succeed, whoever makes them.
+/// Without the filter these calls succeed or fail with another errno than EPERM, for every user.
 const OF_ANY_USER: [Call; 7] = [
     ("mount", || Ok(mount(none(), ABSENT, none(), MsFlags::MS_BIND, none())?)),
     ("umount2", || Ok(umount2(ABSENT, MntFlags::empty())?)),

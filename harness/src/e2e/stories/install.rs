@@ -46,6 +46,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
 /// Seccomp filters of the provisioner: that of the profile RuntimeDefault, and the two that it installs for itself. What they
 /// deny is tested where they are defined.
 const FILTERS: u32 = 3;
+const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// What the csi container has of the kubelet's directory. (plugins_registry is mounted elsewhere.)
 const OF_THE_KUBELET: [&str; 2] = ["plugins", "pods"];
 
@@ -60,7 +61,7 @@ async fn confined(world: &World<'_>, node: &Node) -> Result<()> {
             "the provisioner has {filters} seccomp filters instead of {FILTERS}"
         );
         let csi = containers::process(node, &Container::of(&pod, "csi")?).await?;
-        let shown = node.output(&["ls", &format!("{csi}/root/var/lib/kubelet")], TOOL_DEADLINE).await?;
+        let shown = node.output(&["ls", &format!("{csi}/root{KUBELET_DIR}")], TOOL_DEADLINE).await?;
         anyhow::ensure!(
             shown.split_whitespace().eq(OF_THE_KUBELET),
             "csi has {shown:?} of the kubelet's directory"

@@ -54,7 +54,7 @@ impl VolumeStore {
         original: &Original<'_>,
         target: Target<'_>,
     ) -> Result<()> {
-        // What is deleted is emptied sooner or later, and a copy that was made meanwhile is none.
+        // The contents of a deleted source are removed in the meantime, so its copy may be incomplete.
         let completed = self
             .require_undeleted(from, original.entry, "copy")
             .and_then(|()| target.record(&staged, original.entry, original.capacity))
