@@ -1,6 +1,6 @@
 //! Advisory locks of whole files (flock(2)), waited for with a deadline.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -42,38 +42,56 @@ pub(crate) fn shared(
 
 /// Tries `request`, which does not block, until it succeeds or `timeout` has passed.
 ///
-/// The kernel gives no event to wait for with a deadline: flock(2) has no timeout, and inotify(7) reports the close of a
-/// process that dies before the kernel has dropped its lock. So the lock is tried at intervals that double from 50 µs to
-/// 10 ms.
 fn lock(
-    mut file: OwnedFd,
+    file: OwnedFd,
     request: FlockArg,
     timeout: Duration,
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
-    let started = Instant::now();
+    match retry(timeout, file, |file| Flock::lock(file, request)) {
+        Ok(locked) => Ok(locked),
+        Err((file, Errno::EAGAIN)) => Err(still_locked(file.as_fd(), timeout, operation)),
+        Err((file, errno)) => Err(Error::sys(operation, path_of(file.as_fd()), errno)),
+    }
+}
+
+/// Calls `attempt` with `file` until it returns no EAGAIN, for up to `timeout`. Returns EAGAIN if that has passed.
+///
+/// The kernel gives no event to wait for with a deadline: flock(2) has no timeout, and inotify(7) reports the close of a
+/// process that dies before the kernel has dropped its lock. So the lock is tried at intervals that double from 50 µs to
+/// 10 ms.
+pub(crate) fn retry<F, T>(
+    timeout: Duration,
+    mut file: F,
+    mut attempt: impl FnMut(F) -> std::result::Result<T, (F, Errno)>,
+) -> std::result::Result<T, (F, Errno)> {
+    let deadline = Instant::now() + timeout;
     let mut pause = FIRST_PAUSE;
     loop {
-        file = match Flock::lock(file, request) {
-            Ok(locked) => return Ok(locked),
+        file = match attempt(file) {
             Err((file, Errno::EAGAIN | Errno::EINTR)) => file,
-            Err((file, errno)) => return Err(Error::sys(operation, locked_file(&file), errno)),
+            other => return other,
         };
-        let left = timeout.saturating_sub(started.elapsed());
+        let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let detail = format!(
-                "another process or thread held the lock on this file for {timeout:?}; `lslocks` on the node lists the \
-                 processes that hold it: end one that hangs, otherwise try again"
-            );
-            return Err(Error::new(ErrorKind::Busy, operation, locked_file(&file), detail));
+            return Err((file, Errno::EAGAIN));
         }
         std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
+/// The error of a call that waited for the lock of `file` for `timeout`.
+pub(crate) fn still_locked(file: BorrowedFd<'_>, timeout: Duration, operation: &'static str) -> Error {
+    let detail = format!(
+        "another process or thread held the lock on this file for {timeout:?}; `lslocks` on the node lists the \
+         processes that hold it: end one that hangs, otherwise try again"
+    );
+    Error::new(ErrorKind::Busy, operation, path_of(file), detail)
+}
+
 /// The path of an open file, for messages.
-fn locked_file(file: &OwnedFd) -> String {
+fn path_of(file: BorrowedFd<'_>) -> String {
     match std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
         Ok(path) => path.display().to_string(),
         Err(_) => "a lock file".to_owned(),

@@ -15,6 +15,7 @@ use super::{
     open_device, read_status,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::flock;
 use crate::sys::loop_dev;
 
 pub(super) const CONTROL: &str = "/dev/loop-control";
@@ -107,10 +108,10 @@ impl LoopControl {
     /// ([with exceptions](Self#two-writable-devices-of-one-file)) by another program. [`ErrorKind::NotHonoured`]: the kernel did not grant a
     /// property, which the message names; nothing is left attached. [`ErrorKind::Busy`]: other
     /// programs took every device until the deadline, or have the one that was asked, or one has locked the whole
-    /// file for writing (fcntl(2)).
+    /// file for writing (fcntl(2)), or another call has the lock of the file (flock(2)) until the deadline.
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn attach(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
-        let locked = Exclusion::lock(image)?;
+        let locked = Exclusion::lock(image, options.deadline)?;
         match self.search(image, locked.backing(), options.access)? {
             Search::None(absence) => self.bind(image, &locked, options, absence),
             Search::Found(device) => {
@@ -129,7 +130,7 @@ impl LoopControl {
     /// [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
-        let locked = Exclusion::lock(image)?;
+        let locked = Exclusion::lock(image, options.deadline)?;
         let device = match self.search(image, locked.backing(), options.access)? {
             Search::None(absence) => return self.bind(image, &locked, options, absence),
             Search::Found(device) => device,
@@ -185,9 +186,9 @@ impl LoopControl {
     /// Detaches every device of the file. [`Detach::Deferred`] if some are still open somewhere.
     ///
     /// # Errors
-    /// Those of [`LoopDevice::detach`], except that a device gone already is no error.
+    /// [`ErrorKind::Busy`]: another call has had the lock of the file (flock(2)) for 60 seconds. Those of [`LoopDevice::detach`], except that a device gone already is no error.
     pub fn detach_all(&self, image: BorrowedFd<'_>) -> Result<Detach> {
-        let _locked = Exclusion::lock(image)?;
+        let _locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
         let mut deferred = Vec::new();
         for device in self.find(image)? {
             let binding = device.binding().clone();

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -14,8 +15,12 @@ use nix::sys::stat::fstat;
 
 use super::{BackingFile, attach};
 use crate::error::{Context, Result};
+use crate::flock;
 use crate::sys::file_lock;
 use crate::units::{Bytes, DeviceNumber};
+
+/// For errors.
+const OPERATION: &str = "attach or detach the file, which locks it";
 
 /// The right to attach and detach one file, until it is dropped. Descriptors of one open file description must not be
 /// used for that in two processes at the same time.
@@ -28,19 +33,28 @@ pub(super) struct Exclusion<'a> {
 }
 
 impl<'a> Exclusion<'a> {
-    /// Waits until no other call works on the file.
-    pub(super) fn lock(image: BorrowedFd<'a>) -> Result<Self> {
+    /// Waits until no other call works on the file, for up to `timeout`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy): another call still has the file. Those of fstat(2) and flock(2).
+    pub(super) fn lock(image: BorrowedFd<'a>, timeout: Duration) -> Result<Self> {
+        let deadline = Instant::now() + timeout;
         let status = fstat(image).context("fstat", "the backing file")?;
         let backing = BackingFile { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino };
-        let entry = Entry::insert(backing);
-        let own = match file_lock::lock_whole(image) {
+        let still_locked = || flock::still_locked(image, timeout, OPERATION);
+        let entry = Entry::insert(backing, deadline).ok_or_else(still_locked)?;
+        let own = match lock_until(deadline, image) {
             Ok(()) => None,
             // A descriptor that was opened with O_PATH.
             Err(Errno::EBADF) => {
                 let own = attach::reopen(image, OFlag::O_RDONLY).context("open", "the backing file")?;
-                file_lock::lock_whole(&own).context("lock", "the backing file")?;
+                match lock_until(deadline, own.as_fd()) {
+                    Err(Errno::EAGAIN) => return Err(still_locked()),
+                    locked => locked.context("lock", "the backing file")?,
+                }
                 Some(own)
             }
+            Err(Errno::EAGAIN) => return Err(still_locked()),
             Err(errno) => return Err(errno).context("lock", "the backing file"),
         };
         Ok(Self { image, own, entry, size: Bytes(status.st_size as u64) })
@@ -65,6 +79,13 @@ impl Drop for Exclusion<'_> {
     }
 }
 
+/// EAGAIN: another open file description has the lock at the deadline.
+fn lock_until(deadline: Instant, file: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    flock::retry(left, file, |file| file_lock::try_lock_whole(file).map_err(|errno| (file, errno)))
+        .map_err(|(_, errno)| errno)
+}
+
 /// A file that a call of this process works on.
 struct Entry(BackingFile);
 
@@ -79,15 +100,19 @@ static ENTRIES: LazyLock<Mutex<Entries>> = LazyLock::new(Mutex::default);
 static REMOVED: Condvar = Condvar::new();
 
 impl Entry {
-    /// Waits until no other thread has the file.
-    fn insert(backing: BackingFile) -> Self {
+    /// Waits until no other thread has the file. Returns `None` if one still has it at the deadline.
+    fn insert(backing: BackingFile, deadline: Instant) -> Option<Self> {
         let mut entries = entries();
         while !entries.files.insert(backing) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
             entries.waiting += 1;
-            entries = REMOVED.wait(entries).unwrap_or_else(PoisonError::into_inner);
+            (entries, _) = REMOVED.wait_timeout(entries, left).unwrap_or_else(PoisonError::into_inner);
             entries.waiting -= 1;
         }
-        Self(backing)
+        Some(Self(backing))
     }
 }
 

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use crate::flock;
 use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
 
 const MIB: u64 = 1 << 20;
@@ -452,11 +453,11 @@ fn a_writable_device_of_another_program_is_noticed_though_attachments_are_record
 fn threads_that_share_a_descriptor_attach_one_device() {
     reset(|_| {});
     let image = image();
-    let locked = exclusion::Exclusion::lock(image.as_fd()).unwrap();
+    let locked = exclusion::Exclusion::lock(image.as_fd(), flock::DEFAULT_TIMEOUT).unwrap();
     let (reported, report) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let second = exclusion::Exclusion::lock(image.as_fd()).unwrap();
+            let second = exclusion::Exclusion::lock(image.as_fd(), flock::DEFAULT_TIMEOUT).unwrap();
             reported.send("the second thread").unwrap();
             drop(second);
         });
@@ -465,6 +466,26 @@ fn threads_that_share_a_descriptor_attach_one_device() {
     });
     drop(reported);
     assert_eq!(report.iter().collect::<Vec<_>>(), ["the first thread", "the second thread"]);
+}
+
+#[test]
+fn waiting_for_the_lock_of_a_file_ends_at_the_deadline() {
+    reset(|_| {});
+    let (control, image) = (LoopControl::open().unwrap(), image());
+    let hurried = options().deadline(Duration::from_millis(20));
+    let assert_busy = || {
+        let error = control.attach(image.as_fd(), &hurried).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(error.to_string().contains("lslocks"), "{error}");
+    };
+    let by_a_thread = exclusion::Exclusion::lock(image.as_fd(), Duration::ZERO).unwrap();
+    assert_busy();
+    drop(by_a_thread);
+    let own = reopen(image.as_fd(), nix::fcntl::OFlag::O_RDONLY).unwrap();
+    let by_a_process = flock::exclusive(own, Duration::ZERO, "test the lock").unwrap();
+    assert_busy();
+    drop(by_a_process);
+    control.attach(image.as_fd(), &hurried).unwrap();
 }
 
 #[derive(Clone, Debug)]

@@ -135,7 +135,7 @@ impl AttachOptions {
         self
     }
 
-    /// How long to go on when devices are taken away by other programs.
+    /// The time after which an attachment gives up, if other programs take the devices or hold the lock of the file.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self

@@ -19,12 +19,12 @@ pub(crate) fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
     }
 }
 
-/// flock(2), exclusive: waits until no other open file description has the lock. EBADF of an `O_PATH` descriptor.
-pub(crate) fn lock_whole(file: impl AsFd) -> Result<()> {
-    flock(file, libc::LOCK_EX)
+/// flock(2), exclusive, without waiting. EAGAIN: another open file description has the lock. EBADF: an `O_PATH` descriptor.
+pub(crate) fn try_lock_whole(file: impl AsFd) -> Result<()> {
+    flock(file, libc::LOCK_EX | libc::LOCK_NB)
 }
 
-/// flock(2): gives back what [`lock_whole`] took.
+/// flock(2): releases the lock that [`try_lock_whole`] took.
 pub(crate) fn unlock_whole(file: impl AsFd) -> Result<()> {
     flock(file, libc::LOCK_UN)
 }
