@@ -20,7 +20,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 use super::Access;
-use crate::sys::file_lock::{is_open_for_writing, lock_of};
+use crate::sys::file_lease::is_open_for_writing;
+use crate::sys::file_lock::lock_of;
 
 const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";

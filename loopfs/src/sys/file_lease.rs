@@ -1,35 +1,86 @@
-//! Leases of files (F_SETLEASE, fcntl(2)).
+//! Leases of files (F_SETLEASE, fcntl(2)): the kernel grants one only if no other open file description conflicts with it, those
+//! of loop devices included. So a lease that is taken and given back shows who else has a file open, in one step.
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use linux_raw_sys::general::F_SETSIG;
 use nix::errno::Errno;
 
 use super::Result;
 
-/// Takes a lease of `kind` (`F_RDLCK`, `F_WRLCK`) on a file, or gives it back (`F_UNLCK`). EAGAIN: the file is open elsewhere
-/// in a way that conflicts. EACCES: the file is another user's, and the caller has no `CAP_LEASE`. EINVAL: the file system
-/// has no leases, or `fs.leases-enable` is 0.
-pub(crate) fn set(file: impl AsFd, kind: i32) -> Result<()> {
-    let fd = file.as_fd().as_raw_fd();
-    // SAFETY: F_SETLEASE takes an integer and no pointer.
-    let result = unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) };
-    Errno::result(result).map(drop)
+/// Returns `true` if any open file description may write to the file. `file` must be open for reading only, or it counts
+/// itself.
+///
+/// # Errors
+/// EACCES: the process is neither the file's owner nor has `CAP_LEASE`. EINVAL: the file system has no leases, or
+/// `fs.leases-enable` is 0.
+pub(crate) fn is_open_for_writing(file: impl AsFd) -> Result<bool> {
+    conflicts(file, libc::F_RDLCK)
 }
 
-/// Chooses the signal that says that a lease of this open file description is being broken (F_SETSIG, fcntl(2)). Without this
-/// call it is SIGIO, which ends a process that does not handle it.
-pub(crate) fn set_signal(file: impl AsFd, signal: i32) -> Result<()> {
+/// Returns `true` if the file has an open file description besides that of `file`. Those of `O_PATH` do not count.
+///
+/// # Errors
+/// As [`is_open_for_writing`].
+pub(crate) fn is_open_elsewhere(file: impl AsFd) -> Result<bool> {
+    conflicts(file, libc::F_WRLCK)
+}
+
+fn conflicts(file: impl AsFd, kind: i32) -> Result<bool> {
+    let file = file.as_fd();
+    // A process that opens the file in the meantime breaks the lease, and waits until it is given back. The kernel then sends
+    // this process a signal, by default SIGIO, which ends it; SIGURG is ignored by default.
+    control(file, F_SETSIG as i32, libc::SIGURG)?;
+    match control(file, libc::F_SETLEASE, kind) {
+        Ok(()) => {}
+        Err(Errno::EAGAIN) => return Ok(true),
+        Err(errno) => return Err(errno),
+    }
+    // EAGAIN: another thread has given back the lease of this open file description.
+    control(file, libc::F_SETLEASE, libc::F_UNLCK).ok();
+    Ok(false)
+}
+
+fn control(file: impl AsFd, command: i32, argument: i32) -> Result<()> {
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: F_SETSIG takes an integer and no pointer.
-    let result = unsafe { libc::fcntl(fd, linux_raw_sys::general::F_SETSIG as i32, signal) };
-    Errno::result(result).map(drop)
+    // SAFETY: F_SETSIG and F_SETLEASE take an integer and no pointer.
+    Errno::result(unsafe { libc::fcntl(fd, command, argument) }).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_open_for_writing_as_long_as_a_writable_descriptor_is_open() {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let reader = File::open(&path).unwrap();
+        assert_eq!(is_open_for_writing(&reader), Ok(false));
+        assert_eq!(is_open_for_writing(&reader), Ok(false), "the lease was given back");
+        let writer = File::options().write(true).open(&path).unwrap();
+        assert_eq!(is_open_for_writing(&reader), Ok(true));
+        assert_eq!(is_open_for_writing(&writer), Ok(true), "its own open counts");
+        drop(writer);
+        assert_eq!(is_open_for_writing(&reader), Ok(false));
+    }
+
+    #[test]
+    fn a_file_is_open_elsewhere_as_long_as_another_open_file_description_exists() {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let duplicate = file.try_clone().unwrap();
+        assert_eq!(is_open_elsewhere(&file), Ok(false), "a duplicate shares the description");
+        let reader = File::open(&path).unwrap();
+        assert_eq!(is_open_elsewhere(&file), Ok(true));
+        drop((reader, duplicate));
+        assert_eq!(is_open_elsewhere(&file), Ok(false));
+    }
+
     #[test]
     fn the_numbers_match_fcntl_h() {
         assert_eq!(libc::F_SETLEASE, linux_raw_sys::general::F_SETLEASE as i32);
-        assert_eq!(linux_raw_sys::general::F_SETSIG, 10);
+        assert_eq!(F_SETSIG, 10);
     }
 }

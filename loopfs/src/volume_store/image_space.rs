@@ -2,15 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::signal::Signal;
 use nix::sys::stat::{fstat, fstatat};
 
 use super::sharing::{self, SharedBlocks};
 use super::{Image, Provisioning, layout, recorded_capacity, snapshot};
 use crate::error::{Context, Result};
-use crate::sys::file_lease;
 use crate::units::Bytes;
 
 /// What a count finds of an image.
@@ -84,17 +81,4 @@ pub(super) fn recorded(image: &OwnedFd) -> Option<Bytes> {
 /// An image that cannot be read reserves rather too much.
 fn is_thin(image: &OwnedFd) -> bool {
     Image::read(image).map_or(true, |image| image.provisioning == Provisioning::Thin)
-}
-
-/// Returns `true` if the file is open elsewhere: in another process, by another descriptor of this one, or in a loop device,
-/// whichever program bound that. The kernel grants a write lease only to the one open file description of a file
-/// (F_SETLEASE, fcntl(2)), and counts those that loop devices keep.
-pub(super) fn is_open_elsewhere(file: &OwnedFd) -> Result<bool, Errno> {
-    // An open(2) at this moment breaks the lease and signals its holder. SIGURG is ignored unless the program handles it.
-    file_lease::set_signal(file, Signal::SIGURG as i32)?;
-    match file_lease::set(file, libc::F_WRLCK) {
-        Ok(()) => file_lease::set(file, libc::F_UNLCK).map(|()| false),
-        Err(Errno::EAGAIN) => Ok(true),
-        Err(errno) => Err(errno),
-    }
 }

@@ -19,6 +19,7 @@ use super::image_space::{self, Released};
 use super::{ContentSource, VolumeStore, layout};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
+use crate::sys::file_lease;
 
 impl VolumeStore {
     /// Deletes a volume: when this returns it is gone for good, and its space and project id are
@@ -185,11 +186,11 @@ impl VolumeStore {
             Err(Errno::ENOENT) => return Ok(None),
             Err(errno) => return Err(refused(name, errno)),
         };
-        match image_space::is_open_elsewhere(&image) {
+        match file_lease::is_open_elsewhere(&image) {
             Ok(open) => Ok(Some(image).filter(|_| !open)),
             Err(errno) => {
-                let detail =
-                    "whether it is still in use is asked by a lease; set the sysctl fs.leases-enable to 1";
+                let detail = "the kernel grants no lease, which shows whether the image is still open; set the sysctl \
+                              fs.leases-enable to 1";
                 Err(Error::sys("take a lease of", name, errno).explain(detail))
             }
         }
