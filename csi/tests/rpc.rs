@@ -154,7 +154,8 @@ fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
         Code::FailedPrecondition,
         &why,
     );
-    assert_refused(node.node_get_volume_stats(stats("v", &target)), Code::FailedPrecondition, &why);
+    // The mount table tells that without the file system.
+    assert_refused(node.node_get_volume_stats(stats("v", &target)), Code::NotFound, &["not published"]);
     assert_refused(node.node_expand_volume(expand("v", &target, 1, 0)), Code::FailedPrecondition, &why);
     assert_refused(node.create_volume(create("v", 1, block())), Code::FailedPrecondition, &why);
     assert_refused(node.delete_volume(delete("v")), Code::FailedPrecondition, &why);

@@ -60,9 +60,9 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
 
-    /// Tell only the story of this name, and those that install and remove the driver; can be repeated.
-    #[arg(long, value_name = "STORY", value_parser = telling::NAMES, conflicts_with_all = ["broken", "self_check"])]
-    only: Vec<String>,
+    /// Run only the story of this name, and those that install and remove the driver; may be given more than once.
+    #[arg(long = "story", value_name = "NAME", value_parser = telling::NAMES, conflicts_with_all = ["broken", "self_check"])]
+    stories: Vec<String>,
 
     /// Break one thing on purpose: the run must fail and name it.
     #[arg(long = "break", value_enum, value_name = "WHAT")]
@@ -74,10 +74,10 @@ pub struct Args {
 }
 
 impl Args {
-    /// As a test lane runs it: a test that cannot fail proves nothing.
+    /// As a test lane runs it: a test that cannot fail proves nothing. Selected stories are run by themselves.
     #[must_use]
     pub fn with_self_check(self) -> Args {
-        Args { self_check: true, ..self }
+        Args { self_check: self.stories.is_empty(), ..self }
     }
 
     /// The name of the lock a run holds: two runs must not write the same logs. The process that keeps a
@@ -97,7 +97,7 @@ impl Args {
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
-        line.extend(self.only.iter().flat_map(|name| ["--only".into(), name.into()]));
+        line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
         line.extend(
@@ -115,7 +115,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     match &args.kubeconfig {
         Some(kubeconfig) => {
-            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.only)).await
+            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.stories)).await
         }
         None if !args.keep => against_its_own(session, manifests, &args).await,
         None if background::is_background() => against_one_that_stays(session, manifests, &args).await,
@@ -183,7 +183,7 @@ async fn test(
     reports: &Path,
 ) -> Result<()> {
     let world = world(manifests, cluster.client().clone(), Some(cluster))?;
-    telling::tell_all(session, report, &world, Selection::new(&args.only), args.broken).await;
+    telling::tell_all(session, report, &world, Selection::new(&args.stories), args.broken).await;
     state_dump::write(&world, reports).await;
     if args.self_check {
         self_check::run(session, report, world).await;
@@ -262,7 +262,7 @@ mod tests {
         let again = Line::parse_from(words).args.again();
         assert_eq!(again, words);
         assert_eq!(Line::parse_from(again).args.broken, Some(Breakage::NoDisk));
-        let words = ["e2e", "--keep", "--only", "second node", "--only", "clones"];
+        let words = ["e2e", "--keep", "--story", "second node", "--story", "clones"];
         assert_eq!(Line::parse_from(words).args.again(), words);
     }
 }
