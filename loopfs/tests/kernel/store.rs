@@ -341,13 +341,16 @@ fn a_lost_mount_is_noticed_and_nothing_is_written_below_it() {
 }
 
 #[test]
-fn a_file_system_that_is_mounted_anew_is_known_again() {
-    let store = store();
+fn a_file_system_that_is_mounted_once_more_at_the_same_place_is_to_be_opened_again() {
+    let before = store();
     let data = xfs();
     bind_mount(File::open(&data).unwrap().as_fd(), &data, MountFlags::default()).unwrap();
-    store.verify().unwrap();
+    let verified = before.verify();
+    let opened = VolumeStore::open(&data, StoreOptions::default()).and_then(|again| again.verify());
     assert!(unmount_once(&data));
-    store.verify().unwrap();
+    assert_eq!(verified.unwrap_err().kind(), ErrorKind::NotMounted);
+    opened.unwrap();
+    before.verify().unwrap();
 }
 
 /// The data file system itself is mounted there too, and must stay.
