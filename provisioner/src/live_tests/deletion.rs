@@ -1,0 +1,121 @@
+//! What becomes of the data when a claim or a PersistentVolume is deleted.
+
+use super::*;
+
+#[tokio::test]
+async fn a_retained_volume_keeps_its_data_and_lets_its_object_go() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("kept", json!({})).await;
+    let volume = cluster.bound("kept").await;
+    let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    cluster
+        .objects()
+        .patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(retain))
+        .await
+        .unwrap();
+    let free =
+        |volume: &PersistentVolume| volume.finalizers().iter().all(|name| name.starts_with("kubernetes.io/"));
+    until(&cluster.objects(), &volume.name_any(), free).await;
+    cluster.delete_claim("kept").await;
+    let phase = |volume: &PersistentVolume| volume.status.as_ref()?.phase.clone();
+    until(&cluster.objects(), &volume.name_any(), |volume| phase(volume).as_deref() == Some("Released"))
+        .await;
+    let events: Api<Event> = Api::namespaced(cluster.admin.clone(), "default");
+    eventually("VolumeRetained", || async {
+        let events = events.list(&ListParams::default()).await.unwrap();
+        let mut retained = events.iter().filter(|event| event.reason.as_deref() == Some("VolumeRetained"));
+        let note = format!("volume {} on file system {}", volume.name_any(), fixtures::FILESYSTEM);
+        retained.find_map(|event| event.note.as_ref()?.contains(&note).then_some(()))
+    })
+    .await;
+    cluster.objects().delete(&volume.name_any(), &DeleteParams::default()).await.unwrap();
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn an_available_volume_goes_with_its_data_when_its_object_is_deleted() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("data", json!({})).await;
+    let name = cluster.bound("data").await.name_any();
+    let patch = async |change: Value| {
+        cluster.objects().patch(&name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap()
+    };
+    let in_phase = async |wanted: &str| {
+        let phase = |volume: &PersistentVolume| volume.status.as_ref()?.phase.clone();
+        until(&cluster.objects(), &name, |volume| phase(volume).as_deref() == Some(wanted)).await
+    };
+    patch(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}})).await;
+    cluster.delete_claim("data").await;
+    in_phase("Released").await;
+    patch(json!({"spec": {"claimRef": null}})).await;
+    in_phase("Available").await;
+    patch(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}})).await;
+    let is_held =
+        |volume: &PersistentVolume| volume.finalizers().iter().any(|name| name == crate::pv::FINALIZER);
+    until(&cluster.objects(), &name, is_held).await;
+    assert_eq!(cluster.volumes.state().volumes.len(), 1);
+
+    cluster.objects().delete(&name, &DeleteParams::default()).await.unwrap();
+    cluster.gone(&cluster.objects(), &name).await;
+    assert!(cluster.volumes.state().volumes.is_empty());
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn data_that_a_second_object_names_outlives_the_first_claim() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("data", json!({})).await;
+    let name = cluster.bound("data").await.name_any();
+    // As a person creates it: without the label.
+    let second = format!("second-{}", cluster.namespace);
+    let object = json!({
+        "metadata": {"name": second},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Mi"},
+            "csi": {"driver": fixtures::identity().driver(), "volumeHandle": name},
+            "persistentVolumeReclaimPolicy": "Retain",
+        },
+    });
+    create(&cluster.objects(), object).await;
+    cluster.delete_claim("data").await;
+    cluster.told_in("default", &name, "VolumeFailedDelete", &second).await;
+    assert_eq!(cluster.volumes.state().volumes.len(), 1);
+
+    cluster.objects().delete(&second, &DeleteParams::default()).await.unwrap();
+    cluster.gone(&cluster.objects(), &name).await;
+    assert!(cluster.volumes.state().volumes.is_empty());
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_volume_in_use_is_not_deleted_and_says_so() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("busy", json!({})).await;
+    let volume = cluster.bound("busy").await;
+    cluster.volumes.state().busy = true;
+    cluster.delete_claim("busy").await;
+    let events: Api<Event> = Api::namespaced(cluster.admin.clone(), "default");
+    eventually("VolumeFailedDelete", || async {
+        let events = events.list(&ListParams::default()).await.unwrap();
+        let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
+        let told = |event: &&Event| {
+            event.reason.as_deref() == Some("VolumeFailedDelete") && about(event) == Some(volume.name_any())
+        };
+        events.iter().find(told).map(|_event| ())
+    })
+    .await;
+    assert_eq!(cluster.volumes.state().volumes.len(), 1);
+    cluster.volumes.state().busy = false;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
