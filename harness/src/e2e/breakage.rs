@@ -110,7 +110,8 @@ pub(super) async fn forget_identity(node: &Node) -> Result<()> {
     node.output(&["rm", &format!("{DATA_DIR}.filesystem-uuid")], TOOL_DEADLINE).await.map(drop)
 }
 
-/// Attaches a loop device to the image of a block volume, as a driver that forgot one would.
+/// Attaches a loop device to the image of a block volume, as a driver that forgot one would. It is read-only, because the
+/// driver finds a writable device of any program and detaches it with its own.
 pub(super) async fn leak_loop_device(world: &World<'_>) -> Result<String> {
     let node = world.node.context("a loop device can be leaked only on a node of ours")?;
     // Whatever the layout: an image is a regular file of a volume's size below the data directory.
@@ -118,7 +119,7 @@ pub(super) async fn leak_loop_device(world: &World<'_>) -> Result<String> {
     let image = node.output(&argv, TOOL_DEADLINE).await?;
     let image = image.trim();
     anyhow::ensure!(!image.is_empty(), "no image of a block volume is in {DATA_DIR}");
-    let device = node.output(&["losetup", "--find", "--show", image], TOOL_DEADLINE).await?;
+    let device = node.output(&["losetup", "--read-only", "--find", "--show", image], TOOL_DEADLINE).await?;
     Ok(device.trim().to_owned())
 }
 

@@ -104,12 +104,15 @@ impl Checker<'_> {
                 let device = breakage::leak_loop_device(world).await?;
                 // What takes its time goes first: then only what leaked is waited for.
                 self.clean_up(world).await?;
-                world.patience.end = Patience::SHORT.end;
+                let patience = std::mem::replace(&mut world.patience.end, Patience::SHORT.end);
                 let story = &mut self.story(inner, removal::NAME);
                 let outcome = removal::tell(story, world, Some(&before)).await;
                 anyhow::ensure!(outcome.is_err(), "the removal passed");
                 named(inner, told, broken)?;
-                breakage::detach(self.node, &device).await
+                breakage::detach(self.node, &device).await?;
+                // The driver keeps the deleted image until no device has it open, and looks again after a minute.
+                world.patience.end = patience;
+                removal::nothing_left(world, self.node, &before).await
             }
         }
     }
