@@ -14,17 +14,14 @@ use k8s_openapi::{
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams},
-    runtime::{
-        reflector::store::Writer,
-        watcher::{self, Event},
-    },
+    runtime::{reflector::store::Writer, watcher},
 };
 use loopfs::{Bytes, Space, VolumeKind, VolumeSpec};
 use tokio::time::{sleep, timeout};
 
 use crate::{
     context::{Context, Gate},
-    controller,
+    controller::{self, CacheChange},
     error::Error,
     identity::Identity,
     lean::Lean,
@@ -65,8 +62,8 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer
     let config = watcher::Config::default().labels(&selector);
     let published = cache.as_reader();
     let synced = Gate::default();
-    let watching = controller::watch(api.clone(), config, cache, |_| true).for_each(|event| {
-        if matches!(event, Event::InitDone) {
+    let watching = controller::watch(api.clone(), config, cache, |_| true).for_each(|change| {
+        if matches!(change, CacheChange::Listed) {
             synced.open();
         }
         // Somebody may have changed or removed what this process had written.

@@ -9,7 +9,7 @@ use kube::{
     runtime::{
         controller::Action,
         reflector::{ObjectRef, store::Writer},
-        watcher::{self, Event},
+        watcher,
     },
 };
 use tokio::sync::mpsc;
@@ -17,11 +17,10 @@ use tokio::sync::mpsc;
 use crate::{
     claim_status::{self, ResizeStatus},
     context::{Circumstances, Context},
-    controller::{self, Slow},
+    controller::{self, CacheChange, Slow},
     data_source,
     error::Error,
     events::Reason,
-    lean::Lean,
     metrics::Operation,
     ownership, placement, provision, reschedule, resize,
 };
@@ -41,10 +40,10 @@ pub(crate) async fn run(
 ) {
     let identity = ctx.identity.clone();
     let of_interest = move |claim: &PersistentVolumeClaim| ownership::is_claim_of_interest(claim, &identity);
-    let events =
+    let changes =
         controller::watch(Api::all(ctx.client.clone()), watcher::Config::default(), cache, of_interest);
     let observer = Arc::clone(&ctx);
-    let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer)));
+    let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer)));
     let retried =
         controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.claim_backoff);
     let queue = stream::select(touched, stream::select(controller::receiver(related), retried));
@@ -57,14 +56,14 @@ fn is_to_be_copied(claim: &PersistentVolumeClaim) -> bool {
     ownership::bound_volume(claim).is_none() && matches!(data_source::named(claim), Ok(Some(_)))
 }
 
-/// What an event means: a claim to reconcile, or one to forget.
+/// What a change means: a claim to reconcile, or one to forget.
 fn observe(
-    event: Event<Lean<PersistentVolumeClaim>>,
+    change: CacheChange<PersistentVolumeClaim>,
     ctx: &Context,
 ) -> Option<ObjectRef<PersistentVolumeClaim>> {
-    match event {
-        Event::Apply(claim) | Event::InitApply(claim) => Some(ObjectRef::from_obj(&*claim)),
-        Event::Delete(claim) => {
+    match change {
+        CacheChange::Applied(claim) => Some(ObjectRef::from_obj(&*claim)),
+        CacheChange::Deleted(claim) => {
             let key = ObjectRef::from_obj(&*claim);
             ctx.claim_writes.forget(&key);
             ctx.claim_conflicts.clear(&key);
@@ -76,8 +75,7 @@ fn observe(
             ctx.claims_vanished.notify_one();
             None
         }
-        Event::Init => None,
-        Event::InitDone => {
+        CacheChange::Listed => {
             // Whatever vanished while nobody watched brings no event of its own.
             let is_cached = |key: &ObjectRef<PersistentVolumeClaim>| ctx.claims.get(key).is_some();
             ctx.claim_writes.retain(is_cached);

@@ -12,12 +12,16 @@ use kube::{
     Api, ResourceExt,
     runtime::{
         reflector::{ObjectRef, store::Writer},
-        watcher::{self, Event},
+        watcher,
     },
 };
 use tokio::sync::mpsc;
 
-use crate::{context::Context, controller, lean::Lean, ownership};
+use crate::{
+    context::Context,
+    controller::{self, CacheChange},
+    ownership,
+};
 
 /// Watches the classes until shutdown, and sends the claims that a change concerns to `related`.
 pub(crate) async fn run(
@@ -26,24 +30,22 @@ pub(crate) async fn run(
     related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) {
     let classes = Api::all(ctx.client.clone());
-    let events = controller::watch(classes, watcher::Config::default(), cache, |_class| true);
-    events.for_each(async |event| observe(event, &ctx, &related)).await;
+    let changes = controller::watch(classes, watcher::Config::default(), cache, |_class| true);
+    changes.for_each(async |change| observe(change, &ctx, &related)).await;
 }
 
 fn observe(
-    event: Event<Lean<StorageClass>>,
+    change: CacheChange<StorageClass>,
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) {
-    let changed = match event {
-        Event::Apply(class) | Event::Delete(class) => Some(class.name_any()),
+    let changed = match change {
+        CacheChange::Applied(class) | CacheChange::Deleted(class) => Some(class.name_any()),
         // Any of them may have changed while the watch was interrupted.
-        Event::InitDone => {
+        CacheChange::Listed => {
             ctx.classes_synced.open();
             None
         }
-        // The cache does not hold these yet.
-        Event::Init | Event::InitApply(_) => return,
     };
     ctx.capacity.notify_one();
     for claim in ctx.claims.state() {
@@ -68,31 +70,30 @@ mod tests {
         volume_model::VolumeModel,
     };
 
-    fn class() -> Lean<StorageClass> {
-        Lean::from(fixtures::class(json!({})))
+    fn class() -> Arc<StorageClass> {
+        Arc::new(fixtures::class(json!({})))
     }
 
     #[rstest]
-    #[case::the_class_arrives(Event::Apply(class()), json!({}), true)]
-    #[case::the_class_goes(Event::Delete(class()), json!({}), true)]
-    #[case::all_are_listed_again(Event::InitDone, json!({}), true)]
-    #[case::a_list_is_not_complete(Event::InitApply(class()), json!({}), false)]
-    #[case::no_node_is_selected(Event::Apply(class()), json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": null}}}), true)]
-    #[case::of_another_class(Event::Apply(class()), json!({"spec": {"storageClassName": "other"}}), false)]
-    #[case::without_class(Event::Apply(class()), json!({"spec": {"storageClassName": null}}), false)]
-    #[case::with_a_volume(Event::Apply(class()), json!({"spec": {"volumeName": "pvc-1"}}), false)]
+    #[case::the_class_arrives(CacheChange::Applied(class()), json!({}), true)]
+    #[case::the_class_goes(CacheChange::Deleted(class()), json!({}), true)]
+    #[case::all_are_listed_again(CacheChange::Listed, json!({}), true)]
+    #[case::no_node_is_selected(CacheChange::Applied(class()), json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": null}}}), true)]
+    #[case::of_another_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": "other"}}), false)]
+    #[case::without_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": null}}), false)]
+    #[case::with_a_volume(CacheChange::Applied(class()), json!({"spec": {"volumeName": "pvc-1"}}), false)]
     #[tokio::test]
     async fn a_change_of_a_class_concerns_its_claims_without_volume(
-        #[case] event: Event<Lean<StorageClass>>,
-        #[case] change: Value,
+        #[case] of_class: CacheChange<StorageClass>,
+        #[case] of_claim: Value,
         #[case] expected: bool,
     ) {
-        let claim = fixtures::claim(change);
+        let claim = fixtures::claim(of_claim);
         let key = ObjectRef::from_obj(&claim);
         let caches = Caches { claims: vec![claim], ..Caches::default() };
         let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, vec![]);
         let (related, mut concerned) = mpsc::unbounded_channel();
-        observe(event, &bench.ctx, &related);
+        observe(of_class, &bench.ctx, &related);
         assert_eq!(concerned.try_recv().ok(), expected.then_some(key));
         assert_eq!(concerned.try_recv().ok(), None);
     }

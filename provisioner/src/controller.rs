@@ -116,30 +116,54 @@ async fn apply<K, Ctx, Reconciling>(
         .await;
 }
 
-/// Watches objects, keeps those of interest in `cache`, and passes on the events that changed it.
+/// A change of the cache of a watch. The cache holds it already.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum CacheChange<K> {
+    /// The object was created or changed, or belongs to a list that replaced the cache.
+    Applied(Arc<K>),
+    /// The object was deleted, or has ceased to be of interest.
+    Deleted(Arc<K>),
+    /// A complete list has replaced the cache: the first one, or one after the API server could not resume the watch. Objects that
+    /// were deleted in between are no longer in it. `Applied` of each object of the list follows.
+    Listed,
+}
+
+/// Watches objects, keeps those of interest in `cache`, and passes on its changes.
 ///
 /// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so
 /// that memory does not grow with what other nodes do.
 pub(crate) fn watch<K: Object>(
     api: Api<Lean<K>>,
     config: watcher::Config,
+    cache: Writer<K>,
+    of_interest: impl Fn(&K) -> bool + Send + 'static,
+) -> impl Stream<Item = CacheChange<K>> + Send
+where
+    K::DynamicType: Hash + Eq,
+{
+    changes(watcher::watcher(api, config).default_backoff(), cache, of_interest)
+}
+
+fn changes<K: Object>(
+    events: impl Stream<Item = watcher::Result<Event<Lean<K>>>> + Send,
     mut cache: Writer<K>,
     of_interest: impl Fn(&K) -> bool + Send + 'static,
-) -> impl Stream<Item = Event<Lean<K>>> + Send
+) -> impl Stream<Item = CacheChange<K>> + Send
 where
     K::DynamicType: Hash + Eq,
 {
     let cached = cache.as_reader();
-    watcher::watcher(api, config).default_backoff().filter_map(move |event| {
-        let change = match event {
+    let changes = events.map(move |event| {
+        let event = match event {
             Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()),
             Err(error) => {
                 tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it is retried");
                 None
             }
         };
-        std::future::ready(change.map(|change| kept(change, &mut cache)))
-    })
+        futures::stream::iter(event.map(|event| apply_to(&mut cache, event)).unwrap_or_default())
+    });
+    changes.flatten()
 }
 
 fn narrow<K: Object>(
@@ -156,14 +180,27 @@ fn narrow<K: Object>(
     }
 }
 
-/// The change, once the cache has it.
-fn kept<K: Object>(change: Event<Lean<K>>, cache: &mut Writer<K>) -> Event<Lean<K>>
+/// Applies an event to the cache and returns what that changed.
+///
+/// The objects of a list enter the cache together with the last one. Reconciled earlier, they would be reconciled as they were
+/// before the list, and an object that changed while the watch was interrupted would not be reconciled as it is now.
+fn apply_to<K: Object>(cache: &mut Writer<K>, event: Event<Lean<K>>) -> Vec<CacheChange<K>>
 where
     K::DynamicType: Hash + Eq,
 {
-    let change = map(change, Lean::into_inner);
-    cache.apply_watcher_event(&change);
-    map(change, Lean::from)
+    let event = map(event, Lean::into_inner);
+    cache.apply_watcher_event(&event);
+    let cached = cache.as_reader();
+    match event {
+        Event::Apply(object) => {
+            cached.get(&ObjectRef::from_obj(&object)).map(CacheChange::Applied).into_iter().collect()
+        }
+        Event::Delete(object) => vec![CacheChange::Deleted(Arc::new(object))],
+        Event::Init | Event::InitApply(_) => vec![],
+        Event::InitDone => std::iter::once(CacheChange::Listed)
+            .chain(cached.state().into_iter().map(CacheChange::Applied))
+            .collect(),
+    }
 }
 
 fn map<T, U>(event: Event<T>, change: impl FnOnce(T) -> U) -> Event<U> {
@@ -258,6 +295,57 @@ mod tests {
         assert!(beginnings.recv().await.unwrap().starts_with("slow"));
         drop(stop);
         running.await.unwrap();
+    }
+
+    /// The API server cannot resume a watch after its restart, so the watch lists all objects again.
+    #[tokio::test]
+    async fn each_change_is_in_the_cache_when_it_is_passed_on() {
+        let claim = |name: &str, size: &str| {
+            let change = json!({
+                "metadata": {"name": name}, "spec": {"resources": {"requests": {"storage": size}}},
+            });
+            fixtures::claim(change)
+        };
+        let lean = |name, size| Lean::from(claim(name, size));
+        let events = [
+            Event::Init,
+            Event::InitApply(lean("a", "1Mi")),
+            Event::InitApply(lean("b", "1Mi")),
+            Event::InitDone,
+            Event::Apply(lean("b", "2Mi")),
+            Event::Init,
+            Event::InitApply(lean("b", "3Mi")),
+            Event::InitApply(lean("c", "1Mi")),
+            Event::InitDone,
+            Event::Delete(lean("c", "1Mi")),
+        ];
+        let (cache, writer) = reflector::store();
+        let mut changes =
+            Box::pin(changes(futures::stream::iter(events.map(watcher::Result::Ok)), writer, |_claim| true));
+        let mut seen = Vec::new();
+        while let Some(change) = changes.next().await {
+            match &change {
+                CacheChange::Applied(object) => {
+                    assert_eq!(cache.get(&ObjectRef::from_obj(&**object)).as_ref(), Some(object));
+                }
+                CacheChange::Deleted(object) => assert_eq!(cache.get(&ObjectRef::from_obj(&**object)), None),
+                CacheChange::Listed => {}
+            }
+            seen.push(change);
+        }
+        let applied = |name, size| CacheChange::Applied(Arc::new(claim(name, size)));
+        let mut first = seen[1..3].to_vec();
+        let mut second = seen[5..7].to_vec();
+        let by_name = |change: &CacheChange<PersistentVolumeClaim>| format!("{change:?}");
+        first.sort_by_key(by_name);
+        second.sort_by_key(by_name);
+        assert_eq!(first, [applied("a", "1Mi"), applied("b", "1Mi")]);
+        assert_eq!(
+            (&seen[0], &seen[3], &seen[4]),
+            (&CacheChange::Listed, &applied("b", "2Mi"), &CacheChange::Listed)
+        );
+        assert_eq!(second, [applied("b", "3Mi"), applied("c", "1Mi")]);
+        assert_eq!(seen[7..], [CacheChange::Deleted(Arc::new(claim("c", "1Mi")))]);
     }
 
     fn is_slow(claim: &PersistentVolumeClaim) -> bool {

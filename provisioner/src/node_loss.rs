@@ -29,7 +29,7 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
     runtime::{
         reflector::{self, Store},
-        watcher::{self, Event},
+        watcher,
     },
 };
 use tokio::{sync::Notify, time::timeout};
@@ -39,7 +39,7 @@ use crate::{
     absence,
     backoff::Backoff,
     context::{Context, Gate},
-    controller,
+    controller::{self, CacheChange},
     delete::finalizer_patch,
     error::Error,
     events::Reason,
@@ -93,8 +93,8 @@ pub(crate) async fn run(ctx: Arc<Context>, mode: NodeLoss) {
     let runs_driver = move |node: &CSINode| node.spec.drivers.iter().any(|known| known.name == driver);
     let config = watcher::Config::default();
     let watching =
-        controller::watch(Api::all(ctx.client.clone()), config, cache, runs_driver).for_each(|event| {
-            if matches!(event, Event::InitDone) {
+        controller::watch(Api::all(ctx.client.clone()), config, cache, runs_driver).for_each(|change| {
+            if matches!(change, CacheChange::Listed) {
                 synced.open();
             }
             changed.notify_one();

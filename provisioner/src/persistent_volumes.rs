@@ -9,18 +9,17 @@ use kube::{
     runtime::{
         controller::Action,
         reflector::{ObjectRef, store::Writer},
-        watcher::{self, Event},
+        watcher,
     },
 };
 use tokio::sync::mpsc;
 
 use crate::{
     context::{Circumstances, Context},
-    controller::{self, Slow},
+    controller::{self, CacheChange, Slow},
     delete,
     error::Error,
     events::Reason,
-    lean::Lean,
     metrics::Operation,
     ownership,
 };
@@ -41,38 +40,37 @@ pub(crate) async fn run(
     let identity = ctx.identity.clone();
     let of_interest = move |volume: &PersistentVolume| ownership::is_our_volume(volume, &identity);
     let config = watcher::Config::default().labels(&selector);
-    let events = controller::watch(Api::all(ctx.client.clone()), config, cache, of_interest);
+    let changes = controller::watch(Api::all(ctx.client.clone()), config, cache, of_interest);
     let observer = Arc::clone(&ctx);
-    let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer, &related)));
+    let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer, &related)));
     let retried =
         controller::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.volume_backoff);
     let queue = stream::select(touched, retried);
     controller::run(AT_ONCE, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
 }
 
-/// What an event means: a volume to reconcile, and its claim with it, or one to forget.
+/// What a change means: a volume to reconcile, and its claim with it, or one to forget.
 fn observe(
-    event: Event<Lean<PersistentVolume>>,
+    change: CacheChange<PersistentVolume>,
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) -> Option<ObjectRef<PersistentVolume>> {
-    match event {
-        Event::Apply(volume) | Event::InitApply(volume) => {
+    match change {
+        CacheChange::Applied(volume) => {
             if let Some(claim) = claim_of(&volume) {
                 // Nobody listens any more once the process is on its way out.
                 drop(related.send(claim));
             }
             Some(ObjectRef::from_obj(&*volume))
         }
-        Event::Delete(volume) => {
+        CacheChange::Deleted(volume) => {
             let key = ObjectRef::from_obj(&*volume);
             ctx.volume_writes.forget(&key);
             ctx.volume_backoff.clear(&key);
             ctx.volume_conflicts.clear(&key);
             None
         }
-        Event::Init => None,
-        Event::InitDone => {
+        CacheChange::Listed => {
             let is_cached = |key: &ObjectRef<PersistentVolume>| ctx.volumes.get(key).is_some();
             ctx.volume_writes.retain(is_cached);
             ctx.volume_backoff.retain(is_cached);
