@@ -19,7 +19,10 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 use tower_test::mock;
 
 use crate::{
@@ -40,10 +43,19 @@ pub(crate) struct Exchange {
     body: Option<Value>,
     status: u16,
     answer: Vec<u8>,
+    pause: Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>,
+}
+
+/// An exchange that has its request and waits with its response.
+pub(crate) struct Paused {
+    /// Resolves when the request has arrived.
+    pub(crate) requested: oneshot::Receiver<()>,
+    /// Lets the response go.
+    pub(crate) respond: oneshot::Sender<()>,
 }
 
 pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> Exchange {
-    Exchange { method, path, body: body.into(), status: 200, answer: b"{}".to_vec() }
+    Exchange { method, path, body: body.into(), status: 200, answer: b"{}".to_vec(), pause: None }
 }
 
 impl Exchange {
@@ -65,6 +77,14 @@ impl Exchange {
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
             "details": details,
         }))
+    }
+
+    /// Makes the response wait for the test.
+    pub(crate) fn pause(mut self) -> (Self, Paused) {
+        let (arrived, requested) = oneshot::channel();
+        let (respond, responds) = oneshot::channel();
+        self.pause = Some((arrived, responds));
+        (self, Paused { requested, respond })
     }
 
     /// As a proxy before the API server refuses.
@@ -166,6 +186,10 @@ async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, exchange
         let body = body.collect_bytes().await.unwrap();
         let body = (!body.is_empty()).then(|| serde_json::from_slice::<Value>(&body).unwrap());
         assert_eq!(body, exchange.body, "{} {}", exchange.method, exchange.path);
+        if let Some((arrived, responds)) = exchange.pause {
+            arrived.send(()).expect("the test waits for the request");
+            responds.await.expect("the test lets the response go");
+        }
         let answer = Body::from(exchange.answer);
         respond.send_response(Response::builder().status(exchange.status).body(answer).unwrap());
     }

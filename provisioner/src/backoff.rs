@@ -101,7 +101,7 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
 
 impl Delays {
     /// The wait after the `attempts`-th failure in a row.
-    fn after(self, attempts: u32) -> Duration {
+    pub(crate) fn after(self, attempts: u32) -> Duration {
         let doublings = attempts.saturating_sub(1).min(31);
         self.first.saturating_mul(1 << doublings).min(self.longest)
     }

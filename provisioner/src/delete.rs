@@ -113,6 +113,11 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
             if deletion.mark {
                 mark(volume, ctx).await?;
             }
+            // It may be being copied. Until the finalizer is off, the claim's reconcile must not create the volume again: it
+            // would find the PersistentVolume that goes now, and leave a volume that no PersistentVolume names.
+            let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
+                return Err(Error::InFlight(deletion.id));
+            };
             discard(deletion, ctx).await?;
             set_finalizer(volume, false, ctx).await
         }
@@ -142,8 +147,6 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
 /// background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     let Deletion { id, filesystem_uuid, mark: _ } = deletion;
-    // It may be being copied.
-    let Some(_exclusive) = ctx.in_flight.enter(&id) else { return Err(Error::InFlight(id)) };
     let discarded = ctx.storage.run(move |volumes| {
         let present = volumes.filesystem_uuid();
         match filesystem_uuid {

@@ -16,6 +16,12 @@ pub(crate) enum Error {
     /// The API server failed or refused.
     #[error("{operation} {object}: {}", api_message(.source))]
     Api { operation: &'static str, object: String, source: kube::Error },
+    /// The claim's PersistentVolume of an earlier attempt is marked for deletion.
+    #[error(
+        "PersistentVolume {0} of this claim is being deleted; the claim is provisioned once it is gone; remove the object's \
+         finalizers if it stays"
+    )]
+    VolumeDeleting(String),
     /// Somebody else's object has the name of ours.
     #[error(
         "a PersistentVolume named {0} exists and is not this claim's; it has to be removed or renamed by hand"
@@ -77,6 +83,7 @@ impl Error {
             },
             Error::Api { .. } if self.is_conflict() => "Conflict",
             Error::Api { .. } => "ApiServer",
+            Error::VolumeDeleting(_) => "VolumeDeleting",
             Error::NameTaken(_) => "NameTaken",
             Error::OtherFilesystem { .. } => "OtherFilesystem",
             Error::StillReferenced { .. } => "StillReferenced",

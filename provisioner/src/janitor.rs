@@ -7,13 +7,14 @@ use loopfs::VolumeId;
 use tokio::time::timeout;
 
 use crate::{
-    absence, context::Context, error::Error, intents::Intent, ownership, references, storage::StorageError,
+    absence, backoff, context::Context, error::Error, intents::Intent, ownership, references,
+    storage::StorageError,
 };
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
 const TRASH_EVERY: Duration = Duration::from_secs(60);
 
-/// An orphan that could not be removed is looked at again after this.
+/// The records of provisioning are read again after this, even if no claim has vanished.
 const ORPHANS_EVERY: Duration = Duration::from_secs(300);
 
 /// Empties the trash whenever something was put there, for ever.
@@ -35,47 +36,70 @@ pub(crate) async fn empty_trash(ctx: &Context) {
     }
 }
 
-/// Undoes provisioning whose claim is gone, whenever claims vanish, for ever.
+/// Undoes provisioning whose claim is gone, whenever claims vanish, until shutdown.
 pub(crate) async fn remove_orphans(ctx: &Context) {
+    let mut attempts: u32 = 0;
     loop {
         ctx.synced().await;
-        let intents = ctx.intents.clone();
-        match tokio::task::spawn_blocking(move || intents.list()).await {
-            Ok(Ok(intents)) => {
-                for (id, intent) in intents {
-                    if let Err(error) = settle(&id, &intent, ctx).await {
-                        tracing::warn!(volume = %id, %error, "whether this volume is an orphan is looked at again later");
-                    }
-                }
-            }
-            Ok(Err(error)) => tracing::warn!(%error, "records of provisioning cannot be read"),
-            Err(error) => tracing::error!(%error, "reading records of provisioning panicked"),
-        }
-        drop(timeout(ORPHANS_EVERY, ctx.claims_vanished.notified()).await);
+        attempts = if settle_all(ctx).await { 0 } else { attempts.saturating_add(1) };
+        let wait = if attempts == 0 { ORPHANS_EVERY } else { backoff::FAILURE.after(attempts) };
+        drop(timeout(wait, ctx.claims_vanished.notified()).await);
     }
 }
 
-/// Brings one record to its end, if it is there.
-async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Error> {
-    let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(()) };
+/// Brings every record to its end. Returns `false` if one has to be read again soon.
+async fn settle_all(ctx: &Context) -> bool {
+    let intents = ctx.intents.clone();
+    let intents = match tokio::task::spawn_blocking(move || intents.list()).await {
+        Ok(Ok(intents)) => intents,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "records of provisioning cannot be read; this is retried");
+            return false;
+        }
+        Err(error) => {
+            tracing::error!(%error, "reading records of provisioning panicked; this is retried");
+            return false;
+        }
+    };
+    let mut all_settled = true;
+    for (id, intent) in intents {
+        match settle(&id, &intent, ctx).await {
+            Ok(is_settled) => all_settled &= is_settled,
+            Err(error) => {
+                tracing::warn!(volume = %id, %error, "whether this volume is an orphan is looked at again later");
+                all_settled = false;
+            }
+        }
+    }
+    all_settled
+}
+
+/// Brings one record to its end, if it is there. Returns `false` if that has to be tried again, although no claim vanishes: another
+/// task works on the volume, or its PersistentVolume is being deleted.
+async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
+    // The task may fail after the claim has vanished, and then leaves the volume to this one.
+    let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     let claim = ctx.claims.get(&intent.claim());
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {
         // Provisioning goes on, or is going to.
-        return Ok(());
+        return Ok(true);
     }
-    let made = match (ctx.volume(id.as_str()), bound) {
-        (Some(_ours), _) => true,
-        (None, bound) => {
-            let object = absence::get_opt(&ctx.volume_api(), id.as_str()).await;
-            let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
-            match object {
-                // The claim went to another node and got its volume there.
-                Some(object) => !ownership::is_elsewhere(&object, &ctx.identity),
-                None => bound.is_some(),
-            }
-        }
+    let object = match ctx.volume(id.as_str()) {
+        Some(ours) => Some(ours),
+        None => absence::get_opt(&ctx.volume_api(), id.as_str())
+            .await
+            .map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?
+            .map(|object| Arc::new(object.into_inner())),
+    };
+    let made = match object {
+        // The claim went to another node and got its volume there.
+        Some(object) if ownership::is_elsewhere(&object, &ctx.identity) => false,
+        // Its data may have been deleted before the volume was created again. The volume is an orphan once the object is gone.
+        Some(object) if bound.is_none() && object.metadata.deletion_timestamp.is_some() => return Ok(false),
+        Some(_object) => true,
+        None => bound.is_some(),
     };
     if !made {
         references::require_none(id, None, ctx).await?;
@@ -93,7 +117,7 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Err
         tracing::info!(volume = %id, claim = %intent.claim(), "removed a volume whose claim vanished while it was being made");
         ctx.trash.notify_one();
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Both, until the process ends.
@@ -168,6 +192,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_volume_whose_object_is_being_deleted_goes_once_the_object_is_gone() {
+        let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        let (bench, intent) = recorded(
+            vec![],
+            vec![
+                expect(Method::GET, VOLUME, None).answer(deleted),
+                expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
+                unlabelled(&[]),
+            ],
+        );
+        assert!(!settle(&id(), &intent, &bench.ctx).await.unwrap());
+        assert_eq!(bench.ctx.intents.list().unwrap().len(), 1);
+        assert_eq!(settled(bench, &intent).await, (false, false));
+    }
+
+    /// A task that fails after its claim has vanished leaves a volume, and no further claim need vanish.
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_was_in_flight_is_read_again_although_no_claim_vanishes() {
+        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
+        let (bench, _intent) = recorded(vec![], exchanges);
+        let ctx = Arc::clone(&bench.ctx);
+        let exclusive = ctx.in_flight.enter(&id());
+        let begun = tokio::time::Instant::now();
+        let janitor = tokio::spawn({
+            let ctx = Arc::clone(&ctx);
+            async move { remove_orphans(&ctx).await }
+        });
+        tokio::task::yield_now().await;
+        drop(exclusive);
+        while !bench.ctx.intents.list().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(begun.elapsed() < ORPHANS_EVERY, "{:?}", begun.elapsed());
+        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), None);
+        janitor.abort();
+        drop(janitor.await);
+        drop(ctx);
+        bench.finish().await;
+    }
+
+    #[tokio::test]
     async fn provisioning_that_goes_on_is_left_alone() {
         let (bench, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
         assert_eq!(settled(bench, &intent).await, (true, true));
@@ -201,7 +266,10 @@ mod tests {
         let (bench, intent) = recorded(vec![], vec![]);
         let ctx = Arc::clone(&bench.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
-        settle(&id(), &intent, &ctx).await.unwrap();
+        assert!(
+            !settle(&id(), &intent, &ctx).await.unwrap(),
+            "the attempt may fail, so the record is read again"
+        );
         assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     }
 

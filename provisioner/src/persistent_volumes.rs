@@ -200,6 +200,22 @@ mod tests {
         assert_eq!(bench.finish().await, [""; 0]);
     }
 
+    /// Else the claim's reconcile could create the volume again and take the PersistentVolume that goes for its own.
+    #[tokio::test]
+    async fn the_volume_is_in_flight_from_the_deletion_of_its_data_until_its_finalizer_is_off() {
+        let (lets_go, paused) = lets_go().pause();
+        let bench = bench(vec![unlabelled(&[]), marks(), lets_go]);
+        let reconciling = tokio::spawn(reconcile(Arc::new(released(json!({}))), Arc::clone(&bench.ctx)));
+        paused.requested.await.unwrap();
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        assert!(bench.volumes.state().volumes.is_empty());
+        assert!(bench.ctx.in_flight.enter(&id).is_none());
+        paused.respond.send(()).unwrap();
+        assert_eq!(reconciling.await.unwrap(), Action::await_change());
+        assert!(bench.ctx.in_flight.enter(&id).is_some());
+        bench.finish().await;
+    }
+
     #[tokio::test]
     async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
         let bench = bench(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);

@@ -252,6 +252,10 @@ pub(crate) async fn apply(
     let Some(_exclusive) = ctx.in_flight.enter(&creation.id) else {
         return Err(Error::InFlight(creation.id));
     };
+    // The plan was made before the right to the volume was obtained. A PersistentVolume that has appeared since changes it.
+    if ctx.volume(creation.id.as_str()).is_some() {
+        return Err(Error::InFlight(creation.id));
+    }
     let shown = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
     let note = format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.identity.node());
     ctx.events.publish(claim, Reason::Provisioning, note);
@@ -336,6 +340,9 @@ async fn create_object(
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
                 true if ownership::is_elsewhere(&existing, &ctx.identity) => Ok(None),
+                // Its data may have been deleted before this attempt created the volume again. The record of provisioning stays,
+                // so that the volume does not outlive the claim.
+                true if existing.metadata.deletion_timestamp.is_some() => Err(Error::VolumeDeleting(name)),
                 true => Ok(Some(existing.into_inner())),
                 false => Err(Error::NameTaken(name)),
             }

@@ -80,6 +80,19 @@ async fn a_crash_after_the_object_finds_it() {
 }
 
 #[tokio::test]
+async fn a_volume_whose_object_is_being_deleted_keeps_its_record_for_the_janitor() {
+    let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let exchanges = vec![
+        expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).answer(deleted),
+    ];
+    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
+    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::requeue(Duration::from_secs(1)));
+    assert_eq!(bench.ctx.intents.list().unwrap().len(), 1);
+    assert_eq!(bench.finish().await, ["Provisioning", "ProvisioningFailed"]);
+}
+
+#[tokio::test]
 async fn the_name_is_taken_by_another_object() {
     let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
     let exchanges = vec![
