@@ -8,14 +8,13 @@ use tonic::{Request, Response, Status, async_trait};
 
 use crate::driver::DriverName;
 use crate::error::Result;
-use crate::node::signed;
 use crate::op_guard::Use;
 use crate::proto::csi as wire;
 use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
 use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
-use crate::rpc::{self, Kind};
+use crate::rpc::{self, Kind, signed};
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
 use crate::volumes::{Page, SMALLEST, SnapshotPage};

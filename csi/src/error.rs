@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use loopfs::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 
-use crate::op_guard::Object;
-use crate::request::InvalidRequest;
+use crate::object::Object;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -86,4 +85,18 @@ pub(crate) enum Error {
     /// A defect of this program.
     #[error("{0}")]
     Defect(String),
+}
+
+/// Why a request can never succeed as it is.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub(crate) struct InvalidRequest {
+    field: &'static str,
+    problem: String,
+}
+
+impl InvalidRequest {
+    pub(crate) fn new(field: &'static str, problem: impl Into<String>) -> Self {
+        Self { field, problem: problem.into() }
+    }
 }

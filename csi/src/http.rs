@@ -8,11 +8,11 @@ use prometheus_client::registry::Registry;
 use tonic::transport::Endpoint;
 
 use crate::audit::Audit;
+use crate::blocking;
 use crate::metrics::{self, Calls, Snapshot};
 use crate::probe::Probe;
 use crate::proto::csi::GetPluginInfoRequest;
 use crate::proto::csi::identity_client::IdentityClient;
-use crate::rpc;
 use crate::storage::{Health, StorageGate};
 
 /// How long the gRPC server may take to say its name.
@@ -32,7 +32,7 @@ pub(crate) struct Pages {
 impl monitoring::Pages for Pages {
     async fn metrics(&self) -> Result<Registry, String> {
         let (gate, findings) = (Arc::clone(&self.gate), self.audit.findings());
-        let snapshot = rpc::blocking(move || Ok(Snapshot::take(&gate, findings))).await;
+        let snapshot = blocking::run(move || Ok(Snapshot::take(&gate, findings))).await;
         let snapshot = snapshot.map_err(|error| error.to_string())?;
         Ok(metrics::register(&self.calls, &snapshot))
     }

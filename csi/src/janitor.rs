@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::error::{Error, Result};
-use crate::rpc;
 use crate::storage::{Storage, StorageGate};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
@@ -69,7 +69,7 @@ impl Janitor {
 
 /// Empties the trash; before the first time on a storage takes away what was left half made there.
 async fn clean(gate: Arc<StorageGate>, recovered: Weak<Storage>) -> Result<Weak<Storage>> {
-    rpc::blocking(move || {
+    blocking::run(move || {
         let storage = gate.verified()?;
         if !Weak::ptr_eq(&recovered, &Arc::downgrade(&storage)) {
             let recovered = storage.store.recover()?;

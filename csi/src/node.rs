@@ -12,7 +12,7 @@ use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
-use crate::rpc::{self, Kind};
+use crate::rpc::{self, Kind, signed};
 use crate::storage::Health;
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
@@ -198,9 +198,4 @@ fn stats_response(stats: VolumeStats) -> wire::NodeGetVolumeStatsResponse {
         usage: [usage(Unit::Bytes, total, used, available)].into_iter().chain(inodes).collect(),
         volume_condition: Some(condition.into()),
     }
-}
-
-/// The wire has signed numbers.
-pub(crate) fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }

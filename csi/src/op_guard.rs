@@ -5,23 +5,12 @@
 //! all that it needs at once or nothing, and waits for nothing, so no two can wait for each other.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use loopfs::{OwnedContentSource, SnapshotId, VolumeId};
 use tokio::sync::Notify;
 
 use crate::error::{Error, Result};
-
-/// What an operation can be on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Object {
-    Volume(VolumeId),
-    Snapshot(SnapshotId),
-    /// Where a volume is published.
-    Target(PathBuf),
-}
+use crate::object::Object;
 
 /// What an operation does to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,39 +119,9 @@ impl Drop for Guard {
     }
 }
 
-impl From<VolumeId> for Object {
-    fn from(id: VolumeId) -> Self {
-        Self::Volume(id)
-    }
-}
-
-impl From<SnapshotId> for Object {
-    fn from(id: SnapshotId) -> Self {
-        Self::Snapshot(id)
-    }
-}
-
-impl From<OwnedContentSource> for Object {
-    fn from(source: OwnedContentSource) -> Self {
-        match source {
-            OwnedContentSource::Volume(id) => Self::Volume(id),
-            OwnedContentSource::Snapshot(id) => Self::Snapshot(id),
-        }
-    }
-}
-
-impl fmt::Display for Object {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Volume(id) => write!(f, "volume {id}"),
-            Self::Snapshot(id) => write!(f, "snapshot {id}"),
-            Self::Target(path) => write!(f, "target path {}", path.display()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use loopfs::{SnapshotId, VolumeId};
     use rstest::rstest;
 
     use super::*;

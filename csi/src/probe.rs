@@ -8,8 +8,8 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::error::{Error, Result};
-use crate::rpc;
 use crate::storage::{Health, StorageGate, WRITE_TIMEOUT};
 
 /// How often the driver probes its storage by itself.
@@ -75,7 +75,7 @@ impl Probe {
                 let _in_progress = in_progress;
                 examine()
             };
-            Examination { since: Instant::now(), outcome: tokio::spawn(rpc::blocking(examine)) }
+            Examination { since: Instant::now(), outcome: tokio::spawn(blocking::run(examine)) }
         });
         let Ok(outcome) = tokio::time::timeout(self.patience, &mut current.outcome).await else {
             return Err(self.gate.hangs_for(current.since.elapsed()));

@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use loopfs::{
-    Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, DeviceNumber, Image, ImageDirectIo,
-    LoopControl, LoopDevice, MountFlags, Status, Volume, mountinfo,
+    Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, Image, ImageDirectIo, LoopControl,
+    LoopDevice, MountFlags, Status, Volume,
 };
 use nix::fcntl::{OFlag, open};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, major, minor, stat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
 use crate::error::{Error, Result};
+use crate::loop_node::{is_loop_device, number_of};
+use crate::mounted_devices::MountedDevices;
 use crate::target::{Target, kind_of};
 
 /// How long a publication waits for a device of the other access to be closed, which a process of the node may have open
@@ -243,53 +245,4 @@ fn open_node(device: &LoopDevice) -> Result<OwnedFd> {
         )));
     }
     Ok(node)
-}
-
-/// Whether a path with this status is the node of a loop device.
-pub(crate) fn is_loop_device(status: &FileStat) -> bool {
-    const LOOP_MAJOR: u32 = 7;
-    kind_of(status) == SFlag::S_IFBLK && number_of(status).major == LOOP_MAJOR
-}
-
-pub(crate) fn number_of(status: &FileStat) -> DeviceNumber {
-    device_number(status.st_rdev)
-}
-
-fn device_number(raw: u64) -> DeviceNumber {
-    DeviceNumber { major: major(raw) as u32, minor: minor(raw) as u32 }
-}
-
-/// The mounts that show the node of a loop device in `/dev`: their mount points, and the numbers of the devices.
-///
-/// The name of what is mounted proves nothing: a pod can have the kubelet mount a file of any name, or a device node that
-/// it made itself, as a subPath of its own volume. So the device number is compared, and the file system on which the
-/// node lies. Only mounts of that file system are looked at: a stat(2) of another could hang on a server that is gone.
-#[derive(Debug, Default)]
-pub(crate) struct MountedDevices(Vec<(PathBuf, DeviceNumber)>);
-
-impl MountedDevices {
-    /// Finds them in a mount table.
-    pub(crate) fn among(mounts: &[mountinfo::Mount]) -> Result<Self> {
-        const NODES: &str = "/dev";
-        let failed = |errno| Error::Target { operation: "stat", path: NODES.into(), errno };
-        let nodes = device_number(stat(NODES).map_err(failed)?.st_dev);
-        let of_nodes = mounts.iter().filter(|mount| mount.device == nodes);
-        let devices = of_nodes.filter_map(|mount| {
-            // A mount point without a status was unmounted after the table was read.
-            let status = stat(&mount.mount_point).ok().filter(is_loop_device)?;
-            Some((mount.mount_point.clone(), number_of(&status)))
-        });
-        Ok(Self(devices.collect()))
-    }
-
-    /// Returns a mount point, other than `except`, that shows this device.
-    pub(crate) fn find(&self, device: DeviceNumber, except: Option<&Path>) -> Option<&Path> {
-        let Self(mounted) = self;
-        let showing = mounted.iter().filter(|(_, number)| *number == device);
-        showing.map(|(mount_point, _)| mount_point.as_path()).find(|mount_point| Some(*mount_point) != except)
-    }
-
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = DeviceNumber> {
-        self.0.iter().map(|(_, number)| *number)
-    }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use loopfs::{Access, Bytes, FilesystemUuid, MountFlags, VolumeId};
 
 use crate::driver::DriverName;
+use crate::error::InvalidRequest;
 use crate::proto::csi as wire;
 use crate::topology::ThisNode;
 
@@ -23,20 +24,6 @@ pub(crate) use controller::{Create, Expected, Grow, List, Room, Validate};
 pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;
 pub(crate) use snapshots::{CreateSnapshot, Filter, ListSnapshots};
-
-/// Why a request can never succeed as it is.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {problem}")]
-pub(crate) struct InvalidRequest {
-    field: &'static str,
-    problem: String,
-}
-
-impl InvalidRequest {
-    fn new(field: &'static str, problem: impl Into<String>) -> Self {
-        Self { field, problem: problem.into() }
-    }
-}
 
 type Result<T, E = InvalidRequest> = std::result::Result<T, E>;
 

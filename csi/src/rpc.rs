@@ -1,13 +1,13 @@
-//! What every call has in common: a log line that names it, and blocking work off the event loop.
+//! What every call has in common: a log line that names it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tonic::{Code, Response, Status};
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Numbers calls in the log, so that the lines of one can be told from those of another.
 static CALLS: AtomicU64 = AtomicU64::new(1);
@@ -71,15 +71,9 @@ impl fmt::Debug for Shown<'_> {
     }
 }
 
-/// Runs work that blocks in system calls. It goes on if the caller hangs up.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let span = Span::current();
-    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
-        Ok(outcome) => outcome,
-        Err(panic) => Err(Error::Defect(format!("a defect of the driver: {panic}"))),
-    }
+/// The wire has signed numbers.
+pub(crate) fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -91,11 +85,5 @@ mod tests {
         assert_eq!(format!("{:?}", Shown("pvc-1")), "pvc-1");
         assert_eq!(format!("{:?}", Shown("a\nERROR")), "a\\nERROR");
         assert_eq!(format!("{:?}", Shown(&"v".repeat(4096))).chars().count(), LONGEST_SHOWN + 1);
-    }
-
-    #[tokio::test]
-    async fn a_panic_is_an_internal_error() {
-        let outcome = blocking(|| -> Result<()> { panic!("on purpose") }).await;
-        assert_eq!(outcome.unwrap_err().code(), Code::Internal);
     }
 }

@@ -11,10 +11,11 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use crate::blocking;
 use crate::error::{Error, Result};
-use crate::op_guard::{Guards, Object, Use};
+use crate::object::Object;
+use crate::op_guard::{Guards, Use};
 use crate::request::{Publish, TargetPath, Unpublish};
-use crate::rpc;
 use crate::storage::StorageGate;
 use crate::volumes::{Cleared, Volumes};
 
@@ -90,7 +91,7 @@ impl VolumeWork {
         // An error would mean that the semaphore is closed, which it never is.
         let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
         let volumes = Arc::clone(&self.volumes);
-        rpc::blocking(move || {
+        blocking::run(move || {
             let _thread = thread;
             work(&volumes)
         })
@@ -125,7 +126,7 @@ impl VolumeWork {
         let guard = self.guards.acquire([(target(&unpublish.target), Use::Change)])?;
         let volumes = Arc::clone(&self.volumes);
         let volume = unpublish.volume.clone();
-        let cleared = rpc::blocking(move || {
+        let cleared = blocking::run(move || {
             let _guard = guard;
             volumes.clear_target(&unpublish.target)
         });

@@ -12,7 +12,8 @@ use nix::sys::stat::FileStat;
 
 use crate::error::{Error, Result};
 use crate::janitor::Janitor;
-use crate::publish_block::{BlockVolume, MountedDevices};
+use crate::mounted_devices::MountedDevices;
+use crate::publish_block::BlockVolume;
 use crate::publish_mount::Directory;
 use crate::request::{
     AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unstage,

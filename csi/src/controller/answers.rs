@@ -3,10 +3,10 @@
 use loopfs::{Bytes, OwnedContentSource, Snapshot};
 
 use super::ControllerService;
-use crate::node::signed;
 use crate::proto::csi as wire;
 use crate::proto::csi::list_volumes_response;
 use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use crate::rpc::signed;
 use crate::volumes::Described;
 
 impl ControllerService {

@@ -7,8 +7,8 @@ use loopfs::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKin
 
 use super::page_token::PageToken;
 use super::parameters::Parameters;
-use super::{Capability, CapacityRange, InvalidRequest, RequestReader, Result, name, required, volume_id};
-use crate::error::Error;
+use super::{Capability, CapacityRange, RequestReader, Result, name, required, volume_id};
+use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 use crate::proto::csi::volume_content_source::{self as source, Type};
 

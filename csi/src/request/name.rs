@@ -5,7 +5,8 @@ use std::fmt::Write;
 use loopfs::{SnapshotId, VolumeId};
 use sha2::{Digest, Sha256};
 
-use super::{InvalidRequest, Result};
+use super::Result;
+use crate::error::InvalidRequest;
 
 const FIELD: &str = "name";
 

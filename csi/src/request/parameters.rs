@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
 
-use super::{InvalidRequest, Result, reserved};
+use super::{Result, reserved};
+use crate::error::InvalidRequest;
 
 const FIELD: &str = "parameters";
 

@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use super::{InvalidRequest, Result};
+use super::Result;
+use crate::error::InvalidRequest;
 
 /// `PATH_MAX`, less the terminating NUL.
 const LONGEST_PATH: usize = 4095;

@@ -3,8 +3,8 @@
 use loopfs::{SnapshotId, VolumeId};
 
 use super::controller::no_source;
-use super::{InvalidRequest, List, RequestReader, Result, name, required, reserved};
-use crate::error::Error;
+use super::{List, RequestReader, Result, name, required, reserved};
+use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 
 /// Take a snapshot of a volume.

@@ -4,7 +4,8 @@ use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, Volume
 
 use super::{Described, Volumes, published_at, refuse_published, require_kind};
 use crate::error::{Error, Result};
-use crate::publish_block::{BlockVolume, MountedDevices};
+use crate::mounted_devices::MountedDevices;
+use crate::publish_block::BlockVolume;
 use crate::request::{CapacityRange, Create, Grow};
 use crate::storage::Storage;
 use crate::stray_device::Shown;

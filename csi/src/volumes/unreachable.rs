@@ -13,7 +13,8 @@ use nix::sys::statvfs::statvfs;
 
 use super::Described;
 use crate::error::{Error, Result};
-use crate::publish_block::{MountedDevices, is_loop_device, number_of};
+use crate::loop_node::{is_loop_device, number_of};
+use crate::mounted_devices::MountedDevices;
 use crate::target::Target;
 
 /// The volumes that are published, in the order of their ids.
