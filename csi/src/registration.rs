@@ -13,12 +13,12 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::backoff::Backoff;
-use crate::connection;
 use crate::driver::DriverName;
 use crate::proto::registration as wire;
 use crate::proto::registration::registration_server::{Registration, RegistrationServer};
 use crate::readiness;
-use crate::socket::{self, SocketFile};
+use crate::transport::connection;
+use crate::transport::socket::{self, SocketFile};
 
 /// How the kubelet calls a CSI driver.
 const PLUGIN_TYPE: &str = "CSIPlugin";
