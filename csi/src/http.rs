@@ -10,10 +10,9 @@ use tonic::transport::Endpoint;
 use crate::audit::Audit;
 use crate::blocking;
 use crate::metrics::{self, Calls, Snapshot};
-use crate::probe::Probe;
 use crate::proto::csi::GetPluginInfoRequest;
 use crate::proto::csi::identity_client::IdentityClient;
-use crate::storage::{Health, StorageGate};
+use crate::storage::{Health, Probe, StorageGate};
 
 /// How long the gRPC server may take to say its name.
 const SELF_CALL_TIME: Duration = Duration::from_secs(5);

@@ -7,13 +7,12 @@ use tonic::{Request, Response, Status, async_trait};
 
 use crate::error::{Error, Result};
 use crate::health;
-use crate::probe::Probe;
 use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
 use crate::rpc::{self, Kind, signed};
-use crate::storage::Health;
+use crate::storage::{Health, Probe};
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
 

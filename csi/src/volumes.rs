@@ -11,14 +11,13 @@ use loopfs::{
 use nix::sys::stat::FileStat;
 
 use crate::error::{Error, Result};
-use crate::janitor::Janitor;
 use crate::mounted_devices::MountedDevices;
 use crate::publish_block::BlockVolume;
 use crate::publish_mount::Directory;
 use crate::request::{
     AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unstage,
 };
-use crate::storage::{Storage, StorageGate};
+use crate::storage::{Janitor, Storage, StorageGate};
 use crate::stray_device::StrayDevice;
 use crate::target::PublishRoot;
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::gate::{Storage, StorageGate};
 use crate::blocking;
 use crate::error::{Error, Result};
-use crate::storage::{Storage, StorageGate};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
 const EVERY: Duration = Duration::from_secs(60);

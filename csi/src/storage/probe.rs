@@ -8,9 +8,9 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::gate::{Health, StorageGate, WRITE_TIMEOUT};
 use crate::blocking;
 use crate::error::{Error, Result};
-use crate::storage::{Health, StorageGate, WRITE_TIMEOUT};
 
 /// How often the driver probes its storage by itself.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
