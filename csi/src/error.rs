@@ -1,4 +1,4 @@
-//! What can go wrong in a call. [`crate::status`] says which gRPC code each is.
+//! What can go wrong in a call. [`crate::services`] says which gRPC code each is.
 
 use std::path::PathBuf;
 

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use loopfs::VolumeKind;
 use tonic::{Request, Response, Status, async_trait};
 
+use super::rpc::{self, Kind, signed};
 use crate::driver::DriverName;
 use crate::error::Result;
 use crate::op_guard::Use;
@@ -14,12 +15,9 @@ use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
 use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
-use crate::rpc::{self, Kind, signed};
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;
 use crate::volumes::{Page, SMALLEST, SnapshotPage};
-
-mod answers;
 
 /// What this version does.
 const CAPABILITIES: [Capability; 14] = [
@@ -41,8 +39,8 @@ const CAPABILITIES: [Capability; 14] = [
 
 #[derive(Debug)]
 pub(crate) struct ControllerService {
-    filesystem_uuid_key: String,
-    node: ThisNode,
+    pub(super) filesystem_uuid_key: String,
+    pub(super) node: ThisNode,
     requests: RequestReader,
     work: VolumeWork,
 }

@@ -2,11 +2,11 @@
 
 use loopfs::{Bytes, OwnedContentSource, Snapshot};
 
-use super::ControllerService;
+use super::controller::ControllerService;
+use super::rpc::signed;
 use crate::proto::csi as wire;
 use crate::proto::csi::list_volumes_response;
 use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use crate::rpc::signed;
 use crate::volumes::Described;
 
 impl ControllerService {

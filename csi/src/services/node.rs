@@ -5,13 +5,13 @@ use std::sync::Arc;
 use loopfs::{Bytes, Inodes, VolumeStats};
 use tonic::{Request, Response, Status, async_trait};
 
+use super::health;
+use super::rpc::{self, Kind, signed};
 use crate::error::{Error, Result};
-use crate::health;
 use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
-use crate::rpc::{self, Kind, signed};
 use crate::storage::{Health, Probe};
 use crate::topology::ThisNode;
 use crate::volume_work::VolumeWork;

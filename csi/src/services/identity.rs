@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status, async_trait};
 
+use super::rpc::{self, Kind};
 use crate::driver::DriverName;
 use crate::error::Result;
 use crate::proto::csi as wire;
 use crate::proto::csi::identity_server::Identity;
 use crate::proto::csi::plugin_capability::{self as capability, Type, service, volume_expansion};
-use crate::rpc::{self, Kind};
 use crate::storage::{Health, Probe};
 
 #[derive(Debug)]
