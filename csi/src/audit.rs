@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::Error;
 use crate::request::List;
 use crate::storage::StorageGate;
-use crate::volume_work::VolumeWork;
+use crate::volumes::VolumeWork;
 
 /// What was wrong when it was looked last.
 #[derive(Debug)]

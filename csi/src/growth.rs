@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::readiness;
 use crate::storage::StorageGate;
-use crate::volume_work::VolumeWork;
+use crate::volumes::VolumeWork;
 
 /// Follows the volumes of whichever storage is open, until `stop`.
 pub(crate) async fn follow(

@@ -38,23 +38,16 @@ mod driver;
 mod error;
 mod growth;
 mod http;
-mod loop_node;
 mod metrics;
-mod mounted_devices;
 mod object;
-mod op_guard;
 pub mod proto;
-mod publish_block;
-mod publish_mount;
 mod readiness;
 mod request;
 mod services;
 mod storage;
-mod stray_device;
 mod target;
 mod topology;
 mod transport;
-mod volume_work;
 mod volumes;
 
 pub use args::{Args, LogArgs, LogFormat};
@@ -73,8 +66,7 @@ use storage::{Janitor, Probe, StorageGate};
 use target::PublishRoot;
 use topology::ThisNode;
 use transport::{connection, socket};
-use volume_work::VolumeWork;
-use volumes::Volumes;
+use volumes::{VolumeWork, Volumes};
 
 /// How long running calls may take to finish once the process is asked to end; a pod is killed after 30 seconds.
 const GRACE: Duration = Duration::from_secs(25);

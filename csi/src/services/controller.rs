@@ -9,15 +9,13 @@ use tonic::{Request, Response, Status, async_trait};
 use super::rpc::{self, Kind, signed};
 use crate::driver::DriverName;
 use crate::error::Result;
-use crate::op_guard::Use;
 use crate::proto::csi as wire;
 use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
 use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
 use crate::topology::ThisNode;
-use crate::volume_work::VolumeWork;
-use crate::volumes::{Page, SMALLEST, SnapshotPage};
+use crate::volumes::{Page, SMALLEST, SnapshotPage, Use, VolumeWork};
 
 /// What this version does.
 const CAPABILITIES: [Capability; 14] = [

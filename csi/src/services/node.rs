@@ -14,7 +14,7 @@ use crate::proto::csi::node_service_capability::{self as capability, rpc::Type a
 use crate::request::RequestReader;
 use crate::storage::{Health, Probe};
 use crate::topology::ThisNode;
-use crate::volume_work::VolumeWork;
+use crate::volumes::VolumeWork;
 
 /// What this version does.
 const CAPABILITIES: [Capability; 7] = [

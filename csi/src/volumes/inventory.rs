@@ -1,32 +1,15 @@
 //! Which volumes there are, how they fare, and what more could be made.
 
-use loopfs::{
-    AbnormalReason, Bytes, Condition, ErrorKind, FilesystemUuid, OwnedContentSource, Volume, VolumeId,
-    VolumeKind,
-};
+use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, Volume, VolumeId, VolumeKind};
 
-use super::provision::whole_units;
-use super::{Volumes, health, published_at, require_kind, unreachable};
+use super::block_device::BlockVolume;
+use super::publish::Volumes;
+use super::stray_device::Shown;
+use super::unreachable;
+use super::volume::{Described, health, published_at, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::publish_block::BlockVolume;
 use crate::request::{Expected, List, PageToken, Room, Validate};
 use crate::storage::Storage;
-use crate::stray_device::Shown;
-
-/// A volume as it is told of.
-#[derive(Clone, Debug)]
-pub(crate) struct Described {
-    pub(crate) volume: VolumeId,
-    /// None where it cannot be found out.
-    pub(crate) capacity: Option<Bytes>,
-    /// `None` if the storage cannot be used.
-    pub(crate) filesystem: Option<FilesystemUuid>,
-    /// On this node.
-    pub(crate) published: bool,
-    pub(crate) condition: Condition,
-    /// What it was made from, whether that is still there or not.
-    pub(crate) source: Option<OwnedContentSource>,
-}
 
 /// Some of the volumes.
 #[derive(Debug)]

@@ -2,16 +2,14 @@
 
 use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, VolumeId, VolumeKind};
 
-use super::{Described, Volumes, published_at, refuse_published, require_kind};
+use super::block_device::BlockVolume;
+use super::mounted_devices::MountedDevices;
+use super::publish::Volumes;
+use super::stray_device::Shown;
+use super::volume::{Described, UNIT, published_at, refuse_published, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::mounted_devices::MountedDevices;
-use crate::publish_block::BlockVolume;
 use crate::request::{CapacityRange, Create, Grow};
 use crate::storage::Storage;
-use crate::stray_device::Shown;
-
-/// Sizes of volumes are multiples of this, which is also the least.
-pub(crate) const UNIT: Bytes = Bytes(4096);
 
 /// Size of a volume that nothing is said of.
 const DEFAULT_SIZE: Bytes = Bytes::GIB;
@@ -198,11 +196,6 @@ fn size_within(at_least: Bytes, at_most: Option<Bytes>) -> Result<Bytes> {
         ))),
         _ => Ok(size),
     }
-}
-
-/// As much of it as a volume can have.
-pub(super) fn whole_units(Bytes(bytes): Bytes) -> Bytes {
-    Bytes(bytes - bytes % UNIT.0)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use loopfs::{ErrorKind, Snapshot, SnapshotId, VolumeKind};
 
-use super::Volumes;
+use super::block_device::BlockVolume;
+use super::publish::Volumes;
 use crate::error::{Error, Result};
-use crate::publish_block::BlockVolume;
 use crate::request::{CreateSnapshot, Filter, ListSnapshots, PageToken};
 use crate::storage::Storage;
 

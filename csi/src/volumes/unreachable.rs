@@ -11,10 +11,10 @@ use loopfs::{
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
-use super::Described;
+use super::loop_node::{is_loop_device, number_of};
+use super::mounted_devices::MountedDevices;
+use super::volume::Described;
 use crate::error::{Error, Result};
-use crate::loop_node::{is_loop_device, number_of};
-use crate::mounted_devices::MountedDevices;
 use crate::target::Target;
 
 /// The volumes that are published, in the order of their ids.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use loopfs::{DeviceNumber, mountinfo};
 use nix::sys::stat::stat;
 
+use super::loop_node::{device_number, is_loop_device, number_of};
 use crate::error::{Error, Result};
-use crate::loop_node::{device_number, is_loop_device, number_of};
 
 /// The mounts that show the node of a loop device in `/dev`: their mount points, and the numbers of the devices.
 ///

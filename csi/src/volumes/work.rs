@@ -11,13 +11,13 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
+use super::op_guard::{Guards, Use};
+use super::publish::{Cleared, Volumes};
 use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::Object;
-use crate::op_guard::{Guards, Use};
 use crate::request::{Publish, TargetPath, Unpublish};
 use crate::storage::StorageGate;
-use crate::volumes::{Cleared, Volumes};
 
 /// Threads that may be in calls that touch the disk. The runtime has 512: the others are left to calls that do not.
 const DISK_THREADS: usize = 256;

@@ -15,9 +15,9 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
+use super::loop_node::{is_loop_device, number_of};
+use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
-use crate::loop_node::{is_loop_device, number_of};
-use crate::mounted_devices::MountedDevices;
 use crate::target::{Target, kind_of};
 
 /// How long a publication waits for a device of the other access to be closed, which a process of the node may have open

@@ -9,9 +9,9 @@ use loopfs::{
 };
 use nix::sys::stat::FileStat;
 
+use super::loop_node::{is_loop_device, number_of};
+use super::mounted_devices::MountedDevices;
 use crate::error::Result;
-use crate::loop_node::{is_loop_device, number_of};
-use crate::mounted_devices::MountedDevices;
 use crate::storage::Storage;
 
 /// Longer labels are cut by the kernel, and then say only how an id begins.

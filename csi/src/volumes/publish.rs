@@ -1,41 +1,27 @@
-//! What is done with volumes. Everything is found out anew from the store, the mount table and the loop devices,
-//! so a driver that was restarted, or was never told that a volume is staged, does the same. All of it blocks.
+//! Staging and publishing, and their undoing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use loopfs::{
-    AbnormalReason, Bytes, Condition, ErrorKind, LoopControl, Volume, VolumeId, VolumeKind, VolumeStats,
-    mountinfo,
-};
+use loopfs::{ErrorKind, Volume, VolumeId, VolumeKind};
 use nix::sys::stat::FileStat;
 
+use super::block_device::BlockVolume;
+use super::directory::Directory;
+use super::mounted_devices::MountedDevices;
+use super::stray_device::StrayDevice;
+use super::volume::{Found, find, refuse_published, require_kind};
 use crate::error::{Error, Result};
-use crate::mounted_devices::MountedDevices;
-use crate::publish_block::BlockVolume;
-use crate::publish_mount::Directory;
-use crate::request::{
-    AccessType, CapacityRange, Expand, Exposure, Publish, Stage, Stats, TargetPath, Unstage,
-};
+use crate::request::{AccessType, Exposure, Publish, Stage, TargetPath, Unstage};
 use crate::storage::{Janitor, Storage, StorageGate};
-use crate::stray_device::StrayDevice;
 use crate::target::PublishRoot;
-
-mod inventory;
-mod provision;
-mod snapshots;
-mod unreachable;
-
-pub(crate) use inventory::{Described, Page};
-pub(crate) use provision::UNIT as SMALLEST;
-pub(crate) use snapshots::SnapshotPage;
 
 /// The volumes of this node.
 #[derive(Debug)]
 pub(crate) struct Volumes {
-    gate: Arc<StorageGate>,
-    root: Arc<PublishRoot>,
-    janitor: Arc<Janitor>,
+    pub(super) gate: Arc<StorageGate>,
+    pub(super) root: Arc<PublishRoot>,
+    pub(super) janitor: Arc<Janitor>,
 }
 
 impl Volumes {
@@ -185,158 +171,11 @@ impl Volumes {
     fn mounted_devices(&self) -> Result<MountedDevices> {
         MountedDevices::among(&self.root.mounts()?)
     }
-
-    pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
-        let target = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
-        let storage = match self.gate.verified() {
-            Ok(storage) => storage,
-            Err(Error::StorageClosed(reason)) => {
-                let target = target.ok_or_else(|| not_published(stats))?;
-                return unreachable::stats(&stats.volume, &target, reason)?
-                    .ok_or_else(|| not_published(stats));
-            }
-            Err(error) => return Err(error),
-        };
-        let status = target.map(|target| target.status()).transpose()?.flatten();
-        let stray = |image| match &status {
-            Some(status) => StrayDevice::shown(&storage, &stats.volume, image, status),
-            None => Ok(None),
-        };
-        let volume = match storage.store.volume(&stats.volume) {
-            Ok(volume) => volume,
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let stray = stray(None)?.ok_or(error)?;
-                return Ok(stray.stats());
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let shown = match (&status, volume.kind()) {
-            (None, _) => false,
-            (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.is(status),
-            (Some(status), VolumeKind::Block) => {
-                let block = BlockVolume::open(&volume, &storage.loops)?;
-                let own = block.device_of(status)?.is_some();
-                if !own && let Some(stray) = stray(Some(block.image()?))? {
-                    return Ok(stray.stats());
-                }
-                own
-            }
-        };
-        if shown { health(&volume, &storage.loops) } else { Err(not_published(stats)) }
-    }
-
-    /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: that is
-    /// for whoever makes volumes.
-    pub(crate) fn expand(&self, expand: &Expand) -> Result<Bytes> {
-        let storage = self.gate.verified()?;
-        let volume = storage.store.volume(&expand.volume)?;
-        if let Some(access_type) = expand.access_type {
-            require_kind(&volume, access_type.kind())?;
-        }
-        let size = match volume.kind() {
-            VolumeKind::Filesystem => volume.capacity(),
-            VolumeKind::Block => show_size(&volume, &storage)?,
-        };
-        let CapacityRange { at_least, at_most } = expand.capacity;
-        match (at_least, at_most) {
-            (Some(at_least), _) if size < at_least => Err(Error::NotYet(format!(
-                "volume {} has {size}, {at_least} are required; the volume itself is expanded first",
-                expand.volume
-            ))),
-            (_, Some(at_most)) if size > at_most => Err(Error::OutOfRange(format!(
-                "volume {} has {size} already, above the limit of {at_most}",
-                expand.volume
-            ))),
-            _ => Ok(size),
-        }
-    }
-
-    /// Has the devices of a Block volume show that it has grown, if it has since they were last told. Answers the size
-    /// they have then.
-    ///
-    /// It needs no guard, and so keeps no call from being served: to show more of the image does no harm to a device that is
-    /// coming or going, and one that is being attached looks at the size once more when it is.
-    pub(crate) fn show_growth(&self, id: &VolumeId) -> Result<Option<Bytes>> {
-        let storage = self.gate.opened()?;
-        let volume = storage.store.volume(id)?;
-        let told = volume.kind() != VolumeKind::Block
-            || volume.refreshed()?.is_some_and(|known| known >= volume.capacity());
-        if told { Ok(None) } else { show_size(&volume, &storage).map(Some) }
-    }
-}
-
-/// Makes the devices of a Block volume as large as its image, and says so to whoever grew it.
-fn show_size(volume: &Volume, storage: &Storage) -> Result<Bytes> {
-    let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
-    volume.record_refreshed(size)?;
-    Ok(size)
-}
-
-fn not_published(stats: &Stats) -> Error {
-    let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
-    Error::NotPublished(format!("volume {} is not published at {path}", stats.volume))
 }
 
 /// What a target showed before it was cleared.
 pub(crate) struct Cleared {
     showed: Option<FileStat>,
-}
-
-/// A volume, to whatever takes away what was made for it.
-enum Found {
-    Block(Volume),
-    /// It can have no loop devices.
-    WithoutDevices,
-    Gone,
-}
-
-fn find(storage: &Storage, volume: &VolumeId) -> Result<Found> {
-    match storage.store.volume(volume) {
-        Ok(volume) if volume.kind() == VolumeKind::Block => Ok(Found::Block(volume)),
-        Ok(_directory) => Ok(Found::WithoutDevices),
-        Err(error) => match error.kind() {
-            ErrorKind::NotFound => Ok(Found::Gone),
-            // Said of directories only: of one without limits, or without the store's mark.
-            ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(Found::WithoutDevices),
-            _ => Err(error.into()),
-        },
-    }
-}
-
-fn require_kind(volume: &Volume, asked: VolumeKind) -> Result<()> {
-    if volume.kind() == asked {
-        return Ok(());
-    }
-    let asked = match asked {
-        VolumeKind::Filesystem => "mount",
-        VolumeKind::Block => "block",
-    };
-    Err(Error::WrongAccessType(format!("{asked} is asked of {}, a {} volume", volume.id(), volume.kind())))
-}
-
-/// How full a volume is and how it fares, its devices among it.
-fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
-    let mut stats = volume.stats()?;
-    if volume.kind() == VolumeKind::Block
-        && stats.condition == Condition::Healthy
-        && let Some(trouble) = BlockVolume::open(volume, loops)?.trouble()?
-    {
-        stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, trouble);
-    }
-    Ok(stats)
-}
-
-/// A mount point among `mounts` that shows the volume.
-fn published_at(
-    volume: &Volume,
-    loops: &LoopControl,
-    mounts: &[mountinfo::Mount],
-    mounted: &MountedDevices,
-) -> Result<Option<PathBuf>> {
-    match volume.kind() {
-        VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
-        VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounted, None),
-    }
 }
 
 /// That a volume which was attached a moment ago was not deleted a moment before: once it is attached, it is not.
@@ -353,17 +192,6 @@ fn require_there(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>) ->
     // As whoever comes later is told.
     storage.store.volume(volume.id()).map(drop)?;
     Err(Error::Precondition(format!("volume {} was replaced while it was attached; try again", volume.id())))
-}
-
-fn refuse_published(volume: &Volume, mount_point: Option<PathBuf>) -> Result<()> {
-    match mount_point {
-        None => Ok(()),
-        Some(mount_point) => Err(Error::Precondition(format!(
-            "volume {} is still published at {}; unpublish it there first",
-            volume.id(),
-            mount_point.display()
-        ))),
-    }
 }
 
 fn refuse_second_target(volume: &Volume, other: Option<PathBuf>) -> Result<()> {

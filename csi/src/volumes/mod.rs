@@ -1,0 +1,25 @@
+//! What is done with volumes. Everything is found out anew from the store, the mount table and the loop devices,
+//! so a driver that was restarted, or was never told that a volume is staged, does the same. All of it blocks.
+
+mod block_device;
+mod directory;
+mod expand;
+mod inventory;
+mod loop_node;
+mod mounted_devices;
+mod op_guard;
+mod provision;
+mod publish;
+mod snapshots;
+mod stats;
+mod stray_device;
+mod unreachable;
+mod volume;
+mod work;
+
+pub(crate) use inventory::Page;
+pub(crate) use op_guard::Use;
+pub(crate) use publish::Volumes;
+pub(crate) use snapshots::SnapshotPage;
+pub(crate) use volume::{Described, UNIT as SMALLEST};
+pub(crate) use work::VolumeWork;

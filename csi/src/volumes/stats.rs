@@ -1,0 +1,58 @@
+//! How full a published volume is, and how it fares.
+
+use loopfs::{ErrorKind, VolumeKind, VolumeStats};
+
+use super::block_device::BlockVolume;
+use super::directory::Directory;
+use super::publish::Volumes;
+use super::stray_device::StrayDevice;
+use super::unreachable;
+use super::volume::health;
+use crate::error::{Error, Result};
+use crate::request::{Stats, TargetPath};
+
+impl Volumes {
+    pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
+        let target = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
+        let storage = match self.gate.verified() {
+            Ok(storage) => storage,
+            Err(Error::StorageClosed(reason)) => {
+                let target = target.ok_or_else(|| not_published(stats))?;
+                return unreachable::stats(&stats.volume, &target, reason)?
+                    .ok_or_else(|| not_published(stats));
+            }
+            Err(error) => return Err(error),
+        };
+        let status = target.map(|target| target.status()).transpose()?.flatten();
+        let stray = |image| match &status {
+            Some(status) => StrayDevice::shown(&storage, &stats.volume, image, status),
+            None => Ok(None),
+        };
+        let volume = match storage.store.volume(&stats.volume) {
+            Ok(volume) => volume,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let stray = stray(None)?.ok_or(error)?;
+                return Ok(stray.stats());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let shown = match (&status, volume.kind()) {
+            (None, _) => false,
+            (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.is(status),
+            (Some(status), VolumeKind::Block) => {
+                let block = BlockVolume::open(&volume, &storage.loops)?;
+                let own = block.device_of(status)?.is_some();
+                if !own && let Some(stray) = stray(Some(block.image()?))? {
+                    return Ok(stray.stats());
+                }
+                own
+            }
+        };
+        if shown { health(&volume, &storage.loops) } else { Err(not_published(stats)) }
+    }
+}
+
+fn not_published(stats: &Stats) -> Error {
+    let path = stats.path.as_ref().map_or_else(|| "that path".to_owned(), TargetPath::to_string);
+    Error::NotPublished(format!("volume {} is not published at {path}", stats.volume))
+}
