@@ -2,7 +2,7 @@
 
 use loopfs::{MountFlags, VolumeKind};
 
-use super::Result;
+use super::field::Result;
 use crate::error::InvalidRequest;
 use crate::proto::csi::volume_capability::{self as wire, access_mode::Mode};
 

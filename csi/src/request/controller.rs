@@ -5,9 +5,12 @@ use std::str::FromStr;
 
 use loopfs::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
+use super::capability::Capability;
+use super::field::{CapacityRange, Result, no_source, required, volume_id};
+use super::name;
 use super::page_token::PageToken;
 use super::parameters::Parameters;
-use super::{Capability, CapacityRange, RequestReader, Result, name, required, volume_id};
+use super::reader::RequestReader;
 use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 use crate::proto::csi::volume_content_source::{self as source, Type};
@@ -172,11 +175,6 @@ fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSourc
     };
     required(FIELD, &id)?;
     read(&id).map_err(|_impossible| no_source(FIELD, what, &id))
-}
-
-/// What nothing can be named is not there.
-pub(super) fn no_source(field: &str, what: &str, id: &str) -> Error {
-    Error::NoSource(format!("{field}: {what} {:?}: there is none", id.chars().take(128).collect::<String>()))
 }
 
 /// The one kind of volume that has all these capabilities.

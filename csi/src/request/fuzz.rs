@@ -1,12 +1,13 @@
 //! Whatever a message holds, it is read or refused.
 
+use loopfs::VolumeId;
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use prost::Message;
 
 use super::tests::reader;
-use super::*;
+use crate::proto::csi as wire;
 use crate::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 

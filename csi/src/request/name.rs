@@ -5,7 +5,7 @@ use std::fmt::Write;
 use loopfs::{SnapshotId, VolumeId};
 use sha2::{Digest, Sha256};
 
-use super::Result;
+use super::field::Result;
 use crate::error::InvalidRequest;
 
 const FIELD: &str = "name";

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use super::Result;
+use super::field::Result;
 use crate::error::InvalidRequest;
 
 /// `PATH_MAX`, less the terminating NUL.

@@ -2,8 +2,10 @@
 
 use loopfs::{SnapshotId, VolumeId};
 
-use super::controller::no_source;
-use super::{List, RequestReader, Result, name, required, reserved};
+use super::controller::List;
+use super::field::{Result, no_source, required};
+use super::reader::RequestReader;
+use super::{name, reserved};
 use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 

@@ -1,11 +1,16 @@
 use std::collections::HashMap;
+use std::path::Path;
 
+use loopfs::{Access, Bytes, MountFlags};
 use rstest::rstest;
 
-use super::*;
+use super::field::CapacityRange;
+use super::reader::{Exposure, RequestReader};
+use crate::proto::csi as wire;
 use crate::proto::csi::volume_capability::{
     self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
 };
+use crate::topology::ThisNode;
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";

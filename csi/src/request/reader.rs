@@ -1,31 +1,16 @@
-//! Protobuf messages into validated domain types. Pure: nothing is looked up, and every optional field is checked here
-//! and nowhere else.
+//! Requests of the Node service, and the reader of all requests.
 
 use std::path::{Path, PathBuf};
 
-use loopfs::{Access, Bytes, FilesystemUuid, MountFlags, VolumeId};
+use loopfs::{Access, FilesystemUuid, MountFlags, VolumeId};
 
+use super::capability::{AccessType, Capability};
+use super::field::{CapacityRange, Result, required, volume_id};
+use super::path::TargetPath;
 use crate::driver::DriverName;
 use crate::error::InvalidRequest;
 use crate::proto::csi as wire;
 use crate::topology::ThisNode;
-
-mod capability;
-mod controller;
-mod name;
-mod page_token;
-mod parameters;
-mod path;
-mod reserved;
-mod snapshots;
-
-pub(crate) use capability::{AccessType, Capability};
-pub(crate) use controller::{Create, Expected, Grow, List, Room, Validate};
-pub(crate) use page_token::PageToken;
-pub(crate) use path::TargetPath;
-pub(crate) use snapshots::{CreateSnapshot, Filter, ListSnapshots};
-
-type Result<T, E = InvalidRequest> = std::result::Result<T, E>;
 
 /// Make a volume ready on this node.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,43 +69,11 @@ pub(crate) struct Expand {
     pub(crate) access_type: Option<AccessType>,
 }
 
-/// Sizes a request accepts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CapacityRange {
-    pub(crate) at_least: Option<Bytes>,
-    pub(crate) at_most: Option<Bytes>,
-}
-
-impl CapacityRange {
-    fn read(range: Option<wire::CapacityRange>) -> Result<Self> {
-        const FIELD: &str = "capacity_range";
-        let wire::CapacityRange { required_bytes, limit_bytes } = range.unwrap_or_default();
-        let bytes = |value: i64, name: &str| match u64::try_from(value) {
-            Ok(0) => Ok(None),
-            Ok(value) => Ok(Some(Bytes(value))),
-            Err(_negative) => {
-                Err(InvalidRequest::new(FIELD, format!("{name} is {value}; sizes cannot be negative")))
-            }
-        };
-        let range = Self {
-            at_least: bytes(required_bytes, "required_bytes")?,
-            at_most: bytes(limit_bytes, "limit_bytes")?,
-        };
-        match (range.at_least, range.at_most) {
-            (Some(at_least), Some(at_most)) if at_least > at_most => Err(InvalidRequest::new(
-                FIELD,
-                format!("required are {at_least}, above the limit of {at_most}"),
-            )),
-            _ => Ok(range),
-        }
-    }
-}
-
 /// Reads requests, given what is fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestReader {
     filesystem_uuid_key: String,
-    node: ThisNode,
+    pub(super) node: ThisNode,
     kubelet_dir: PathBuf,
 }
 
@@ -190,7 +143,7 @@ impl RequestReader {
         volume_id(text)
     }
 
-    fn filesystem(
+    pub(super) fn filesystem(
         &self,
         context: &std::collections::HashMap<String, String>,
     ) -> Result<Option<FilesystemUuid>> {
@@ -204,19 +157,3 @@ impl RequestReader {
             .transpose()
     }
 }
-
-fn volume_id(text: &str) -> Result<VolumeId> {
-    if text.is_empty() {
-        return Err(InvalidRequest::new("volume_id", "must not be empty"));
-    }
-    VolumeId::parse(text).map_err(|error| InvalidRequest::new("volume_id", error.to_string()))
-}
-
-fn required(field: &'static str, text: &str) -> Result<()> {
-    if text.is_empty() { Err(InvalidRequest::new(field, "must not be empty")) } else { Ok(()) }
-}
-
-#[cfg(test)]
-mod fuzz;
-#[cfg(test)]
-mod tests;

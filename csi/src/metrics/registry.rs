@@ -1,14 +1,11 @@
-//! What a Prometheus server is told. The names are listed in README.md, which a test compares with what is served.
+//! The metrics, by name.
 
 use monitoring::Gauges;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-mod calls;
-mod snapshot;
-
-pub(crate) use calls::{Calls, Metered};
-pub(crate) use snapshot::Snapshot;
+use super::calls::Calls;
+use super::snapshot::{self, Snapshot};
 
 const PREFIX: &str = "loopfs_csi";
 
