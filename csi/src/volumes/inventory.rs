@@ -4,7 +4,7 @@ use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, Volume, VolumeId, Volu
 
 use super::block_device::BlockVolume;
 use super::publish::Volumes;
-use super::stray_device::Shown;
+use super::shown::Shown;
 use super::unreachable;
 use super::volume::{Described, health, published_at, require_kind, whole_units};
 use crate::error::{Error, Result};

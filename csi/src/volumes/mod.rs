@@ -10,6 +10,7 @@ mod mounted_devices;
 mod op_guard;
 mod provision;
 mod publish;
+mod shown;
 mod snapshots;
 mod stats;
 mod stray_device;

@@ -5,7 +5,7 @@ use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, Volume
 use super::block_device::BlockVolume;
 use super::mounted_devices::MountedDevices;
 use super::publish::Volumes;
-use super::stray_device::Shown;
+use super::shown::Shown;
 use super::volume::{Described, UNIT, published_at, refuse_published, require_kind, whole_units};
 use crate::error::{Error, Result};
 use crate::request::{CapacityRange, Create, Grow};

@@ -1,11 +1,8 @@
 //! Loop devices that were attached for a volume, and are bound to another file than its image: the image was removed or
 //! replaced since. Their label says for which volume they were made.
 
-use std::collections::HashMap;
-
 use loopfs::{
     AbnormalReason, BackingFile, Bytes, Condition, Detach, LoopDevice, Status, VolumeId, VolumeStats,
-    mountinfo,
 };
 use nix::sys::stat::FileStat;
 
@@ -13,9 +10,6 @@ use super::loop_node::{is_loop_device, number_of};
 use super::mounted_devices::MountedDevices;
 use crate::error::Result;
 use crate::storage::Storage;
-
-/// Longer labels are cut by the kernel, and then say only how an id begins.
-const LONGEST_LABEL: usize = 62;
 
 /// A device of a volume that is not bound to its image.
 #[derive(Debug)]
@@ -55,7 +49,12 @@ impl StrayDevice {
         Ok(found)
     }
 
-    fn of(storage: &Storage, volume: &VolumeId, image: Option<BackingFile>, status: Status) -> Option<Self> {
+    pub(super) fn of(
+        storage: &Storage,
+        volume: &VolumeId,
+        image: Option<BackingFile>,
+        status: Status,
+    ) -> Option<Self> {
         let backing = &status.binding.backing;
         let stray =
             status.is_labelled(volume.as_str()) && storage.store.holds(backing) && image != Some(*backing);
@@ -125,43 +124,4 @@ fn is_an_image(storage: &Storage, status: &Status) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-/// What is mounted beneath the orchestrator's directory, and which devices are shown there.
-#[derive(Debug, Default)]
-pub(crate) struct Shown {
-    pub(crate) mounts: Vec<mountinfo::Mount>,
-    pub(crate) mounted: MountedDevices,
-    devices: HashMap<String, Vec<Status>>,
-}
-
-impl Shown {
-    /// Asks each device that is mounted.
-    pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Result<Self> {
-        let mut devices: HashMap<String, Vec<Status>> = HashMap::new();
-        let mounted = MountedDevices::among(&mounts)?;
-        for number in mounted.numbers() {
-            if let Ok(status) = LoopDevice::open_device_number(number).and_then(|device| device.status()) {
-                devices.entry(status.label.clone()).or_default().push(status);
-            }
-        }
-        Ok(Self { mounts, mounted, devices })
-    }
-
-    /// A device that was made for the volume, and is bound to another file than its image.
-    pub(crate) fn stray(
-        &self,
-        storage: &Storage,
-        volume: &VolumeId,
-        image: Option<BackingFile>,
-    ) -> Option<StrayDevice> {
-        let shown = self.devices.get(volume.as_str())?;
-        shown.iter().find_map(|status| StrayDevice::of(storage, volume, image, status.clone()))
-    }
-
-    /// Volumes that devices were made for, whether or not they are still there.
-    pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeId> {
-        let whole = self.devices.keys().filter(|label| label.len() <= LONGEST_LABEL);
-        whole.filter_map(|label| VolumeId::parse(label).ok())
-    }
 }

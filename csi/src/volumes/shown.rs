@@ -1,0 +1,52 @@
+//! What is mounted beneath the orchestrator's directory, read once for a list of volumes.
+
+use std::collections::HashMap;
+
+use loopfs::{BackingFile, LoopDevice, Status, VolumeId, mountinfo};
+
+use super::mounted_devices::MountedDevices;
+use super::stray_device::StrayDevice;
+use crate::error::Result;
+use crate::storage::Storage;
+
+/// Longer labels are cut by the kernel, and then say only how an id begins.
+const LONGEST_LABEL: usize = 62;
+
+/// What is mounted beneath the orchestrator's directory, and which devices are shown there.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) mounts: Vec<mountinfo::Mount>,
+    pub(crate) mounted: MountedDevices,
+    devices: HashMap<String, Vec<Status>>,
+}
+
+impl Shown {
+    /// Asks each device that is mounted.
+    pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Result<Self> {
+        let mut devices: HashMap<String, Vec<Status>> = HashMap::new();
+        let mounted = MountedDevices::among(&mounts)?;
+        for number in mounted.numbers() {
+            if let Ok(status) = LoopDevice::open_device_number(number).and_then(|device| device.status()) {
+                devices.entry(status.label.clone()).or_default().push(status);
+            }
+        }
+        Ok(Self { mounts, mounted, devices })
+    }
+
+    /// A device that was made for the volume, and is bound to another file than its image.
+    pub(crate) fn stray(
+        &self,
+        storage: &Storage,
+        volume: &VolumeId,
+        image: Option<BackingFile>,
+    ) -> Option<StrayDevice> {
+        let shown = self.devices.get(volume.as_str())?;
+        shown.iter().find_map(|status| StrayDevice::of(storage, volume, image, status.clone()))
+    }
+
+    /// Volumes that devices were made for, whether or not they are still there.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeId> {
+        let whole = self.devices.keys().filter(|label| label.len() <= LONGEST_LABEL);
+        whole.filter_map(|label| VolumeId::parse(label).ok())
+    }
+}
