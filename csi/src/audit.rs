@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::Error;
 use crate::request::List;
 use crate::storage::StorageGate;
-use crate::volumes::VolumeWork;
+use crate::volumes::VolumeOperations;
 
 /// What was wrong when it was looked last.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Audit {
     /// Looks again and again, until `stop`.
     pub(crate) async fn run(
         self: Arc<Self>,
-        work: VolumeWork,
+        operations: VolumeOperations,
         gate: Arc<StorageGate>,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
@@ -66,7 +66,7 @@ impl Audit {
         let endless = async {
             loop {
                 gate.wait_until_open().await;
-                match look(&work).await {
+                match look(&operations).await {
                     Ok(findings) => {
                         tell(&known, &findings.abnormal);
                         known.clone_from(&findings.abnormal);
@@ -90,11 +90,11 @@ impl Audit {
     }
 }
 
-async fn look(work: &VolumeWork) -> Result<Findings, Error> {
+async fn look(operations: &VolumeOperations) -> Result<Findings, Error> {
     let begun = Instant::now();
     let all = List { from: None, at_most: None };
-    let page = work
-        .query(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
+    let page = operations
+        .unlocked(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
         .await?;
     let abnormal = page.volumes.into_iter().filter_map(|described| match described.condition {
         Condition::Healthy => None,

@@ -20,7 +20,7 @@ pub(crate) enum Error {
     WrongAccessType(String),
 
     #[error("another operation on {0} is in progress; retry when it has finished")]
-    InProgress(Object),
+    OperationPending(Object),
 
     /// Something that will pass by itself.
     #[error("{0}; retry")]

@@ -13,11 +13,11 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::readiness;
 use crate::storage::StorageGate;
-use crate::volumes::VolumeWork;
+use crate::volumes::VolumeOperations;
 
 /// Follows the volumes of whichever storage is open, until `stop`.
 pub(crate) async fn follow(
-    work: VolumeWork,
+    operations: VolumeOperations,
     gate: Arc<StorageGate>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -26,7 +26,7 @@ pub(crate) async fn follow(
         loop {
             gate.wait_until_open().await;
             tokio::select! {
-                ended = follow_storage(&work, &gate) => if let Err(error) = ended {
+                ended = follow_storage(&operations, &gate) => if let Err(error) = ended {
                     let reason = format!("{error:#}");
                     tracing::warn!(%reason, "block volumes that grow are seen when the kubelet looks");
                 },
@@ -40,7 +40,7 @@ pub(crate) async fn follow(
 }
 
 /// Ends when nothing more will be seen.
-async fn follow_storage(work: &VolumeWork, gate: &StorageGate) -> anyhow::Result<()> {
+async fn follow_storage(operations: &VolumeOperations, gate: &StorageGate) -> anyhow::Result<()> {
     let watch = gate.opened()?.store.watch()?;
     let readable = watch.as_fd().try_clone_to_owned().context("duplicate a descriptor")?;
     let readable = readiness::register(readable, Interest::READABLE).context("watch the volumes")?;
@@ -48,7 +48,7 @@ async fn follow_storage(work: &VolumeWork, gate: &StorageGate) -> anyhow::Result
         // Cleared before it is read, so that what comes meanwhile is seen.
         readable.ready(Interest::READABLE).await?.clear_ready();
         let changes = watch.read().context("read what changed about the volumes")?;
-        show(work, &changes).await;
+        show(operations, &changes).await;
         if changes.ended {
             anyhow::bail!("the directory of the volumes is gone");
         }
@@ -56,7 +56,7 @@ async fn follow_storage(work: &VolumeWork, gate: &StorageGate) -> anyhow::Result
 }
 
 /// What cannot be done now is the kubelet's to ask for.
-async fn show(work: &VolumeWork, changes: &Changes) {
+async fn show(operations: &VolumeOperations, changes: &Changes) {
     if changes.overflowed {
         tracing::warn!(
             "more volumes changed at once than the kernel remembers; the kubelet has the others looked at"
@@ -64,7 +64,7 @@ async fn show(work: &VolumeWork, changes: &Changes) {
     }
     for volume in &changes.volumes {
         let id = volume.clone();
-        match work.query(move |volumes| volumes.show_growth(&id)).await {
+        match operations.unlocked(move |volumes| volumes.show_growth(&id)).await {
             Ok(None) => {}
             Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {}
             Ok(Some(size)) => {

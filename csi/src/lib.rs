@@ -66,7 +66,7 @@ use storage::{Janitor, Probe, StorageGate};
 use target::PublishRoot;
 use topology::ThisNode;
 use transport::{connection, socket};
-use volumes::{VolumeWork, Volumes};
+use volumes::{VolumeOperations, Volumes};
 
 /// How long running calls may take to finish once the process is asked to end; a pod is killed after 30 seconds.
 const GRACE: Duration = Duration::from_secs(25);
@@ -116,14 +116,19 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let janitor = Arc::new(Janitor::default());
     let this_node = ThisNode::new(&driver_name, node_name);
     let requests = RequestReader::new(&driver_name, this_node.clone(), &kubelet_dir);
-    let work =
-        VolumeWork::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)), Arc::clone(&gate));
+    let operations =
+        VolumeOperations::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)), Arc::clone(&gate));
     let calls = Calls::new();
     let services = Services {
         calls: calls.clone(),
         identity: IdentityService::new(driver_name.clone(), Arc::clone(&probe)),
-        controller: ControllerService::new(&driver_name, this_node.clone(), requests.clone(), work.clone()),
-        node: NodeService::new(this_node, requests, work.clone(), Arc::clone(&probe)),
+        controller: ControllerService::new(
+            &driver_name,
+            this_node.clone(),
+            requests.clone(),
+            operations.clone(),
+        ),
+        node: NodeService::new(this_node, requests, operations.clone(), Arc::clone(&probe)),
     };
     let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
         driver_name,
@@ -137,10 +142,10 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
     tasks.spawn(Arc::clone(&probe).run(stop.clone()));
-    tasks.spawn(growth::follow(work.clone(), Arc::clone(&gate), stop.clone()));
+    tasks.spawn(growth::follow(operations.clone(), Arc::clone(&gate), stop.clone()));
     let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
     if metrics_address.is_some() {
-        tasks.spawn(Arc::clone(&audit).run(work, Arc::clone(&gate), stop.clone()));
+        tasks.spawn(Arc::clone(&audit).run(operations, Arc::clone(&gate), stop.clone()));
     }
     if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
         let pages = http::Pages { gate: Arc::clone(&gate), probe, audit, calls, endpoint: endpoint.clone() };

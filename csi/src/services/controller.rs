@@ -15,7 +15,7 @@ use crate::proto::csi::controller_service_capability::{self as capability, rpc::
 use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
 use crate::topology::ThisNode;
-use crate::volumes::{Page, SMALLEST, SnapshotPage, Use, VolumeWork};
+use crate::volumes::{LockMode, Page, SMALLEST, SnapshotPage, VolumeOperations};
 
 /// What this version does.
 const CAPABILITIES: [Capability; 14] = [
@@ -40,7 +40,7 @@ pub(crate) struct ControllerService {
     pub(super) filesystem_uuid_key: String,
     pub(super) node: ThisNode,
     requests: RequestReader,
-    work: VolumeWork,
+    operations: VolumeOperations,
 }
 
 impl ControllerService {
@@ -48,9 +48,9 @@ impl ControllerService {
         driver_name: &DriverName,
         node: ThisNode,
         requests: RequestReader,
-        work: VolumeWork,
+        operations: VolumeOperations,
     ) -> Self {
-        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), node, requests, work }
+        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), node, requests, operations }
     }
 }
 
@@ -63,9 +63,9 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("CreateVolume", Kind::Change, &request.name.clone(), async {
             let create = self.requests.create(request)?;
-            let wanted = [(create.volume.clone().into(), Use::Change)].into_iter();
-            let wanted = wanted.chain(create.source.clone().map(|source| (source.into(), Use::Copy)));
-            let made = self.work.holding(wanted, move |volumes| volumes.create(&create)).await?;
+            let wanted = [(create.volume.clone().into(), LockMode::Change)].into_iter();
+            let wanted = wanted.chain(create.source.clone().map(|source| (source.into(), LockMode::Copy)));
+            let made = self.operations.locked(wanted, move |volumes| volumes.create(&create)).await?;
             Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&made)) })
         })
         .await
@@ -78,8 +78,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("DeleteVolume", Kind::Change, &request.volume_id, async {
             if let Some(volume) = self.requests.delete(&request)? {
-                let wanted = [(volume.clone().into(), Use::Remove)];
-                self.work.holding(wanted, move |volumes| volumes.delete(&volume)).await?;
+                let wanted = [(volume.clone().into(), LockMode::Remove)];
+                self.operations.locked(wanted, move |volumes| volumes.delete(&volume)).await?;
             }
             Ok(wire::DeleteVolumeResponse {})
         })
@@ -93,7 +93,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerExpandVolume", Kind::Change, &request.volume_id.clone(), async {
             let grow = self.requests.grow(request)?;
-            let volume = self.work.change(&grow.volume.clone(), move |volumes| volumes.grow(&grow)).await?;
+            let volume =
+                self.operations.exclusive(&grow.volume.clone(), move |volumes| volumes.grow(&grow)).await?;
             Ok(wire::ControllerExpandVolumeResponse {
                 capacity_bytes: signed(volume.capacity().0),
                 // A loop device has to be told; a quota counts at once.
@@ -116,7 +117,7 @@ impl Controller for ControllerService {
                 mutable_parameters: HashMap::new(),
             };
             let validate = self.requests.validate(request)?;
-            let verdict = self.work.query(move |volumes| volumes.validate(&validate)).await?;
+            let verdict = self.operations.unlocked(move |volumes| volumes.validate(&validate)).await?;
             Ok(match verdict {
                 Ok(()) => wire::ValidateVolumeCapabilitiesResponse {
                     confirmed: Some(confirmed),
@@ -136,7 +137,7 @@ impl Controller for ControllerService {
         rpc::traced("ListVolumes", Kind::Query, "", async {
             let list = self.requests.list(request.max_entries, &request.starting_token)?;
             let Page { volumes, next } =
-                self.work.query(move |volumes| volumes.list(&list, |_any| true)).await?;
+                self.operations.unlocked(move |volumes| volumes.list(&list, |_any| true)).await?;
             Ok(wire::ListVolumesResponse {
                 entries: volumes.into_iter().map(|described| self.entry(described)).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),
@@ -152,7 +153,7 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerGetVolume", Kind::Query, &request.volume_id, async {
             let volume = self.requests.volume(&request.volume_id)?;
-            let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
+            let described = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeResponse {
                 volume: Some(self.volume(&described)),
                 status: Some(controller_get_volume_response::VolumeStatus {
@@ -171,7 +172,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerListVolumeHealth", Kind::Query, "", async {
             let list = self.requests.list(request.max_entries, &request.starting_token)?;
-            let Page { volumes, next } = self.work.query(move |volumes| volumes.list_abnormal(&list)).await?;
+            let Page { volumes, next } =
+                self.operations.unlocked(move |volumes| volumes.list_abnormal(&list)).await?;
             Ok(wire::ControllerListVolumeHealthResponse {
                 entries: volumes.into_iter().map(wire::VolumeHealth::from).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),
@@ -187,7 +189,7 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerGetVolumeHealth", Kind::Query, &request.volume_id, async {
             let volume = self.requests.volume(&request.volume_id)?;
-            let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
+            let described = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(described.into()) })
         })
         .await
@@ -200,7 +202,7 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("GetCapacity", Kind::Query, "", async {
             let room = self.requests.room(request)?;
-            let capacity = self.work.query(move |volumes| volumes.room(&room)).await?;
+            let capacity = self.operations.unlocked(move |volumes| volumes.room(&room)).await?;
             Ok(wire::GetCapacityResponse {
                 available_capacity: signed(capacity.available.0),
                 maximum_volume_size: Some(signed(capacity.largest.0)),
@@ -242,9 +244,12 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("CreateSnapshot", Kind::Change, &request.name.clone(), async {
             let create = self.requests.create_snapshot(request)?;
-            let wanted =
-                [(create.snapshot.clone().into(), Use::Change), (create.source.clone().into(), Use::Copy)];
-            let taken = self.work.holding(wanted, move |volumes| volumes.create_snapshot(&create)).await?;
+            let wanted = [
+                (create.snapshot.clone().into(), LockMode::Change),
+                (create.source.clone().into(), LockMode::Copy),
+            ];
+            let taken =
+                self.operations.locked(wanted, move |volumes| volumes.create_snapshot(&create)).await?;
             Ok(wire::CreateSnapshotResponse { snapshot: Some(self.snapshot(&taken)) })
         })
         .await
@@ -257,8 +262,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("DeleteSnapshot", Kind::Change, &request.snapshot_id, async {
             if let Some(snapshot) = self.requests.delete_snapshot(&request)? {
-                let wanted = [(snapshot.clone().into(), Use::Remove)];
-                self.work.holding(wanted, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
+                let wanted = [(snapshot.clone().into(), LockMode::Remove)];
+                self.operations.locked(wanted, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
             }
             Ok(wire::DeleteSnapshotResponse {})
         })
@@ -273,7 +278,7 @@ impl Controller for ControllerService {
         rpc::traced("ListSnapshots", Kind::Query, "", async {
             let list = self.requests.list_snapshots(&request)?;
             let SnapshotPage { snapshots, next } =
-                self.work.query(move |volumes| volumes.list_snapshots(&list)).await?;
+                self.operations.unlocked(move |volumes| volumes.list_snapshots(&list)).await?;
             let entry = |snapshot| list_snapshots_response::Entry { snapshot: Some(self.snapshot(snapshot)) };
             Ok(wire::ListSnapshotsResponse {
                 entries: snapshots.iter().map(entry).collect(),
@@ -290,7 +295,7 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("GetSnapshot", Kind::Query, &request.snapshot_id, async {
             let id = self.requests.get_snapshot(&request)?;
-            let snapshot = self.work.query(move |volumes| volumes.snapshot(&id)).await?;
+            let snapshot = self.operations.unlocked(move |volumes| volumes.snapshot(&id)).await?;
             Ok(wire::GetSnapshotResponse { snapshot: Some(self.snapshot(&snapshot)) })
         })
         .await

@@ -14,7 +14,7 @@ use crate::proto::csi::node_service_capability::{self as capability, rpc::Type a
 use crate::request::RequestReader;
 use crate::storage::{Health, Probe};
 use crate::topology::ThisNode;
-use crate::volumes::VolumeWork;
+use crate::volumes::VolumeOperations;
 
 /// What this version does.
 const CAPABILITIES: [Capability; 7] = [
@@ -31,13 +31,18 @@ const CAPABILITIES: [Capability; 7] = [
 pub(crate) struct NodeService {
     node: ThisNode,
     requests: RequestReader,
-    work: VolumeWork,
+    operations: VolumeOperations,
     probe: Arc<Probe>,
 }
 
 impl NodeService {
-    pub(crate) fn new(node: ThisNode, requests: RequestReader, work: VolumeWork, probe: Arc<Probe>) -> Self {
-        Self { node, requests, work, probe }
+    pub(crate) fn new(
+        node: ThisNode,
+        requests: RequestReader,
+        operations: VolumeOperations,
+        probe: Arc<Probe>,
+    ) -> Self {
+        Self { node, requests, operations, probe }
     }
 }
 
@@ -50,7 +55,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeStageVolume", Kind::Change, &request.volume_id.clone(), async {
             let stage = self.requests.stage(request)?;
-            self.work.change(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
+            self.operations.exclusive(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
             Ok(wire::NodeStageVolumeResponse {})
         })
         .await
@@ -63,7 +68,9 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeUnstageVolume", Kind::Change, &request.volume_id, async {
             let unstage = self.requests.unstage(&request)?;
-            self.work.change(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage)).await?;
+            self.operations
+                .exclusive(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage))
+                .await?;
             Ok(wire::NodeUnstageVolumeResponse {})
         })
         .await
@@ -76,7 +83,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodePublishVolume", Kind::Change, &request.volume_id.clone(), async {
             let publish = self.requests.publish(request)?;
-            self.work.publish(publish).await?;
+            self.operations.publish(publish).await?;
             Ok(wire::NodePublishVolumeResponse {})
         })
         .await
@@ -89,7 +96,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeUnpublishVolume", Kind::Change, &request.volume_id, async {
             let unpublish = self.requests.unpublish(&request)?;
-            self.work.unpublish(unpublish).await?;
+            self.operations.unpublish(unpublish).await?;
             Ok(wire::NodeUnpublishVolumeResponse {})
         })
         .await
@@ -102,7 +109,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeGetVolumeStats", Kind::Query, &request.volume_id, async {
             let stats = self.requests.stats(&request)?;
-            self.work.query(move |volumes| volumes.stats(&stats)).await.map(stats_response)
+            self.operations.unlocked(move |volumes| volumes.stats(&stats)).await.map(stats_response)
         })
         .await
     }
@@ -114,7 +121,7 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeGetVolumeHealth", Kind::Query, &request.volume_id, async {
             let volume = self.requests.volume(&request.volume_id)?;
-            let described = self.work.query(move |volumes| volumes.get(&volume)).await?;
+            let described = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::NodeGetVolumeHealthResponse { volume_health: Some(described.into()) })
         })
         .await
@@ -143,8 +150,10 @@ impl Node for NodeService {
         let request = request.into_inner();
         rpc::traced("NodeExpandVolume", Kind::Change, &request.volume_id.clone(), async {
             let expand = self.requests.expand(request)?;
-            let size =
-                self.work.change(&expand.volume.clone(), move |volumes| volumes.expand(&expand)).await?;
+            let size = self
+                .operations
+                .exclusive(&expand.volume.clone(), move |volumes| volumes.expand(&expand))
+                .await?;
             Ok(wire::NodeExpandVolumeResponse { capacity_bytes: signed(size.0) })
         })
         .await

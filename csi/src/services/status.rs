@@ -13,7 +13,7 @@ impl Error {
     pub(crate) fn code(&self) -> Code {
         match self {
             Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnusableSource(_) => Code::InvalidArgument,
-            Self::InProgress(_) | Self::NotYet(_) | Self::StaleToken(_) => Code::Aborted,
+            Self::OperationPending(_) | Self::NotYet(_) | Self::StaleToken(_) => Code::Aborted,
             Self::StorageClosed(_) | Self::StorageStarting | Self::Precondition(_) => {
                 Code::FailedPrecondition
             }

@@ -1,7 +1,7 @@
 //! How both services work on volumes and snapshots: off the event loop, and one change of each at a time.
 //!
-//! A data disk that hangs holds the thread of each call that touches it, and the guard of its volume. Unpublishing must
-//! succeed all the same, for a pod could not end otherwise: it takes no guard that such a call can hold but that of
+//! A data disk that hangs holds the thread of each call that touches it, and the lock of its volume. Unpublishing must
+//! succeed all the same, for a pod could not end otherwise: it takes no lock that such a call can hold but that of
 //! its target path, and leaves what needs the disk to a task of its own.
 
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::op_guard::{Guards, Use};
 use super::publish::{Cleared, Volumes};
+use super::volume_locks::{LockMode, VolumeLocks};
 use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::Object;
@@ -27,18 +27,18 @@ const CLEANUP_THREADS: usize = 16;
 
 /// The volumes, and what is being done to which of them by whichever service.
 #[derive(Clone, Debug)]
-pub(crate) struct VolumeWork {
-    guards: Guards,
+pub(crate) struct VolumeOperations {
+    locks: VolumeLocks,
     volumes: Arc<Volumes>,
     gate: Arc<StorageGate>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
 }
 
-impl VolumeWork {
+impl VolumeOperations {
     pub(crate) fn new(volumes: Volumes, gate: Arc<StorageGate>) -> Self {
         Self {
-            guards: Guards::default(),
+            locks: VolumeLocks::default(),
             volumes: Arc::new(volumes),
             gate,
             disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
@@ -47,30 +47,30 @@ impl VolumeWork {
     }
 
     /// Runs work that changes something about a volume, while nothing else does.
-    pub(crate) async fn change<T: Send + 'static>(
+    pub(crate) async fn exclusive<T: Send + 'static>(
         &self,
         volume: &VolumeId,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.holding([(volume.clone().into(), Use::Change)], work).await
+        self.locked([(volume.clone().into(), LockMode::Change)], work).await
     }
 
     /// Runs work while nothing hinders it.
-    pub(crate) async fn holding<T: Send + 'static>(
+    pub(crate) async fn locked<T: Send + 'static>(
         &self,
-        wanted: impl IntoIterator<Item = (Object, Use)>,
+        wanted: impl IntoIterator<Item = (Object, LockMode)>,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let guard = self.guards.acquire(wanted)?;
+        let lock = self.locks.try_acquire(wanted)?;
         self.run(move |volumes| {
-            let _guard = guard;
+            let _lock = lock;
             work(volumes)
         })
         .await
     }
 
     /// Runs work that changes nothing. If the disk begins to hang, this does not wait for it.
-    pub(crate) async fn query<T: Send + 'static>(
+    pub(crate) async fn unlocked<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -99,8 +99,9 @@ impl VolumeWork {
     }
 
     pub(crate) async fn publish(&self, publish: Publish) -> Result<()> {
-        let wanted = [(publish.volume.clone().into(), Use::Change), (target(&publish.target), Use::Change)];
-        self.holding(wanted, move |volumes| volumes.publish(&publish)).await
+        let wanted =
+            [(publish.volume.clone().into(), LockMode::Change), (target(&publish.target), LockMode::Change)];
+        self.locked(wanted, move |volumes| volumes.publish(&publish)).await
     }
 
     /// Takes the volume away from its target, and then does what else is to be done if it is published nowhere now. If the
@@ -123,11 +124,11 @@ impl VolumeWork {
 
     /// Clears the target, and begins the cleanup of the volume.
     async fn clear(self, unpublish: Unpublish) -> Result<JoinHandle<()>> {
-        let guard = self.guards.acquire([(target(&unpublish.target), Use::Change)])?;
+        let lock = self.locks.try_acquire([(target(&unpublish.target), LockMode::Change)])?;
         let volumes = Arc::clone(&self.volumes);
         let volume = unpublish.volume.clone();
         let cleared = blocking::run(move || {
-            let _guard = guard;
+            let _lock = lock;
             volumes.clear_target(&unpublish.target)
         });
         let cleared = cleared.await?;
@@ -135,10 +136,10 @@ impl VolumeWork {
     }
 
     async fn clean_up(self, volume: VolumeId, cleared: Cleared) {
-        let guard = self.guards.acquire_when_free(volume.clone().into(), Use::Change).await;
+        let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
         let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
         let cleaned = self.run(move |volumes| {
-            let _held = (guard, thread);
+            let _held = (lock, thread);
             volumes.clean_up(&volume, &cleared)
         });
         if let Err(error) = cleaned.await {
