@@ -4,7 +4,7 @@ use tracing::Span;
 
 use crate::error::{Error, Result};
 
-/// Runs work that blocks in system calls. It goes on if the caller hangs up.
+/// Runs work that blocks in system calls. It goes on if the caller hang up.
 pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let span = Span::current();
     match tokio::task::spawn_blocking(move || span.in_scope(work)).await {

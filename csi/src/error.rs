@@ -24,11 +24,11 @@ pub(crate) enum Error {
 
     /// Something that will pass by itself.
     #[error("{0}; retry")]
-    NotYet(String),
+    Temporary(String),
 
     /// The node's file system is missing, foreign or not enforcing quotas.
     #[error("this node's volumes cannot be reached: {0}")]
-    StorageClosed(String),
+    StorageUnavailable(String),
 
     /// The driver has started a moment ago.
     #[error("this node's volumes cannot be reached: they are being opened")]
@@ -39,7 +39,7 @@ pub(crate) enum Error {
 
     /// Published at the target already, in another way than is asked now.
     #[error("{0}")]
-    PublishedOtherwise(String),
+    PublishedDifferently(String),
 
     /// There is a volume of that name, and it is not what is asked.
     #[error("{0}")]
@@ -47,7 +47,7 @@ pub(crate) enum Error {
 
     /// Not on this node; elsewhere it may be possible.
     #[error("{0}")]
-    NoRoomHere(String),
+    NotOnThisNode(String),
 
     /// A list cannot be continued from there.
     #[error("{0}")]
@@ -65,11 +65,11 @@ pub(crate) enum Error {
 
     /// What a new volume shall be filled with, and cannot be.
     #[error("{0}")]
-    UnusableSource(String),
+    UnsuitableSource(String),
 
     /// What a new volume shall be filled with, and is not there.
     #[error("{0}")]
-    NoSource(String),
+    SourceNotFound(String),
 
     /// The volume is not where it was said to be.
     #[error("{0}")]

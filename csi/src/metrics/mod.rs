@@ -2,8 +2,8 @@
 
 mod calls;
 mod registry;
-mod snapshot;
+mod sample;
 
 pub(crate) use calls::{Calls, Metered};
 pub(crate) use registry::register;
-pub(crate) use snapshot::Snapshot;
+pub(crate) use sample::Sample;

@@ -5,29 +5,29 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::calls::Calls;
-use super::snapshot::{self, Snapshot};
+use super::sample::{Sample, StorageSample};
 
 const PREFIX: &str = "loopfs_csi";
 
 /// Everything that is known now. What cannot be found out is left out, rather than told as 0 or as it was.
-pub(crate) fn register(calls: &Calls, snapshot: &Snapshot) -> Registry {
+pub(crate) fn register(calls: &Calls, sample: &Sample) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("build", "Version of the driver", version);
     calls.register(&mut registry);
-    let open = u64::from(snapshot.storage.is_some());
+    let open = u64::from(sample.storage.is_some());
     registry.count("storage_open", "Whether volumes can be served: 1, or 0 and the reason in the log", open);
-    if let Some(storage) = &snapshot.storage {
+    if let Some(storage) = &sample.storage {
         register_storage(&mut registry, storage);
     }
-    if let Some(audit) = &snapshot.audit {
+    if let Some(audit) = &sample.audit {
         register_audit(&mut registry, audit);
     }
     registry
 }
 
-fn register_storage(registry: &mut Registry, storage: &snapshot::Storage) {
-    let snapshot::Storage { space, census, devices, idle } = storage;
+fn register_storage(registry: &mut Registry, storage: &StorageSample) {
+    let StorageSample { space, census, devices, idle } = storage;
     registry.bytes("store_capacity", "Size of the data file system", space.total.0);
     registry.bytes("store_available", "Size of the largest volume that can be made now", space.available.0);
     registry.bytes("store_promised", "Promised to volumes, whether used or not", space.promised.0);

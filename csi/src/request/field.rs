@@ -51,6 +51,9 @@ pub(super) fn required(field: &'static str, text: &str) -> Result<()> {
 }
 
 /// What nothing can be named is not there.
-pub(super) fn no_source(field: &str, what: &str, id: &str) -> Error {
-    Error::NoSource(format!("{field}: {what} {:?}: there is none", id.chars().take(128).collect::<String>()))
+pub(super) fn source_not_found(field: &str, what: &str, id: &str) -> Error {
+    Error::SourceNotFound(format!(
+        "{field}: {what} {:?}: there is none",
+        id.chars().take(128).collect::<String>()
+    ))
 }

@@ -13,11 +13,11 @@ mod reserved;
 mod snapshots;
 
 pub(crate) use capability::AccessType;
-pub(crate) use controller::{Create, Expected, Grow, List, Room, Validate};
+pub(crate) use controller::{CapacityQuery, ControllerExpand, Create, Expected, List, Validate};
 pub(crate) use field::CapacityRange;
 pub(crate) use page_token::PageToken;
 pub(crate) use path::TargetPath;
-pub(crate) use reader::{Expand, Exposure, Publish, RequestReader, Stage, Stats, Unpublish, Unstage};
+pub(crate) use reader::{NodeExpand, Publish, PublishMode, RequestReader, Stage, Stats, Unpublish, Unstage};
 pub(crate) use snapshots::{CreateSnapshot, Filter, ListSnapshots};
 
 #[cfg(test)]

@@ -32,14 +32,14 @@ pub(crate) struct Publish {
     pub(crate) volume: VolumeId,
     pub(crate) filesystem: Option<FilesystemUuid>,
     pub(crate) target: TargetPath,
-    pub(crate) exposure: Exposure,
+    pub(crate) mode: PublishMode,
     /// At most one target at a time.
     pub(crate) single_target: bool,
 }
 
 /// How a volume is shown at its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exposure {
+pub(crate) enum PublishMode {
     /// As a directory.
     Mount(MountFlags),
     /// As a block device node.
@@ -63,7 +63,7 @@ pub(crate) struct Stats {
 
 /// Give a volume its new size on this node.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Expand {
+pub(crate) struct NodeExpand {
     pub(crate) volume: VolumeId,
     pub(crate) capacity: CapacityRange,
     pub(crate) access_type: Option<AccessType>,
@@ -103,15 +103,15 @@ impl RequestReader {
         let target = TargetPath::read("target_path", &request.target_path, &self.kubelet_dir)?;
         let capability = Capability::read(request.volume_capability)?;
         let read_only = request.readonly || capability.read_only;
-        let exposure = match capability.access_type {
-            AccessType::Block if read_only => Exposure::Block(Access::ReadOnly),
-            AccessType::Block => Exposure::Block(Access::ReadWrite),
+        let mode = match capability.access_type {
+            AccessType::Block if read_only => PublishMode::Block(Access::ReadOnly),
+            AccessType::Block => PublishMode::Block(Access::ReadWrite),
             AccessType::Mount(flags) => {
-                Exposure::Mount(MountFlags { read_only: flags.read_only || read_only, ..flags })
+                PublishMode::Mount(MountFlags { read_only: flags.read_only || read_only, ..flags })
             }
         };
         let filesystem = self.filesystem(&request.volume_context)?;
-        Ok(Publish { volume, filesystem, target, exposure, single_target: capability.single_target })
+        Ok(Publish { volume, filesystem, target, mode, single_target: capability.single_target })
     }
 
     pub(crate) fn unpublish(&self, request: &wire::NodeUnpublishVolumeRequest) -> Result<Unpublish> {
@@ -129,13 +129,13 @@ impl RequestReader {
         })
     }
 
-    pub(crate) fn expand(&self, request: wire::NodeExpandVolumeRequest) -> Result<Expand> {
+    pub(crate) fn node_expand(&self, request: wire::NodeExpandVolumeRequest) -> Result<NodeExpand> {
         let volume = volume_id(&request.volume_id)?;
         required("volume_path", &request.volume_path)?;
         let capacity = CapacityRange::read(request.capacity_range)?;
         let access_type =
             request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
-        Ok(Expand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
+        Ok(NodeExpand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
     }
 
     /// For requests that say nothing else.

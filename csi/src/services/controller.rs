@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use loopfs::VolumeKind;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::rpc::{self, Kind, signed};
+use super::rpc::{self, RpcKind, signed};
 use crate::driver::DriverName;
 use crate::error::Result;
 use crate::proto::csi as wire;
@@ -15,7 +15,7 @@ use crate::proto::csi::controller_service_capability::{self as capability, rpc::
 use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
 use crate::request::RequestReader;
 use crate::topology::ThisNode;
-use crate::volumes::{LockMode, Page, SMALLEST, SnapshotPage, VolumeOperations};
+use crate::volumes::{LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
 
 /// What this version does.
 const CAPABILITIES: [Capability; 14] = [
@@ -61,7 +61,7 @@ impl Controller for ControllerService {
         request: Request<wire::CreateVolumeRequest>,
     ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("CreateVolume", Kind::Change, &request.name.clone(), async {
+        rpc::traced("CreateVolume", RpcKind::Mutating, &request.name.clone(), async {
             let create = self.requests.create(request)?;
             let wanted = [(create.volume.clone().into(), LockMode::Change)].into_iter();
             let wanted = wanted.chain(create.source.clone().map(|source| (source.into(), LockMode::Copy)));
@@ -76,7 +76,7 @@ impl Controller for ControllerService {
         request: Request<wire::DeleteVolumeRequest>,
     ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("DeleteVolume", Kind::Change, &request.volume_id, async {
+        rpc::traced("DeleteVolume", RpcKind::Mutating, &request.volume_id, async {
             if let Some(volume) = self.requests.delete(&request)? {
                 let wanted = [(volume.clone().into(), LockMode::Remove)];
                 self.operations.locked(wanted, move |volumes| volumes.delete(&volume)).await?;
@@ -91,10 +91,12 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerExpandVolumeRequest>,
     ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerExpandVolume", Kind::Change, &request.volume_id.clone(), async {
-            let grow = self.requests.grow(request)?;
-            let volume =
-                self.operations.exclusive(&grow.volume.clone(), move |volumes| volumes.grow(&grow)).await?;
+        rpc::traced("ControllerExpandVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
+            let expand = self.requests.controller_expand(request)?;
+            let volume = self
+                .operations
+                .exclusive(&expand.volume.clone(), move |volumes| volumes.controller_expand(&expand))
+                .await?;
             Ok(wire::ControllerExpandVolumeResponse {
                 capacity_bytes: signed(volume.capacity().0),
                 // A loop device has to be told; a quota counts at once.
@@ -109,7 +111,7 @@ impl Controller for ControllerService {
         request: Request<wire::ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<wire::ValidateVolumeCapabilitiesResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ValidateVolumeCapabilities", Kind::Query, &request.volume_id.clone(), async {
+        rpc::traced("ValidateVolumeCapabilities", RpcKind::ReadOnly, &request.volume_id.clone(), async {
             let confirmed = wire::validate_volume_capabilities_response::Confirmed {
                 volume_context: request.volume_context.clone(),
                 volume_capabilities: request.volume_capabilities.clone(),
@@ -117,8 +119,8 @@ impl Controller for ControllerService {
                 mutable_parameters: HashMap::new(),
             };
             let validate = self.requests.validate(request)?;
-            let verdict = self.operations.unlocked(move |volumes| volumes.validate(&validate)).await?;
-            Ok(match verdict {
+            let validation = self.operations.unlocked(move |volumes| volumes.validate(&validate)).await?;
+            Ok(match validation {
                 Ok(()) => wire::ValidateVolumeCapabilitiesResponse {
                     confirmed: Some(confirmed),
                     message: String::new(),
@@ -134,12 +136,12 @@ impl Controller for ControllerService {
         request: Request<wire::ListVolumesRequest>,
     ) -> Result<Response<wire::ListVolumesResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ListVolumes", Kind::Query, "", async {
+        rpc::traced("ListVolumes", RpcKind::ReadOnly, "", async {
             let list = self.requests.list(request.max_entries, &request.starting_token)?;
             let Page { volumes, next } =
                 self.operations.unlocked(move |volumes| volumes.list(&list, |_any| true)).await?;
             Ok(wire::ListVolumesResponse {
-                entries: volumes.into_iter().map(|described| self.entry(described)).collect(),
+                entries: volumes.into_iter().map(|info| self.entry(info)).collect(),
                 next_token: next.map(|token| token.to_string()).unwrap_or_default(),
             })
         })
@@ -151,14 +153,14 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerGetVolumeRequest>,
     ) -> Result<Response<wire::ControllerGetVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerGetVolume", Kind::Query, &request.volume_id, async {
+        rpc::traced("ControllerGetVolume", RpcKind::ReadOnly, &request.volume_id, async {
             let volume = self.requests.volume(&request.volume_id)?;
-            let described = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
+            let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeResponse {
-                volume: Some(self.volume(&described)),
+                volume: Some(self.volume(&info)),
                 status: Some(controller_get_volume_response::VolumeStatus {
-                    published_node_ids: self.published_node_ids(&described),
-                    volume_condition: Some(described.condition.into()),
+                    published_node_ids: self.published_node_ids(&info),
+                    volume_condition: Some(info.condition.into()),
                 }),
             })
         })
@@ -170,7 +172,7 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerListVolumeHealthRequest>,
     ) -> Result<Response<wire::ControllerListVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerListVolumeHealth", Kind::Query, "", async {
+        rpc::traced("ControllerListVolumeHealth", RpcKind::ReadOnly, "", async {
             let list = self.requests.list(request.max_entries, &request.starting_token)?;
             let Page { volumes, next } =
                 self.operations.unlocked(move |volumes| volumes.list_abnormal(&list)).await?;
@@ -187,10 +189,10 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerGetVolumeHealthRequest>,
     ) -> Result<Response<wire::ControllerGetVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerGetVolumeHealth", Kind::Query, &request.volume_id, async {
+        rpc::traced("ControllerGetVolumeHealth", RpcKind::ReadOnly, &request.volume_id, async {
             let volume = self.requests.volume(&request.volume_id)?;
-            let described = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
-            Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(described.into()) })
+            let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(info.into()) })
         })
         .await
     }
@@ -200,13 +202,13 @@ impl Controller for ControllerService {
         request: Request<wire::GetCapacityRequest>,
     ) -> Result<Response<wire::GetCapacityResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("GetCapacity", Kind::Query, "", async {
-            let room = self.requests.room(request)?;
-            let capacity = self.operations.unlocked(move |volumes| volumes.room(&room)).await?;
+        rpc::traced("GetCapacity", RpcKind::ReadOnly, "", async {
+            let query = self.requests.capacity(request)?;
+            let capacity = self.operations.unlocked(move |volumes| volumes.capacity(&query)).await?;
             Ok(wire::GetCapacityResponse {
                 available_capacity: signed(capacity.available.0),
                 maximum_volume_size: Some(signed(capacity.largest.0)),
-                minimum_volume_size: Some(signed(SMALLEST.0)),
+                minimum_volume_size: Some(signed(MIN_VOLUME_SIZE.0)),
             })
         })
         .await
@@ -242,7 +244,7 @@ impl Controller for ControllerService {
         request: Request<wire::CreateSnapshotRequest>,
     ) -> Result<Response<wire::CreateSnapshotResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("CreateSnapshot", Kind::Change, &request.name.clone(), async {
+        rpc::traced("CreateSnapshot", RpcKind::Mutating, &request.name.clone(), async {
             let create = self.requests.create_snapshot(request)?;
             let wanted = [
                 (create.snapshot.clone().into(), LockMode::Change),
@@ -260,7 +262,7 @@ impl Controller for ControllerService {
         request: Request<wire::DeleteSnapshotRequest>,
     ) -> Result<Response<wire::DeleteSnapshotResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("DeleteSnapshot", Kind::Change, &request.snapshot_id, async {
+        rpc::traced("DeleteSnapshot", RpcKind::Mutating, &request.snapshot_id, async {
             if let Some(snapshot) = self.requests.delete_snapshot(&request)? {
                 let wanted = [(snapshot.clone().into(), LockMode::Remove)];
                 self.operations.locked(wanted, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
@@ -275,7 +277,7 @@ impl Controller for ControllerService {
         request: Request<wire::ListSnapshotsRequest>,
     ) -> Result<Response<wire::ListSnapshotsResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ListSnapshots", Kind::Query, "", async {
+        rpc::traced("ListSnapshots", RpcKind::ReadOnly, "", async {
             let list = self.requests.list_snapshots(&request)?;
             let SnapshotPage { snapshots, next } =
                 self.operations.unlocked(move |volumes| volumes.list_snapshots(&list)).await?;
@@ -293,7 +295,7 @@ impl Controller for ControllerService {
         request: Request<wire::GetSnapshotRequest>,
     ) -> Result<Response<wire::GetSnapshotResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("GetSnapshot", Kind::Query, &request.snapshot_id, async {
+        rpc::traced("GetSnapshot", RpcKind::ReadOnly, &request.snapshot_id, async {
             let id = self.requests.get_snapshot(&request)?;
             let snapshot = self.operations.unlocked(move |volumes| volumes.snapshot(&id)).await?;
             Ok(wire::GetSnapshotResponse { snapshot: Some(self.snapshot(&snapshot)) })

@@ -8,7 +8,7 @@ use crate::proto::csi as wire;
 use crate::proto::csi::VolumeHealthErrorType as VolumeError;
 use crate::proto::csi::node_get_storage_health_response::StorageBackendHealth;
 use crate::proto::csi::volume_health::VolumeHealthEntry;
-use crate::volumes::Described;
+use crate::volumes::VolumeInfo;
 
 impl From<Condition> for wire::VolumeCondition {
     fn from(condition: Condition) -> Self {
@@ -19,9 +19,9 @@ impl From<Condition> for wire::VolumeCondition {
     }
 }
 
-impl From<Described> for wire::VolumeHealth {
-    fn from(described: Described) -> Self {
-        let Described { volume, condition, .. } = described;
+impl From<VolumeInfo> for wire::VolumeHealth {
+    fn from(info: VolumeInfo) -> Self {
+        let VolumeInfo { volume, condition, .. } = info;
         let entry = |reason, message| VolumeHealthEntry {
             status: error_type(reason).into(),
             reason: reason.to_string(),
@@ -75,7 +75,7 @@ mod tests {
     #[case(AbnormalReason::Unreadable, VolumeError::Inaccessible)]
     #[case(AbnormalReason::StorageFailed, VolumeError::Inaccessible)]
     fn what_is_wrong_with_a_volume(#[case] reason: AbnormalReason, #[case] expected: VolumeError) {
-        let described = |condition| Described {
+        let info = |condition| VolumeInfo {
             volume: VolumeId::parse("v").unwrap(),
             capacity: Some(Bytes(1)),
             filesystem: Some("0123abcd-0000-4000-8000-00000000beef".parse().unwrap()),
@@ -83,9 +83,9 @@ mod tests {
             condition,
             source: None,
         };
-        let healthy = wire::VolumeHealth::from(described(Condition::Healthy));
+        let healthy = wire::VolumeHealth::from(info(Condition::Healthy));
         assert_eq!((healthy.volume_id.as_str(), healthy.health_statuses), ("v", Vec::new()));
-        let health = wire::VolumeHealth::from(described(Condition::abnormal(reason, "why")));
+        let health = wire::VolumeHealth::from(info(Condition::abnormal(reason, "why")));
         let [entry] = health.health_statuses.try_into().unwrap();
         assert_eq!(
             (entry.status(), entry.reason.as_str(), entry.message.as_str()),

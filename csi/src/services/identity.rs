@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status, async_trait};
 
-use super::rpc::{self, Kind};
+use super::rpc::{self, RpcKind};
 use crate::driver::DriverName;
 use crate::error::Result;
 use crate::proto::csi as wire;
 use crate::proto::csi::identity_server::Identity;
 use crate::proto::csi::plugin_capability::{self as capability, Type, service, volume_expansion};
-use crate::storage::{Health, Probe};
+use crate::storage::{Probe, Readiness};
 
 #[derive(Debug)]
 pub(crate) struct IdentityService {
@@ -63,9 +63,9 @@ impl Identity for IdentityService {
         &self,
         _request: Request<wire::ProbeRequest>,
     ) -> Result<Response<wire::ProbeResponse>, Status> {
-        rpc::traced("Probe", Kind::Query, "", async {
+        rpc::traced("Probe", RpcKind::ReadOnly, "", async {
             let health = self.probe.health().await?;
-            Ok(wire::ProbeResponse { ready: Some(health == Health::Ready) })
+            Ok(wire::ProbeResponse { ready: Some(health == Readiness::Ready) })
         })
         .await
     }

@@ -1,11 +1,11 @@
 //! The gRPC services: messages in, messages out.
 
-mod answers;
 mod controller;
 mod health;
 mod identity;
 mod node;
 mod registration;
+mod responses;
 mod rpc;
 mod status;
 

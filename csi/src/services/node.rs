@@ -6,13 +6,13 @@ use loopfs::{Bytes, Inodes, VolumeStats};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::health;
-use super::rpc::{self, Kind, signed};
+use super::rpc::{self, RpcKind, signed};
 use crate::error::{Error, Result};
 use crate::proto::csi as wire;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self as capability, rpc::Type as Capability};
 use crate::request::RequestReader;
-use crate::storage::{Health, Probe};
+use crate::storage::{Probe, Readiness};
 use crate::topology::ThisNode;
 use crate::volumes::VolumeOperations;
 
@@ -53,7 +53,7 @@ impl Node for NodeService {
         request: Request<wire::NodeStageVolumeRequest>,
     ) -> Result<Response<wire::NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeStageVolume", Kind::Change, &request.volume_id.clone(), async {
+        rpc::traced("NodeStageVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
             let stage = self.requests.stage(request)?;
             self.operations.exclusive(&stage.volume.clone(), move |volumes| volumes.stage(&stage)).await?;
             Ok(wire::NodeStageVolumeResponse {})
@@ -66,7 +66,7 @@ impl Node for NodeService {
         request: Request<wire::NodeUnstageVolumeRequest>,
     ) -> Result<Response<wire::NodeUnstageVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeUnstageVolume", Kind::Change, &request.volume_id, async {
+        rpc::traced("NodeUnstageVolume", RpcKind::Mutating, &request.volume_id, async {
             let unstage = self.requests.unstage(&request)?;
             self.operations
                 .exclusive(&unstage.volume.clone(), move |volumes| volumes.unstage(&unstage))
@@ -81,7 +81,7 @@ impl Node for NodeService {
         request: Request<wire::NodePublishVolumeRequest>,
     ) -> Result<Response<wire::NodePublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodePublishVolume", Kind::Change, &request.volume_id.clone(), async {
+        rpc::traced("NodePublishVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
             let publish = self.requests.publish(request)?;
             self.operations.publish(publish).await?;
             Ok(wire::NodePublishVolumeResponse {})
@@ -94,7 +94,7 @@ impl Node for NodeService {
         request: Request<wire::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<wire::NodeUnpublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeUnpublishVolume", Kind::Change, &request.volume_id, async {
+        rpc::traced("NodeUnpublishVolume", RpcKind::Mutating, &request.volume_id, async {
             let unpublish = self.requests.unpublish(&request)?;
             self.operations.unpublish(unpublish).await?;
             Ok(wire::NodeUnpublishVolumeResponse {})
@@ -107,7 +107,7 @@ impl Node for NodeService {
         request: Request<wire::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<wire::NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeGetVolumeStats", Kind::Query, &request.volume_id, async {
+        rpc::traced("NodeGetVolumeStats", RpcKind::ReadOnly, &request.volume_id, async {
             let stats = self.requests.stats(&request)?;
             self.operations.unlocked(move |volumes| volumes.stats(&stats)).await.map(stats_response)
         })
@@ -119,10 +119,10 @@ impl Node for NodeService {
         request: Request<wire::NodeGetVolumeHealthRequest>,
     ) -> Result<Response<wire::NodeGetVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeGetVolumeHealth", Kind::Query, &request.volume_id, async {
+        rpc::traced("NodeGetVolumeHealth", RpcKind::ReadOnly, &request.volume_id, async {
             let volume = self.requests.volume(&request.volume_id)?;
-            let described = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
-            Ok(wire::NodeGetVolumeHealthResponse { volume_health: Some(described.into()) })
+            let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::NodeGetVolumeHealthResponse { volume_health: Some(info.into()) })
         })
         .await
     }
@@ -131,12 +131,12 @@ impl Node for NodeService {
         &self,
         _request: Request<wire::NodeGetStorageHealthRequest>,
     ) -> Result<Response<wire::NodeGetStorageHealthResponse>, Status> {
-        rpc::traced("NodeGetStorageHealth", Kind::Query, "", async {
+        rpc::traced("NodeGetStorageHealth", RpcKind::ReadOnly, "", async {
             let trouble = match self.probe.health().await {
-                Err(error @ Error::StorageClosed(_)) => Some(error.to_string()),
-                Ok(Health::Starting) => Some(Error::StorageStarting.to_string()),
+                Err(error @ Error::StorageUnavailable(_)) => Some(error.to_string()),
+                Ok(Readiness::Starting) => Some(Error::StorageStarting.to_string()),
                 // Loop devices are not the storage.
-                Ok(Health::Ready) | Err(_) => None,
+                Ok(Readiness::Ready) | Err(_) => None,
             };
             Ok(wire::NodeGetStorageHealthResponse { backend_health: health::of_storage(trouble) })
         })
@@ -148,11 +148,11 @@ impl Node for NodeService {
         request: Request<wire::NodeExpandVolumeRequest>,
     ) -> Result<Response<wire::NodeExpandVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeExpandVolume", Kind::Change, &request.volume_id.clone(), async {
-            let expand = self.requests.expand(request)?;
+        rpc::traced("NodeExpandVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
+            let expand = self.requests.node_expand(request)?;
             let size = self
                 .operations
-                .exclusive(&expand.volume.clone(), move |volumes| volumes.expand(&expand))
+                .exclusive(&expand.volume.clone(), move |volumes| volumes.node_expand(&expand))
                 .await?;
             Ok(wire::NodeExpandVolumeResponse { capacity_bytes: signed(size.0) })
         })

@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
+use crate::async_fd;
 use crate::backoff::Backoff;
 use crate::driver::DriverName;
 use crate::proto::registration as wire;
 use crate::proto::registration::registration_server::{Registration, RegistrationServer};
-use crate::readiness;
 use crate::transport::connection;
 use crate::transport::socket::{self, SocketFile};
 
@@ -37,13 +37,13 @@ pub(crate) struct Registrar {
 }
 
 /// Why a registration socket is no longer served.
-enum End {
+enum ServeEnd {
     /// The process ends.
     Stopped,
     /// The kubelet could not register the driver.
-    Refused,
+    RegistrationFailed,
     /// Somebody removed or replaced the socket, as a kubelet that starts may do.
-    Vanished,
+    SocketRemoved,
 }
 
 impl Registrar {
@@ -52,7 +52,7 @@ impl Registrar {
     }
 
     /// Takes away the socket of an earlier process, so that the kubelet forgets a driver that cannot serve yet.
-    pub(crate) fn withdraw(&self) -> anyhow::Result<()> {
+    pub(crate) fn remove_stale_socket(&self) -> anyhow::Result<()> {
         socket::remove_stale(&self.socket())
     }
 
@@ -61,11 +61,11 @@ impl Registrar {
         let mut backoff = Backoff::new();
         loop {
             match self.serve(&stop, &mut backoff).await? {
-                End::Stopped => return Ok(()),
-                End::Vanished => {
+                ServeEnd::Stopped => return Ok(()),
+                ServeEnd::SocketRemoved => {
                     tracing::warn!(socket = %self.socket().display(), "the registration socket vanished; it is made again")
                 }
-                End::Refused => {
+                ServeEnd::RegistrationFailed => {
                     let wait = backoff.next();
                     tracing::warn!(?wait, "the registration socket is made again, for another attempt");
                     if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
@@ -77,12 +77,12 @@ impl Registrar {
     }
 
     /// Serves one socket for as long as it is of use.
-    async fn serve(&self, stop: &CancellationToken, backoff: &mut Backoff) -> anyhow::Result<End> {
+    async fn serve(&self, stop: &CancellationToken, backoff: &mut Backoff) -> anyhow::Result<ServeEnd> {
         // Watched from before the socket is there, so that its end is never missed.
         let watch = DirectoryWatch::new(&self.directory)?;
         let (listener, file) = socket::listen(&self.socket())?;
-        let (notices, mut outcomes) = mpsc::unbounded_channel();
-        let service = RegistrationServer::new(Service { registrar: self.clone(), outcomes: notices });
+        let (sender, mut outcomes) = mpsc::unbounded_channel();
+        let service = RegistrationServer::new(Service { registrar: self.clone(), outcomes: sender });
         let end_of_socket = CancellationToken::new();
         let server = Server::builder().add_service(service).serve_with_incoming_shutdown(
             connection::incoming(listener),
@@ -92,7 +92,7 @@ impl Registrar {
         tracing::info!(socket = %self.socket().display(), "waiting for the kubelet to register the driver");
         let end = loop {
             tokio::select! {
-                () = stop.cancelled() => break End::Stopped,
+                () = stop.cancelled() => break ServeEnd::Stopped,
                 ended = &mut server => {
                     ended.context("serve the registration socket")?;
                     bail!("the registration socket was closed");
@@ -100,12 +100,12 @@ impl Registrar {
                 changed = watch.changed() => {
                     changed?;
                     if !file.is_in_place() {
-                        break End::Vanished;
+                        break ServeEnd::SocketRemoved;
                     }
                 }
                 Some(registered) = outcomes.recv() => {
                     if !registered {
-                        break End::Refused;
+                        break ServeEnd::RegistrationFailed;
                     }
                     backoff.reset();
                 }
@@ -172,7 +172,7 @@ impl DirectoryWatch {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).with_context(context)?;
         inotify.add_watch(directory, events).with_context(context)?;
         let duplicate = inotify.as_fd().try_clone_to_owned().with_context(context)?;
-        let readable = readiness::register(duplicate, Interest::READABLE).with_context(context)?;
+        let readable = async_fd::register(duplicate, Interest::READABLE).with_context(context)?;
         Ok(Self { inotify, readable })
     }
 

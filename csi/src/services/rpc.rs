@@ -13,21 +13,21 @@ use crate::error::Result;
 static CALLS: AtomicU64 = AtomicU64::new(1);
 
 /// Volume ids come from outside: bounded, and with control characters escaped.
-const LONGEST_SHOWN: usize = 128;
+const MAX_LOGGED_CHARS: usize = 128;
 
 /// Whether a call that went well is worth a line by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RpcKind {
     /// It changes something.
-    Change,
+    Mutating,
     /// It is asked over and over.
-    Query,
+    ReadOnly,
 }
 
 /// Runs one call, logs its outcome, and turns its error into a status.
 pub(crate) async fn traced<T>(
     rpc: &'static str,
-    kind: Kind,
+    kind: RpcKind,
     volume: &str,
     call: impl Future<Output = Result<T>>,
 ) -> Result<Response<T>, Status> {
@@ -43,7 +43,7 @@ pub(crate) async fn traced<T>(
         let outcome = call.await;
         let took = format_args!("{:.1?}", start.elapsed());
         match &outcome {
-            Ok(_) if kind == Kind::Change => tracing::info!(%took, "done"),
+            Ok(_) if kind == RpcKind::Mutating => tracing::info!(%took, "done"),
             Ok(_) => tracing::debug!(%took, "done"),
             // The fault of this program or of the machine, not of the caller.
             Err(error) if error.code() == Code::Internal => tracing::error!(%took, %error, "failed"),
@@ -55,19 +55,19 @@ pub(crate) async fn traced<T>(
     .await
 }
 
-fn volume_field(volume: &str) -> Option<tracing::field::DebugValue<Shown<'_>>> {
-    (!volume.is_empty()).then(|| tracing::field::debug(Shown(volume)))
+fn volume_field(volume: &str) -> Option<tracing::field::DebugValue<Escaped<'_>>> {
+    (!volume.is_empty()).then(|| tracing::field::debug(Escaped(volume)))
 }
 
-struct Shown<'a>(&'a str);
+struct Escaped<'a>(&'a str);
 
-impl fmt::Debug for Shown<'_> {
+impl fmt::Debug for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(text) = self;
         text.chars()
-            .take(LONGEST_SHOWN)
+            .take(MAX_LOGGED_CHARS)
             .try_for_each(|character| write!(f, "{}", character.escape_debug()))?;
-        f.write_str(if text.chars().nth(LONGEST_SHOWN).is_some() { "…" } else { "" })
+        f.write_str(if text.chars().nth(MAX_LOGGED_CHARS).is_some() { "…" } else { "" })
     }
 }
 
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn a_volume_id_cannot_forge_or_flood_the_log() {
-        assert_eq!(format!("{:?}", Shown("pvc-1")), "pvc-1");
-        assert_eq!(format!("{:?}", Shown("a\nERROR")), "a\\nERROR");
-        assert_eq!(format!("{:?}", Shown(&"v".repeat(4096))).chars().count(), LONGEST_SHOWN + 1);
+        assert_eq!(format!("{:?}", Escaped("pvc-1")), "pvc-1");
+        assert_eq!(format!("{:?}", Escaped("a\nERROR")), "a\\nERROR");
+        assert_eq!(format!("{:?}", Escaped(&"v".repeat(4096))).chars().count(), MAX_LOGGED_CHARS + 1);
     }
 }

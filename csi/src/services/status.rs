@@ -7,23 +7,24 @@ use tonic::{Code, Status};
 use crate::error::Error;
 
 /// A status travels in HTTP/2 headers, which peers bound; the message is cut before that.
-const LONGEST_MESSAGE: usize = 2048;
+const MAX_MESSAGE_LEN: usize = 2048;
 
 impl Error {
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnusableSource(_) => Code::InvalidArgument,
-            Self::OperationPending(_) | Self::NotYet(_) | Self::StaleToken(_) => Code::Aborted,
-            Self::StorageClosed(_) | Self::StorageStarting | Self::Precondition(_) => {
+            Self::Invalid(_) | Self::WrongAccessType(_) | Self::UnsuitableSource(_) => Code::InvalidArgument,
+            Self::OperationPending(_) | Self::Temporary(_) | Self::StaleToken(_) => Code::Aborted,
+            Self::StorageUnavailable(_) | Self::StorageStarting | Self::Precondition(_) => {
                 Code::FailedPrecondition
             }
             Self::Storage(error) => code_of(error.kind()),
-            Self::PublishedOtherwise(_) | Self::Incompatible(_) => Code::AlreadyExists,
+            Self::PublishedDifferently(_) | Self::Incompatible(_) => Code::AlreadyExists,
             // Said of making volumes only: the orchestrator tries another node.
-            Self::NoRoomHere(_) => Code::ResourceExhausted,
-            Self::NotPublished(_) | Self::NoSuchVolume(_) | Self::NoSuchSnapshot(_) | Self::NoSource(_) => {
-                Code::NotFound
-            }
+            Self::NotOnThisNode(_) => Code::ResourceExhausted,
+            Self::NotPublished(_)
+            | Self::NoSuchVolume(_)
+            | Self::NoSuchSnapshot(_)
+            | Self::SourceNotFound(_) => Code::NotFound,
             Self::OutOfRange(_) => Code::OutOfRange,
             Self::Target { .. } | Self::Defect(_) => Code::Internal,
         }
@@ -36,7 +37,7 @@ fn code_of(kind: ErrorKind) -> Code {
         ErrorKind::AlreadyExists => Code::AlreadyExists,
         ErrorKind::InvalidInput => Code::InvalidArgument,
         // Never ResourceExhausted, which resizers read as "may still be running": the user could not ask for less. Where a
-        // volume is made it does not come to this (Error::NoRoomHere).
+        // volume is made it does not come to this (Error::NotOnThisNode).
         ErrorKind::NoSpace | ErrorKind::WouldShrink => Code::OutOfRange,
         ErrorKind::Busy => Code::Aborted,
         ErrorKind::NotEnforced
@@ -57,9 +58,9 @@ fn code_of(kind: ErrorKind) -> Code {
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let mut message = error.to_string();
-        if message.len() > LONGEST_MESSAGE {
+        if message.len() > MAX_MESSAGE_LEN {
             let fits = |end: &usize| message.is_char_boundary(*end);
-            message.truncate((0..=LONGEST_MESSAGE).rev().find(fits).unwrap_or(0));
+            message.truncate((0..=MAX_MESSAGE_LEN).rev().find(fits).unwrap_or(0));
             message.push('…');
         }
         Self::new(error.code(), message)
@@ -96,9 +97,9 @@ mod tests {
 
     #[test]
     fn a_status_says_what_the_error_says_within_bounds() {
-        let status = Status::from(Error::Precondition("ü".repeat(LONGEST_MESSAGE)));
+        let status = Status::from(Error::Precondition("ü".repeat(MAX_MESSAGE_LEN)));
         assert_eq!(status.code(), Code::FailedPrecondition);
-        assert!(status.message().len() <= LONGEST_MESSAGE + '…'.len_utf8());
+        assert!(status.message().len() <= MAX_MESSAGE_LEN + '…'.len_utf8());
         assert_eq!(Status::from(Error::NotPublished("not there".to_owned())).message(), "not there");
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::gate::{Health, StorageGate, WRITE_TIMEOUT};
+use super::monitor::{Readiness, StorageMonitor, WRITE_TIMEOUT};
 use crate::blocking;
 use crate::error::{Error, Result};
 
@@ -18,25 +18,25 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Answers probes.
 #[derive(Debug)]
 pub(crate) struct Probe {
-    gate: Arc<StorageGate>,
-    patience: Duration,
-    /// One examination at a time: on a disk that hangs, each would hold a thread for good.
-    examination: Mutex<Option<Examination>>,
+    monitor: Arc<StorageMonitor>,
+    timeout: Duration,
+    /// One running at a time: on a disk that hang, each would hold a thread for good.
+    running: Mutex<Option<RunningProbe>>,
 }
 
 #[derive(Debug)]
-struct Examination {
+struct RunningProbe {
     since: Instant,
-    outcome: JoinHandle<Result<Health>>,
+    outcome: JoinHandle<Result<Readiness>>,
 }
 
 impl Probe {
-    pub(crate) fn new(gate: Arc<StorageGate>) -> Self {
-        Self { gate, patience: WRITE_TIMEOUT, examination: Mutex::default() }
+    pub(crate) fn new(monitor: Arc<StorageMonitor>) -> Self {
+        Self { monitor, timeout: WRITE_TIMEOUT, running: Mutex::default() }
     }
 
     /// Probes the storage every [`PROBE_INTERVAL`] until `stop`, so that a failure is known to calls that do not find it
-    /// out by themselves: they would hang on a disk that hangs.
+    /// out by themselves: they would hang on a disk that hang.
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mut failed = false;
         let probing = async {
@@ -58,29 +58,32 @@ impl Probe {
     }
 
     /// Why volumes cannot be served, if so.
-    pub(crate) async fn health(&self) -> Result<Health> {
-        let gate = Arc::clone(&self.gate);
-        self.examine(move || gate.probe()).await
+    pub(crate) async fn health(&self) -> Result<Readiness> {
+        let monitor = Arc::clone(&self.monitor);
+        self.run_shared(move || monitor.probe()).await
     }
 
-    async fn examine(&self, examine: impl FnOnce() -> Result<Health> + Send + 'static) -> Result<Health> {
-        // Whoever waits here waits for an examination that is under way.
-        let Ok(mut examination) = tokio::time::timeout(self.patience, self.examination.lock()).await else {
-            return Err(self.gate.hangs_for(self.patience));
+    async fn run_shared(
+        &self,
+        run_shared: impl FnOnce() -> Result<Readiness> + Send + 'static,
+    ) -> Result<Readiness> {
+        // Whoever waits here waits for an running that is under way.
+        let Ok(mut running) = tokio::time::timeout(self.timeout, self.running.lock()).await else {
+            return Err(self.monitor.hang_after(self.timeout));
         };
-        let current = examination.get_or_insert_with(|| {
-            // Known to the gate for exactly as long as it lasts, whether or not a caller still waits for it.
-            let in_progress = self.gate.begin_examination();
-            let examine = move || {
+        let current = running.get_or_insert_with(|| {
+            // Known to the monitor for exactly as long as it lasts, whether or not a caller still waits for it.
+            let in_progress = self.monitor.begin_probe();
+            let run_shared = move || {
                 let _in_progress = in_progress;
-                examine()
+                run_shared()
             };
-            Examination { since: Instant::now(), outcome: tokio::spawn(blocking::run(examine)) }
+            RunningProbe { since: Instant::now(), outcome: tokio::spawn(blocking::run(run_shared)) }
         });
-        let Ok(outcome) = tokio::time::timeout(self.patience, &mut current.outcome).await else {
-            return Err(self.gate.hangs_for(current.since.elapsed()));
+        let Ok(outcome) = tokio::time::timeout(self.timeout, &mut current.outcome).await else {
+            return Err(self.monitor.hang_after(current.since.elapsed()));
         };
-        *examination = None;
+        *running = None;
         outcome.unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))
     }
 }
@@ -96,8 +99,8 @@ mod tests {
     #[tokio::test]
     async fn a_disk_that_hangs_is_told_of_and_holds_one_thread() {
         let root = Arc::new(PublishRoot::open(std::path::Path::new("/")).unwrap());
-        let gate = Arc::new(StorageGate::new("/nowhere".into(), root));
-        let probe = Probe { patience: Duration::from_millis(50), ..Probe::new(gate) };
+        let monitor = Arc::new(StorageMonitor::new("/nowhere".into(), root));
+        let probe = Probe { timeout: Duration::from_millis(50), ..Probe::new(monitor) };
         let (answer, answered) = mpsc::channel::<()>();
         let answered = Arc::new(std::sync::Mutex::new(answered));
         let begun = Arc::new(AtomicUsize::new(0));
@@ -106,20 +109,24 @@ mod tests {
             move || {
                 begun.fetch_add(1, Ordering::Relaxed);
                 answered.lock().unwrap().recv().ok();
-                Ok(Health::Ready)
+                Ok(Readiness::Ready)
             }
         };
         for _ in 0..3 {
-            let error = probe.examine(hanging()).await.unwrap_err();
+            let error = probe.run_shared(hanging()).await.unwrap_err();
             assert!(error.to_string().contains("has not ended"), "{error}");
         }
         assert_eq!(begun.load(Ordering::Relaxed), 1);
         answer.send(()).unwrap();
-        let patient = Probe { patience: Duration::from_secs(60), ..probe };
-        assert_eq!(patient.examine(hanging()).await.unwrap(), Health::Ready, "what was begun is waited for");
+        let slow = Probe { timeout: Duration::from_secs(60), ..probe };
+        assert_eq!(
+            slow.run_shared(hanging()).await.unwrap(),
+            Readiness::Ready,
+            "what was begun is waited for"
+        );
         assert_eq!(begun.load(Ordering::Relaxed), 1);
         answer.send(()).unwrap();
-        assert_eq!(patient.examine(hanging()).await.unwrap(), Health::Ready);
+        assert_eq!(slow.run_shared(hanging()).await.unwrap(), Readiness::Ready);
         assert_eq!(begun.load(Ordering::Relaxed), 2);
     }
 }

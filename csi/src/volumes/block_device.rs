@@ -61,7 +61,7 @@ impl<'a> BlockVolume<'a> {
             // What is left of it can still be read.
             self.volume.require_whole()?;
         }
-        // Open for reading only: one that is open for writing would have every device of the node asked for the image.
+        // Open for reading only: one that is open for writing would have every device of the node requested for the image.
         let image = &self.image;
         let options = AttachOptions::new(access)
             .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
@@ -71,11 +71,11 @@ impl<'a> BlockVolume<'a> {
         let device = self.loops.ensure_attached(image.as_fd(), &options)?;
         // Grown while it was being attached, when whoever tells devices of that could not find this one.
         let status = device.status()?;
-        if status.size < size_of(image)? {
+        if status.size < file_size(image)? {
             device.refresh_capacity(image)?;
         }
-        if let Some(trouble) = self.trouble_of(&device, &status)? {
-            tracing::warn!(%trouble, "attached with less than was wished");
+        if let Some(problem) = self.device_problem(&device, &status)? {
+            tracing::warn!(%problem, "attached with less than was wished");
         }
         Ok(device)
     }
@@ -103,7 +103,7 @@ impl<'a> BlockVolume<'a> {
     /// Detaches a device of the other access, which staging or an ended workload may have left.
     ///
     /// # Errors
-    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::NotYet`]: a process has the device open.
+    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::Temporary`]: a process has the device open.
     pub(crate) fn detach_other_access(&self, mounted: &MountedDevices, access: Access) -> Result<()> {
         let others = self.devices()?.into_iter().filter(|device| device.binding().access != access);
         for device in others {
@@ -114,7 +114,7 @@ impl<'a> BlockVolume<'a> {
             let name = device.path();
             let Detach::Deferred(pending) = self.loops.detach(device)? else { continue };
             if let Detach::Deferred(_) = pending.wait(CLOSE_TIMEOUT)? {
-                return Err(Error::NotYet(format!(
+                return Err(Error::Temporary(format!(
                     "publish volume {}: a process of an earlier workload still has {} open, whose page cache is not \
                      that of the device to be published",
                     self.volume.id(),
@@ -138,7 +138,7 @@ impl<'a> BlockVolume<'a> {
         ))
     }
 
-    /// Whether `target` shows this volume as asked. An error if it shows this volume otherwise, or something that is
+    /// Whether `target` shows this volume as requested. An error if it shows this volume otherwise, or something that is
     /// not a loop device.
     pub(crate) fn is_published(&self, target: &Target, access: Access) -> Result<bool> {
         if target.mount()?.is_none() {
@@ -158,8 +158,8 @@ impl<'a> BlockVolume<'a> {
         if present == access {
             return Ok(true);
         }
-        Err(Error::PublishedOtherwise(format!(
-            "{} shows the volume {present:?}, and {access:?} is asked; unpublish it there first",
+        Err(Error::PublishedDifferently(format!(
+            "{} shows the volume {present:?}, and {access:?} is requested; unpublish it there first",
             target.path().display()
         )))
     }
@@ -206,17 +206,17 @@ impl<'a> BlockVolume<'a> {
     }
 
     /// What is wrong with the devices, if anything is.
-    pub(crate) fn trouble(&self) -> Result<Option<String>> {
+    pub(crate) fn problem(&self) -> Result<Option<String>> {
         for device in self.devices()? {
-            if let Some(trouble) = self.trouble_of(&device, &device.status()?)? {
-                return Ok(Some(trouble));
+            if let Some(problem) = self.device_problem(&device, &device.status()?)? {
+                return Ok(Some(problem));
             }
         }
         Ok(None)
     }
 
-    /// That a device lacks direct I/O is as was asked only of a volume that prefers it and shares blocks, which costs it.
-    fn trouble_of(&self, device: &LoopDevice, status: &Status) -> Result<Option<String>> {
+    /// That a device lacks direct I/O is as was requested only of a volume that prefers it and shares blocks, which costs it.
+    fn device_problem(&self, device: &LoopDevice, status: &Status) -> Result<Option<String>> {
         let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
         if status.direct_io || preferred && self.volume.may_share_blocks()? {
             return Ok(None);
@@ -226,7 +226,7 @@ impl<'a> BlockVolume<'a> {
     }
 }
 
-fn size_of(image: &OwnedFd) -> Result<Bytes> {
+fn file_size(image: &OwnedFd) -> Result<Bytes> {
     let failed = |errno| Error::Defect(format!("fstat an image that is open: {errno}"));
     Ok(Bytes(u64::try_from(fstat(image).map_err(failed)?.st_size).unwrap_or_default()))
 }

@@ -36,18 +36,18 @@ impl Directory {
         target.bind_mount(self.fd.as_fd(), flags)
     }
 
-    /// Whether `target` shows this volume as asked. An error if it shows something else, or this otherwise.
-    pub(crate) fn is_published(&self, target: &Target, asked: MountFlags) -> Result<bool> {
+    /// Whether `target` shows this volume as requested. An error if it shows something else, or this otherwise.
+    pub(crate) fn is_published(&self, target: &Target, requested: MountFlags) -> Result<bool> {
         let Some(mount) = target.mount()? else { return Ok(false) };
         if !target.status()?.is_some_and(|status| self.is(&status)) {
             return Err(target.refuse("is a mount point that shows something else; unmount it"));
         }
         let present = flags_of(&mount);
-        if present == asked {
+        if present == requested {
             return Ok(true);
         }
-        Err(Error::PublishedOtherwise(format!(
-            "{} shows the volume with {present:?}, and {asked:?} is asked; unpublish it there first",
+        Err(Error::PublishedDifferently(format!(
+            "{} shows the volume with {present:?}, and {requested:?} is requested; unpublish it there first",
             target.path().display()
         )))
     }

@@ -6,25 +6,25 @@ use super::block_device::BlockVolume;
 use super::publish::Volumes;
 use super::volume::require_kind;
 use crate::error::{Error, Result};
-use crate::request::{CapacityRange, Expand};
+use crate::request::{CapacityRange, NodeExpand};
 use crate::storage::Storage;
 
 impl Volumes {
     /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: that is
     /// for whoever makes volumes.
-    pub(crate) fn expand(&self, expand: &Expand) -> Result<Bytes> {
-        let storage = self.gate.verified()?;
+    pub(crate) fn node_expand(&self, expand: &NodeExpand) -> Result<Bytes> {
+        let storage = self.monitor.verified()?;
         let volume = storage.store.volume(&expand.volume)?;
         if let Some(access_type) = expand.access_type {
             require_kind(&volume, access_type.kind())?;
         }
         let size = match volume.kind() {
             VolumeKind::Filesystem => volume.capacity(),
-            VolumeKind::Block => show_size(&volume, &storage)?,
+            VolumeKind::Block => refresh_and_record(&volume, &storage)?,
         };
         let CapacityRange { at_least, at_most } = expand.capacity;
         match (at_least, at_most) {
-            (Some(at_least), _) if size < at_least => Err(Error::NotYet(format!(
+            (Some(at_least), _) if size < at_least => Err(Error::Temporary(format!(
                 "volume {} has {size}, {at_least} are required; the volume itself is expanded first",
                 expand.volume
             ))),
@@ -36,22 +36,22 @@ impl Volumes {
         }
     }
 
-    /// Has the devices of a Block volume show that it has grown, if it has since they were last told. Answers the size
+    /// Has the devices of a Block volume show that it has expanded, if it has since they were last told. Answers the size
     /// they have then.
     ///
     /// It needs no guard, and so keeps no call from being served: to show more of the image does no harm to a device that is
     /// coming or going, and one that is being attached looks at the size once more when it is.
-    pub(crate) fn show_growth(&self, id: &VolumeId) -> Result<Option<Bytes>> {
-        let storage = self.gate.opened()?;
+    pub(crate) fn refresh_devices(&self, id: &VolumeId) -> Result<Option<Bytes>> {
+        let storage = self.monitor.current()?;
         let volume = storage.store.volume(id)?;
         let told = volume.kind() != VolumeKind::Block
             || volume.refreshed()?.is_some_and(|known| known >= volume.capacity());
-        if told { Ok(None) } else { show_size(&volume, &storage).map(Some) }
+        if told { Ok(None) } else { refresh_and_record(&volume, &storage).map(Some) }
     }
 }
 
 /// Makes the devices of a Block volume as large as its image, and says so to whoever grew it.
-fn show_size(volume: &Volume, storage: &Storage) -> Result<Bytes> {
+fn refresh_and_record(volume: &Volume, storage: &Storage) -> Result<Bytes> {
     let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
     volume.record_refreshed(size)?;
     Ok(size)

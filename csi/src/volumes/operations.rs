@@ -1,6 +1,6 @@
 //! How both services work on volumes and snapshots: off the event loop, and one change of each at a time.
 //!
-//! A data disk that hangs holds the thread of each call that touches it, and the lock of its volume. Unpublishing must
+//! A data disk that hang holds the thread of each call that touches it, and the lock of its volume. Unpublishing must
 //! succeed all the same, for a pod could not end otherwise: it takes no lock that such a call can hold but that of
 //! its target path, and leaves what needs the disk to a task of its own.
 
@@ -17,7 +17,7 @@ use crate::blocking;
 use crate::error::{Error, Result};
 use crate::object::Object;
 use crate::request::{Publish, TargetPath, Unpublish};
-use crate::storage::StorageGate;
+use crate::storage::StorageMonitor;
 
 /// Threads that may be in calls that touch the disk. The runtime has 512: the others are left to calls that do not.
 const DISK_THREADS: usize = 256;
@@ -30,17 +30,17 @@ const CLEANUP_THREADS: usize = 16;
 pub(crate) struct VolumeOperations {
     locks: VolumeLocks,
     volumes: Arc<Volumes>,
-    gate: Arc<StorageGate>,
+    monitor: Arc<StorageMonitor>,
     disk_threads: Arc<Semaphore>,
     cleanup_threads: Arc<Semaphore>,
 }
 
 impl VolumeOperations {
-    pub(crate) fn new(volumes: Volumes, gate: Arc<StorageGate>) -> Self {
+    pub(crate) fn new(volumes: Volumes, monitor: Arc<StorageMonitor>) -> Self {
         Self {
             locks: VolumeLocks::default(),
             volumes: Arc::new(volumes),
-            gate,
+            monitor,
             disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
             cleanup_threads: Arc::new(Semaphore::new(CLEANUP_THREADS)),
         }
@@ -74,13 +74,13 @@ impl VolumeOperations {
         &self,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if self.gate.hangs().is_some() {
+        if self.monitor.hang().is_some() {
             // The work finds that out too, and does what is possible without the disk.
             return self.run(work).await;
         }
         tokio::select! {
             outcome = self.run(work) => outcome,
-            error = self.gate.wait_until_it_hangs() => Err(error),
+            error = self.monitor.wait_until_hanging() => Err(error),
         }
     }
 
@@ -105,7 +105,7 @@ impl VolumeOperations {
     }
 
     /// Takes the volume away from its target, and then does what else is to be done if it is published nowhere now. If the
-    /// disk hangs, that is done when it goes on, and this does not wait for it.
+    /// disk hang, that is done when it goes on, and this does not wait for it.
     pub(crate) async fn unpublish(&self, unpublish: Unpublish) -> Result<()> {
         let work = self.clone();
         // A task of its own, for the call may be cancelled between the two.
@@ -115,7 +115,7 @@ impl VolumeOperations {
             .unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))?;
         tokio::select! {
             _ended = cleanup => {}
-            error = self.gate.wait_until_it_hangs() => {
+            error = self.monitor.wait_until_hanging() => {
                 tracing::warn!(%error, "the target is cleared; its volume is cleaned up when the data disk takes writes again");
             }
         }

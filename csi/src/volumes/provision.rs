@@ -5,10 +5,10 @@ use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, Volume
 use super::block_device::BlockVolume;
 use super::mounted_devices::MountedDevices;
 use super::publish::Volumes;
-use super::shown::Shown;
-use super::volume::{Described, UNIT, published_at, refuse_published, require_kind, whole_units};
+use super::published_mounts::PublishedMounts;
+use super::volume::{UNIT, VolumeInfo, published_at, refuse_published, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::request::{CapacityRange, Create, Grow};
+use crate::request::{CapacityRange, ControllerExpand, Create};
 use crate::storage::Storage;
 
 /// Size of a volume that nothing is said of.
@@ -16,30 +16,30 @@ const DEFAULT_SIZE: Bytes = Bytes::GIB;
 
 impl Volumes {
     /// Makes a volume, or answers the one that is there if it is what is asked.
-    pub(crate) fn create(&self, create: &Create) -> Result<Described> {
-        let storage = self.gate.verified()?;
-        self.janitor.begin();
+    pub(crate) fn create(&self, create: &Create) -> Result<VolumeInfo> {
+        let storage = self.monitor.verified()?;
+        self.trash_cleanup.start();
         let size = match existing(&storage, &create.volume)? {
             Some(volume) => {
-                require_as_asked(&volume, create)?;
+                require_compatible(&volume, create)?;
                 volume.capacity()
             }
             None => match &create.source {
-                Some(source) => size_to_copy(create.capacity, self.look_at(&storage, create, source)?)?,
-                None => size_to_make(create.capacity)?,
+                Some(source) => copied_size(create.capacity, self.source_size(&storage, create, source)?)?,
+                None => new_size(create.capacity)?,
             },
         };
         // Also of one that is there: whoever made it may have died before it was durable.
-        let volume = make(&storage, create, size)?;
-        require_as_asked(&volume, create)?;
-        self.describe(&storage, &volume, &Shown::default())
+        let volume = create_volume(&storage, create, size)?;
+        require_compatible(&volume, create)?;
+        self.describe(&storage, &volume, &PublishedMounts::default())
     }
 
     /// What shall be copied: it is there, of the kind that is asked, and what was written to its devices is on them. Answers
     /// its size.
-    fn look_at(&self, storage: &Storage, create: &Create, source: &OwnedContentSource) -> Result<Bytes> {
+    fn source_size(&self, storage: &Storage, create: &Create, source: &OwnedContentSource) -> Result<Bytes> {
         let absent = |error: loopfs::Error| match error.kind() {
-            ErrorKind::NotFound => Error::NoSource(format!("volume_content_source: {error}")),
+            ErrorKind::NotFound => Error::SourceNotFound(format!("volume_content_source: {error}")),
             _ => error.into(),
         };
         let (kind, size) = match source.as_ref() {
@@ -58,7 +58,7 @@ impl Volumes {
         if kind == create.kind {
             return Ok(size);
         }
-        Err(Error::UnusableSource(format!(
+        Err(Error::UnsuitableSource(format!(
             "volume_content_source: {source} is a {kind} one, and a {} volume is asked",
             create.kind
         )))
@@ -66,7 +66,7 @@ impl Volumes {
 
     /// Deletes a volume that is published nowhere. Its space is freed in the background.
     pub(crate) fn delete(&self, id: &VolumeId) -> Result<()> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         if let Some(volume) = existing(&storage, id)? {
             let mounts = self.root.mounts()?;
             let mounted = MountedDevices::among(&mounts)?;
@@ -78,29 +78,29 @@ impl Volumes {
             }
         }
         storage.store.delete(id)?;
-        self.janitor.call();
+        self.trash_cleanup.request();
         Ok(())
     }
 
     /// Makes the image or the quota as large as is asked; answers the volume as it is then.
-    pub(crate) fn grow(&self, grow: &Grow) -> Result<Volume> {
-        let storage = self.gate.verified()?;
-        let volume = storage.store.volume(&grow.volume)?;
-        if let Some(kind) = grow.kind {
+    pub(crate) fn controller_expand(&self, expand: &ControllerExpand) -> Result<Volume> {
+        let storage = self.monitor.verified()?;
+        let volume = storage.store.volume(&expand.volume)?;
+        if let Some(kind) = expand.kind {
             require_kind(&volume, kind)?;
         }
-        let CapacityRange { at_least, at_most } = grow.capacity;
-        let grown = match at_least {
-            Some(at_least) => storage.store.grow(&grow.volume, size_within(at_least, at_most)?)?,
+        let CapacityRange { at_least, at_most } = expand.capacity;
+        let expanded = match at_least {
+            Some(at_least) => storage.store.grow(&expand.volume, size_within(at_least, at_most)?)?,
             None => volume,
         };
         match at_most {
-            Some(at_most) if grown.capacity() > at_most => Err(Error::OutOfRange(format!(
+            Some(at_most) if expanded.capacity() > at_most => Err(Error::OutOfRange(format!(
                 "volume {} has {} already, above the limit of {at_most}",
-                grown.id(),
-                grown.capacity()
+                expanded.id(),
+                expanded.capacity()
             ))),
-            _ => Ok(grown),
+            _ => Ok(expanded),
         }
     }
 }
@@ -113,9 +113,9 @@ fn existing(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> {
     }
 }
 
-fn make(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
+fn create_volume(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
     if !create.accessible_here {
-        return Err(Error::NoRoomHere(format!(
+        return Err(Error::NotOnThisNode(format!(
             "accessibility_requirements: volume {} shall be on other nodes, and this one makes its own only",
             create.volume
         )));
@@ -126,17 +126,17 @@ fn make(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
         None => storage.store.create(&create.volume, &spec),
     };
     made.map_err(|error| match error.kind() {
-        ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
+        ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
         // The settings of the two do not go together.
         ErrorKind::Unsupported if create.source.is_some() => {
-            Error::UnusableSource(format!("volume_content_source: {error}"))
+            Error::UnsuitableSource(format!("volume_content_source: {error}"))
         }
         _ => error.into(),
     })
 }
 
 /// Whether a volume, made now or long ago, is what is asked.
-fn require_as_asked(volume: &Volume, create: &Create) -> Result<()> {
+fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
     let CapacityRange { at_least, at_most } = create.capacity;
     let has =
         |what: String| Err(Error::Incompatible(format!("there is a volume {} already, {what}", volume.id())));
@@ -168,14 +168,14 @@ fn require_as_asked(volume: &Volume, create: &Create) -> Result<()> {
 }
 
 /// The size a new volume gets.
-fn size_to_make(capacity: CapacityRange) -> Result<Bytes> {
+fn new_size(capacity: CapacityRange) -> Result<Bytes> {
     let CapacityRange { at_least, at_most } = capacity;
     let default = || at_most.map_or(DEFAULT_SIZE, |at_most| whole_units(at_most).max(UNIT).min(DEFAULT_SIZE));
     size_within(at_least.unwrap_or_else(default), at_most)
 }
 
 /// The size of a volume with the content of another of this size.
-fn size_to_copy(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
+fn copied_size(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
     let CapacityRange { at_least, at_most } = capacity;
     match at_most {
         Some(at_most) if at_most < source => {
@@ -220,7 +220,7 @@ mod tests {
     fn sizes(#[case] at_least: u64, #[case] at_most: u64, #[case] expected: Result<u64, Code>) {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
         let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
-        let size = size_to_make(capacity).map(|size| size.0).map_err(|error| error.code());
+        let size = new_size(capacity).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }
 
@@ -235,7 +235,7 @@ mod tests {
     fn sizes_of_copies(#[case] at_least: u64, #[case] at_most: u64, #[case] expected: Result<u64, Code>) {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
         let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
-        let size = size_to_copy(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
+        let size = copied_size(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }
 

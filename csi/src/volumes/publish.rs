@@ -9,30 +9,34 @@ use nix::sys::stat::FileStat;
 use super::block_device::BlockVolume;
 use super::directory::Directory;
 use super::mounted_devices::MountedDevices;
-use super::stray_device::StrayDevice;
-use super::volume::{Found, find, refuse_published, require_kind};
+use super::stale_device::StaleDevice;
+use super::volume::{TeardownTarget, find, refuse_published, require_kind};
 use crate::error::{Error, Result};
-use crate::request::{AccessType, Exposure, Publish, Stage, TargetPath, Unstage};
-use crate::storage::{Janitor, Storage, StorageGate};
+use crate::request::{AccessType, Publish, PublishMode, Stage, TargetPath, Unstage};
+use crate::storage::{Storage, StorageMonitor, TrashCleanup};
 use crate::target::PublishRoot;
 
 /// The volumes of this node.
 #[derive(Debug)]
 pub(crate) struct Volumes {
-    pub(super) gate: Arc<StorageGate>,
+    pub(super) monitor: Arc<StorageMonitor>,
     pub(super) root: Arc<PublishRoot>,
-    pub(super) janitor: Arc<Janitor>,
+    pub(super) trash_cleanup: Arc<TrashCleanup>,
 }
 
 impl Volumes {
-    pub(crate) fn new(gate: Arc<StorageGate>, root: Arc<PublishRoot>, janitor: Arc<Janitor>) -> Self {
-        Self { gate, root, janitor }
+    pub(crate) fn new(
+        monitor: Arc<StorageMonitor>,
+        root: Arc<PublishRoot>,
+        trash_cleanup: Arc<TrashCleanup>,
+    ) -> Self {
+        Self { monitor, root, trash_cleanup }
     }
 
     /// Makes the volume ready. Publishing does the same where it finds it undone: staging may not have survived a
     /// reboot, and an orchestrator need not repeat it.
     pub(crate) fn stage(&self, stage: &Stage) -> Result<()> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         storage.require_filesystem(stage.filesystem)?;
         let volume = storage.store.volume(&stage.volume)?;
         let access =
@@ -46,20 +50,20 @@ impl Volumes {
                 if block.devices()?.iter().all(|device| device.binding().access == access) {
                     block.attach(access)?;
                 }
-                require_there(&storage, &volume, &block)
+                require_not_deleted(&storage, &volume, &block)
             }
         }
     }
 
     pub(crate) fn unstage(&self, unstage: &Unstage) -> Result<()> {
-        let storage = self.gate.opened()?;
+        let storage = self.monitor.current()?;
         let volume = match find(&storage, &unstage.volume)? {
-            Found::Block(volume) => volume,
+            TeardownTarget::Block(volume) => volume,
             // If the storage could not be used when the volume was unpublished, that was left to this.
-            Found::WithoutDevices => return self.settle_use(&storage, &unstage.volume),
-            Found::Gone => {
-                self.settle_use(&storage, &unstage.volume)?;
-                return self.detach_strays(&storage, &unstage.volume);
+            TeardownTarget::WithoutDevices => return self.sync_publication(&storage, &unstage.volume),
+            TeardownTarget::Deleted => {
+                self.sync_publication(&storage, &unstage.volume)?;
+                return self.detach_stale_devices(&storage, &unstage.volume);
             }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
@@ -68,7 +72,7 @@ impl Volumes {
     }
 
     pub(crate) fn publish(&self, publish: &Publish) -> Result<()> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         storage.require_filesystem(publish.filesystem)?;
         let volume = storage.store.volume(&publish.volume)?;
         let target = self.root.locate(&publish.target)?.ok_or_else(|| {
@@ -77,8 +81,8 @@ impl Volumes {
                 publish.target
             ))
         })?;
-        match publish.exposure {
-            Exposure::Mount(flags) => {
+        match publish.mode {
+            PublishMode::Mount(flags) => {
                 require_kind(&volume, VolumeKind::Filesystem)?;
                 let directory = Directory::open(&volume)?;
                 if directory.is_published(&target, flags)? {
@@ -92,7 +96,7 @@ impl Volumes {
                 storage.store.record_use(volume.id(), target.path())?;
                 directory.publish(&target, flags)
             }
-            Exposure::Block(access) => {
+            PublishMode::Block(access) => {
                 require_kind(&volume, VolumeKind::Block)?;
                 let block = BlockVolume::open(&volume, &storage.loops)?;
                 if block.is_published(&target, access)? {
@@ -105,7 +109,7 @@ impl Volumes {
                 }
                 block.detach_other_access(&mounted, access)?;
                 block.attach(access)?;
-                require_there(&storage, &volume, &block)?;
+                require_not_deleted(&storage, &volume, &block)?;
                 block.publish(&target, access)
             }
         }
@@ -129,22 +133,22 @@ impl Volumes {
     ///
     /// It does so also if nothing was mounted at the target: a crash may have come between the two.
     pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &Cleared) -> Result<()> {
-        let storage = self.gate.opened()?;
+        let storage = self.monitor.current()?;
         let volume = match find(&storage, id)? {
-            Found::Block(volume) => volume,
-            Found::WithoutDevices => return self.settle_use(&storage, id),
-            Found::Gone => {
+            TeardownTarget::Block(volume) => volume,
+            TeardownTarget::WithoutDevices => return self.sync_publication(&storage, id),
+            TeardownTarget::Deleted => {
                 // Not prevented by a disk that takes no writes.
-                self.detach_strays(&storage, id)?;
-                return self.settle_use(&storage, id);
+                self.detach_stale_devices(&storage, id)?;
+                return self.sync_publication(&storage, id);
             }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
         let mounted = self.mounted_devices()?;
         if let Some(status) = &cleared.showed
-            && let Some(stray) = StrayDevice::shown(&storage, id, Some(block.image()?), status)?
+            && let Some(stale) = StaleDevice::at_path(&storage, id, Some(block.image()?), status)?
         {
-            stray.detach(&storage, &mounted)?;
+            stale.detach(&storage, &mounted)?;
         }
         match block.published_at(&mounted, None)? {
             Some(_in_use) => Ok(()),
@@ -153,18 +157,18 @@ impl Volumes {
     }
 
     /// Writes down where a volume is shown, or that it is not, as the mount table has it.
-    fn settle_use(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
+    fn sync_publication(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
         Ok(storage.store.settle_use(volume, &self.root.mounts()?)?)
     }
 
     /// Takes away the devices of a volume that was deleted while it was in use.
-    fn detach_strays(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
-        let strays = StrayDevice::all_of_gone(storage, volume)?;
-        if strays.is_empty() {
+    fn detach_stale_devices(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
+        let stale_devices = StaleDevice::all_for_deleted(storage, volume)?;
+        if stale_devices.is_empty() {
             return Ok(());
         }
         let mounted = self.mounted_devices()?;
-        strays.iter().try_for_each(|stray| stray.detach(storage, &mounted))
+        stale_devices.iter().try_for_each(|stale| stale.detach(storage, &mounted))
     }
 
     /// The devices that are published now, of any volume.
@@ -179,7 +183,7 @@ pub(crate) struct Cleared {
 }
 
 /// That a volume which was attached a moment ago was not deleted a moment before: once it is attached, it is not.
-fn require_there(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>) -> Result<()> {
+fn require_not_deleted(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>) -> Result<()> {
     let there = match storage.store.volume(volume.id()) {
         Ok(there) => BlockVolume::open(&there, &storage.loops)?.image()? == block.image()?,
         Err(error) if error.kind() == ErrorKind::NotFound => false,

@@ -20,19 +20,19 @@ impl Volumes {
     /// Takes a snapshot, or answers the one that is there if it is what is asked.
     pub(crate) fn create_snapshot(&self, create: &CreateSnapshot) -> Result<Snapshot> {
         let CreateSnapshot { snapshot: id, source, accessible_here } = create;
-        let storage = self.gate.verified()?;
-        self.janitor.begin();
+        let storage = self.monitor.verified()?;
+        self.trash_cleanup.start();
         let found = existing(&storage, id)?;
         if !accessible_here {
             let text = format!("accessibility_requirements: snapshot {id} shall be on other nodes");
             return Err(match found {
                 Some(_) => Error::Incompatible(format!("{text}, and there is one on this node")),
-                None => Error::NoRoomHere(format!("{text}, and this one takes its own only")),
+                None => Error::NotOnThisNode(format!("{text}, and this one takes its own only")),
             });
         }
         if found.is_none() {
             let volume = storage.store.volume(source).map_err(|error| match error.kind() {
-                ErrorKind::NotFound => Error::NoSource(format!("source_volume_id: {error}")),
+                ErrorKind::NotFound => Error::SourceNotFound(format!("source_volume_id: {error}")),
                 _ => error.into(),
             })?;
             if volume.kind() == VolumeKind::Block {
@@ -41,28 +41,28 @@ impl Volumes {
         }
         // Also of one that is there: whoever took it may have died before it was durable.
         storage.store.create_snapshot(source, id).map_err(|error| match error.kind() {
-            ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
+            ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
             _ => error.into(),
         })
     }
 
     /// Deletes a snapshot. Volumes made from it stay as they are. Its space is freed in the background.
     pub(crate) fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         storage.store.delete_snapshot(id)?;
-        self.janitor.call();
+        self.trash_cleanup.request();
         Ok(())
     }
 
     pub(crate) fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         existing(&storage, id)?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
     }
 
     /// Those that are meant, in the order of their ids. One that cannot be read is left out, and said so in the log: there
     /// is no way to tell a caller what is wrong with it, and it must not hide the others.
     pub(crate) fn list_snapshots(&self, list: &ListSnapshots) -> Result<SnapshotPage> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         let ListSnapshots { list, filter } = list;
         let Some(Filter { snapshot, source }) = filter else {
             return Ok(SnapshotPage { snapshots: Vec::new(), next: None });

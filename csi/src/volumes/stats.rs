@@ -5,8 +5,8 @@ use loopfs::{ErrorKind, VolumeKind, VolumeStats};
 use super::block_device::BlockVolume;
 use super::directory::Directory;
 use super::publish::Volumes;
-use super::stray_device::StrayDevice;
-use super::unreachable;
+use super::stale_device::StaleDevice;
+use super::unavailable;
 use super::volume::health;
 use crate::error::{Error, Result};
 use crate::request::{Stats, TargetPath};
@@ -14,25 +14,25 @@ use crate::request::{Stats, TargetPath};
 impl Volumes {
     pub(crate) fn stats(&self, stats: &Stats) -> Result<VolumeStats> {
         let target = stats.path.as_ref().map(|path| self.root.locate(path)).transpose()?.flatten();
-        let storage = match self.gate.verified() {
+        let storage = match self.monitor.verified() {
             Ok(storage) => storage,
-            Err(Error::StorageClosed(reason)) => {
+            Err(Error::StorageUnavailable(reason)) => {
                 let target = target.ok_or_else(|| not_published(stats))?;
-                return unreachable::stats(&stats.volume, &target, reason)?
+                return unavailable::stats(&stats.volume, &target, reason)?
                     .ok_or_else(|| not_published(stats));
             }
             Err(error) => return Err(error),
         };
         let status = target.map(|target| target.status()).transpose()?.flatten();
-        let stray = |image| match &status {
-            Some(status) => StrayDevice::shown(&storage, &stats.volume, image, status),
+        let stale = |image| match &status {
+            Some(status) => StaleDevice::at_path(&storage, &stats.volume, image, status),
             None => Ok(None),
         };
         let volume = match storage.store.volume(&stats.volume) {
             Ok(volume) => volume,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let stray = stray(None)?.ok_or(error)?;
-                return Ok(stray.stats());
+                let stale = stale(None)?.ok_or(error)?;
+                return Ok(stale.stats());
             }
             Err(error) => return Err(error.into()),
         };
@@ -42,8 +42,8 @@ impl Volumes {
             (Some(status), VolumeKind::Block) => {
                 let block = BlockVolume::open(&volume, &storage.loops)?;
                 let own = block.device_of(status)?.is_some();
-                if !own && let Some(stray) = stray(Some(block.image()?))? {
-                    return Ok(stray.stats());
+                if !own && let Some(stale) = stale(Some(block.image()?))? {
+                    return Ok(stale.stats());
                 }
                 own
             }

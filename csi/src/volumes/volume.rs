@@ -1,4 +1,4 @@
-//! One volume: found, described, and where it is published.
+//! One volume: found, info, and where it is published.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ pub(crate) const UNIT: Bytes = Bytes(4096);
 
 /// A volume as it is told of.
 #[derive(Clone, Debug)]
-pub(crate) struct Described {
+pub(crate) struct VolumeInfo {
     pub(crate) volume: VolumeId,
     /// None where it cannot be found out.
     pub(crate) capacity: Option<Bytes>,
@@ -32,35 +32,39 @@ pub(crate) struct Described {
 }
 
 /// A volume, to whatever takes away what was made for it.
-pub(super) enum Found {
+pub(super) enum TeardownTarget {
     Block(Volume),
     /// It can have no loop devices.
     WithoutDevices,
-    Gone,
+    Deleted,
 }
 
-pub(super) fn find(storage: &Storage, volume: &VolumeId) -> Result<Found> {
+pub(super) fn find(storage: &Storage, volume: &VolumeId) -> Result<TeardownTarget> {
     match storage.store.volume(volume) {
-        Ok(volume) if volume.kind() == VolumeKind::Block => Ok(Found::Block(volume)),
-        Ok(_directory) => Ok(Found::WithoutDevices),
+        Ok(volume) if volume.kind() == VolumeKind::Block => Ok(TeardownTarget::Block(volume)),
+        Ok(_directory) => Ok(TeardownTarget::WithoutDevices),
         Err(error) => match error.kind() {
-            ErrorKind::NotFound => Ok(Found::Gone),
+            ErrorKind::NotFound => Ok(TeardownTarget::Deleted),
             // Said of directories only: of one without limits, or without the store's mark.
-            ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(Found::WithoutDevices),
+            ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(TeardownTarget::WithoutDevices),
             _ => Err(error.into()),
         },
     }
 }
 
-pub(super) fn require_kind(volume: &Volume, asked: VolumeKind) -> Result<()> {
-    if volume.kind() == asked {
+pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()> {
+    if volume.kind() == requested {
         return Ok(());
     }
-    let asked = match asked {
+    let requested = match requested {
         VolumeKind::Filesystem => "mount",
         VolumeKind::Block => "block",
     };
-    Err(Error::WrongAccessType(format!("{asked} is asked of {}, a {} volume", volume.id(), volume.kind())))
+    Err(Error::WrongAccessType(format!(
+        "{requested} is requested of {}, a {} volume",
+        volume.id(),
+        volume.kind()
+    )))
 }
 
 /// How full a volume is and how it fares, its devices among it.
@@ -68,9 +72,9 @@ pub(super) fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats
     let mut stats = volume.stats()?;
     if volume.kind() == VolumeKind::Block
         && stats.condition == Condition::Healthy
-        && let Some(trouble) = BlockVolume::open(volume, loops)?.trouble()?
+        && let Some(problem) = BlockVolume::open(volume, loops)?.problem()?
     {
-        stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, trouble);
+        stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, problem);
     }
     Ok(stats)
 }

@@ -187,7 +187,7 @@ async fn a_stale_socket_of_an_earlier_process_is_replaced() {
         directory: directory.path().to_owned(),
         csi_socket: "/s".into(),
     };
-    registrar.withdraw().unwrap();
+    registrar.remove_stale_socket().unwrap();
     assert!(!path.exists());
 }
 

@@ -10,56 +10,56 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::gate::{Storage, StorageGate};
+use super::monitor::{Storage, StorageMonitor};
 use crate::blocking;
 use crate::error::{Error, Result};
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
-const EVERY: Duration = Duration::from_secs(60);
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Empties the trash.
 #[derive(Debug, Default)]
-pub(crate) struct Janitor {
-    begun: AtomicBool,
-    wanted: Notify,
+pub(crate) struct TrashCleanup {
+    started: AtomicBool,
+    requested: Notify,
 }
 
-impl Janitor {
+impl TrashCleanup {
     /// An earlier process may have left something.
-    pub(crate) fn begin(&self) {
-        if !self.begun.swap(true, Ordering::Relaxed) {
-            self.wanted.notify_one();
+    pub(crate) fn start(&self) {
+        if !self.started.swap(true, Ordering::Relaxed) {
+            self.requested.notify_one();
         }
     }
 
     /// There is something in the trash.
-    pub(crate) fn call(&self) {
-        self.begun.store(true, Ordering::Relaxed);
-        self.wanted.notify_one();
+    pub(crate) fn request(&self) {
+        self.started.store(true, Ordering::Relaxed);
+        self.requested.notify_one();
     }
 
-    /// Cleans up whenever it is called, until `stop`.
+    /// Cleans up whenever it is requested, until `stop`.
     pub(crate) async fn run(
         self: Arc<Self>,
-        gate: Arc<StorageGate>,
+        monitor: Arc<StorageMonitor>,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
-        if stop.run_until_cancelled(self.wanted.notified()).await.is_none() {
+        if stop.run_until_cancelled(self.requested.notified()).await.is_none() {
             return Ok(());
         }
         let mut recovered = Weak::new();
         loop {
-            match clean(Arc::clone(&gate), recovered.clone()).await {
+            match clean(Arc::clone(&monitor), recovered.clone()).await {
                 Ok(storage) => recovered = storage,
                 // Said already, by the call that found it out.
-                Err(Error::StorageClosed(_) | Error::StorageStarting) => {}
+                Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
                 Err(error) => {
                     tracing::warn!(%error, "what deleted volumes held is not freed; this is retried")
                 }
             }
-            let called = tokio::time::timeout(EVERY, self.wanted.notified());
+            let requested = tokio::time::timeout(CLEANUP_INTERVAL, self.requested.notified());
             // Whether by a call or by time makes no difference.
-            match stop.run_until_cancelled(called).await {
+            match stop.run_until_cancelled(requested).await {
                 Some(_called_or_due) => {}
                 None => return Ok(()),
             }
@@ -68,9 +68,9 @@ impl Janitor {
 }
 
 /// Empties the trash; before the first time on a storage takes away what was left half made there.
-async fn clean(gate: Arc<StorageGate>, recovered: Weak<Storage>) -> Result<Weak<Storage>> {
+async fn clean(monitor: Arc<StorageMonitor>, recovered: Weak<Storage>) -> Result<Weak<Storage>> {
     blocking::run(move || {
-        let storage = gate.verified()?;
+        let storage = monitor.verified()?;
         if !Weak::ptr_eq(&recovered, &Arc::downgrade(&storage)) {
             let recovered = storage.store.recover()?;
             tracing::info!(?recovered, "what an earlier process left half made is taken away");

@@ -7,33 +7,33 @@ use super::rpc::signed;
 use crate::proto::csi as wire;
 use crate::proto::csi::list_volumes_response;
 use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use crate::volumes::Described;
+use crate::volumes::VolumeInfo;
 
 impl ControllerService {
-    pub(super) fn volume(&self, described: &Described) -> wire::Volume {
+    pub(super) fn volume(&self, info: &VolumeInfo) -> wire::Volume {
         wire::Volume {
-            capacity_bytes: described.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
-            volume_id: described.volume.to_string(),
-            volume_context: described
+            capacity_bytes: info.capacity.map_or(0, |Bytes(capacity)| signed(capacity)),
+            volume_id: info.volume.to_string(),
+            volume_context: info
                 .filesystem
                 .map(|uuid| (self.filesystem_uuid_key.clone(), uuid.to_string()))
                 .into_iter()
                 .collect(),
-            content_source: described.source.as_ref().map(content_source),
+            content_source: info.source.as_ref().map(content_source),
             accessible_topology: vec![self.node.topology()],
         }
     }
 
-    pub(super) fn published_node_ids(&self, described: &Described) -> Vec<String> {
-        described.published.then(|| self.node.name().to_owned()).into_iter().collect()
+    pub(super) fn published_node_ids(&self, info: &VolumeInfo) -> Vec<String> {
+        info.published.then(|| self.node.name().to_owned()).into_iter().collect()
     }
 
-    pub(super) fn entry(&self, described: Described) -> list_volumes_response::Entry {
+    pub(super) fn entry(&self, info: VolumeInfo) -> list_volumes_response::Entry {
         list_volumes_response::Entry {
-            volume: Some(self.volume(&described)),
+            volume: Some(self.volume(&info)),
             status: Some(list_volumes_response::VolumeStatus {
-                published_node_ids: self.published_node_ids(&described),
-                volume_condition: Some(described.condition.into()),
+                published_node_ids: self.published_node_ids(&info),
+                volume_condition: Some(info.condition.into()),
             }),
         }
     }

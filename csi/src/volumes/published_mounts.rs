@@ -5,22 +5,22 @@ use std::collections::HashMap;
 use loopfs::{BackingFile, LoopDevice, Status, VolumeId, mountinfo};
 
 use super::mounted_devices::MountedDevices;
-use super::stray_device::StrayDevice;
+use super::stale_device::StaleDevice;
 use crate::error::Result;
 use crate::storage::Storage;
 
 /// Longer labels are cut by the kernel, and then say only how an id begins.
-const LONGEST_LABEL: usize = 62;
+const MAX_LABEL_LEN: usize = 62;
 
 /// What is mounted beneath the orchestrator's directory, and which devices are shown there.
 #[derive(Debug, Default)]
-pub(crate) struct Shown {
+pub(crate) struct PublishedMounts {
     pub(crate) mounts: Vec<mountinfo::Mount>,
     pub(crate) mounted: MountedDevices,
     devices: HashMap<String, Vec<Status>>,
 }
 
-impl Shown {
+impl PublishedMounts {
     /// Asks each device that is mounted.
     pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Result<Self> {
         let mut devices: HashMap<String, Vec<Status>> = HashMap::new();
@@ -34,19 +34,19 @@ impl Shown {
     }
 
     /// A device that was made for the volume, and is bound to another file than its image.
-    pub(crate) fn stray(
+    pub(crate) fn stale(
         &self,
         storage: &Storage,
         volume: &VolumeId,
         image: Option<BackingFile>,
-    ) -> Option<StrayDevice> {
+    ) -> Option<StaleDevice> {
         let shown = self.devices.get(volume.as_str())?;
-        shown.iter().find_map(|status| StrayDevice::of(storage, volume, image, status.clone()))
+        shown.iter().find_map(|status| StaleDevice::of(storage, volume, image, status.clone()))
     }
 
     /// Volumes that devices were made for, whether or not they are still there.
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeId> {
-        let whole = self.devices.keys().filter(|label| label.len() <= LONGEST_LABEL);
+        let whole = self.devices.keys().filter(|label| label.len() <= MAX_LABEL_LEN);
         whole.filter_map(|label| VolumeId::parse(label).ok())
     }
 }

@@ -13,17 +13,17 @@ use nix::sys::statvfs::statvfs;
 
 use super::loop_node::{is_loop_device, number_of};
 use super::mounted_devices::MountedDevices;
-use super::volume::Described;
+use super::volume::VolumeInfo;
 use crate::error::{Error, Result};
 use crate::target::Target;
 
 /// The volumes that are published, in the order of their ids.
-pub(super) fn published(mounts: &[mountinfo::Mount], reason: &str) -> Result<Vec<Described>> {
+pub(super) fn published(mounts: &[mountinfo::Mount], reason: &str) -> Result<Vec<VolumeInfo>> {
     let directories = mounts.iter().filter_map(volume_of_mount);
     let devices = MountedDevices::among(mounts)?;
     let images = devices.numbers().filter_map(volume_of_device);
     let volumes: BTreeSet<VolumeId> = directories.chain(images).collect();
-    let describe = |volume| Described {
+    let describe = |volume| VolumeInfo {
         volume,
         capacity: None,
         filesystem: None,

@@ -13,15 +13,15 @@ use crate::storage::Storage;
 
 /// A device of a volume that is not bound to its image.
 #[derive(Debug)]
-pub(crate) struct StrayDevice {
+pub(crate) struct StaleDevice {
     status: Status,
     /// Of the volume that has the id now; None where there is none.
     image: Option<BackingFile>,
 }
 
-impl StrayDevice {
+impl StaleDevice {
     /// The one that a path with this status shows.
-    pub(crate) fn shown(
+    pub(crate) fn at_path(
         storage: &Storage,
         volume: &VolumeId,
         image: Option<BackingFile>,
@@ -36,14 +36,14 @@ impl StrayDevice {
     }
 
     /// Those of a volume that is gone. Asks every device.
-    pub(crate) fn all_of_gone(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
+    pub(crate) fn all_for_deleted(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
         let bound = storage.loops.snapshot()?;
-        let strays = bound.into_iter().filter_map(|status| Self::of(storage, volume, None, status));
+        let stale_devices = bound.into_iter().filter_map(|status| Self::of(storage, volume, None, status));
         // Where the label was cut, the device may be another volume's.
         let mut found = Vec::new();
-        for stray in strays {
-            if !is_an_image(storage, &stray.status)? {
-                found.push(stray);
+        for stale in stale_devices {
+            if !is_an_image(storage, &stale.status)? {
+                found.push(stale);
             }
         }
         Ok(found)
@@ -56,9 +56,9 @@ impl StrayDevice {
         status: Status,
     ) -> Option<Self> {
         let backing = &status.binding.backing;
-        let stray =
+        let stale =
             status.is_labelled(volume.as_str()) && storage.store.holds(backing) && image != Some(*backing);
-        stray.then_some(Self { status, image })
+        stale.then_some(Self { status, image })
     }
 
     /// Takes the device away unless a mount shows it, for its number is given to other volumes.

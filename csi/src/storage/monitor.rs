@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::async_fd;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::readiness;
 use crate::target::PublishRoot;
 
 /// How long a write to the data disk may take. After that, the disk is taken to hang. A probe waits for ten seconds, says the
@@ -49,9 +49,9 @@ impl Storage {
 enum State {
     /// It was not tried yet.
     Starting,
-    Open(Arc<Storage>),
+    Available(Arc<Storage>),
     /// Why it cannot be used.
-    Closed(Arc<str>),
+    Unavailable(Arc<str>),
     /// Why it cannot be used: no file system was ever mounted at the data directory. That is no fault of a node that has no
     /// disk for volumes.
     Absent(Arc<str>),
@@ -59,7 +59,7 @@ enum State {
 
 /// What a probe finds.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Health {
+pub(crate) enum Readiness {
     Starting,
     Ready,
 }
@@ -69,60 +69,62 @@ pub(crate) enum Health {
 /// The process starts, serves and answers probes without its file system, so that whoever looks learns what is missing;
 /// and it goes on by itself when that has come.
 #[derive(Debug)]
-pub(crate) struct StorageGate {
+pub(crate) struct StorageMonitor {
     data_dir: PathBuf,
     /// Where volumes are shown.
     root: Arc<PublishRoot>,
     state: watch::Sender<State>,
     /// When the examination began that a probe makes now, with a write to the disk.
-    examined_since: watch::Sender<Option<Instant>>,
+    probe_started: watch::Sender<Option<Instant>>,
 }
 
-impl StorageGate {
+impl StorageMonitor {
     pub(crate) fn new(data_dir: PathBuf, root: Arc<PublishRoot>) -> Self {
         Self {
             data_dir,
             root,
             state: watch::Sender::new(State::Starting),
-            examined_since: watch::Sender::new(None),
+            probe_started: watch::Sender::new(None),
         }
     }
 
     /// The storage as it was opened, even if it has failed since, but not while its disk is known to hang. Does not block.
-    pub(crate) fn opened(&self) -> Result<Arc<Storage>> {
-        let storage = self.latest()?;
-        match self.hangs() {
+    pub(crate) fn current(&self) -> Result<Arc<Storage>> {
+        let storage = self.last_opened()?;
+        match self.hang() {
             Some(error) => Err(error),
             None => Ok(storage),
         }
     }
 
-    fn latest(&self) -> Result<Arc<Storage>> {
+    fn last_opened(&self) -> Result<Arc<Storage>> {
         match &*self.state.borrow() {
-            State::Open(storage) => Ok(Arc::clone(storage)),
+            State::Available(storage) => Ok(Arc::clone(storage)),
             State::Starting => Err(Error::StorageStarting),
-            State::Closed(reason) | State::Absent(reason) => Err(Error::StorageClosed(reason.to_string())),
+            State::Unavailable(reason) | State::Absent(reason) => {
+                Err(Error::StorageUnavailable(reason.to_string()))
+            }
         }
     }
 
     /// Returns an error if a probe has waited for the disk for longer than [`WRITE_TIMEOUT`].
-    pub(crate) fn hangs(&self) -> Option<Error> {
-        let waited = self.examined_since.borrow().map(|began| began.elapsed())?;
-        (waited >= WRITE_TIMEOUT).then(|| self.hangs_for(waited))
+    pub(crate) fn hang(&self) -> Option<Error> {
+        let waited = self.probe_started.borrow().map(|began| began.elapsed())?;
+        (waited >= WRITE_TIMEOUT).then(|| self.hang_after(waited))
     }
 
-    pub(crate) fn hangs_for(&self, waited: Duration) -> Error {
-        Error::StorageClosed(format!(
-            "a write to the data directory {} has not ended for {waited:.0?}; look for a disk that hangs in the kernel \
+    pub(crate) fn hang_after(&self, waited: Duration) -> Error {
+        Error::StorageUnavailable(format!(
+            "a write to the data directory {} has not ended for {waited:.0?}; look for a disk that hang in the kernel \
              log, and whether the file system is frozen (fsfreeze)",
             self.data_dir.display()
         ))
     }
 
     /// To be called before [`probe`](Self::probe), and kept until that has returned.
-    pub(crate) fn begin_examination(&self) -> ExaminationInProgress {
-        self.examined_since.send_replace(Some(Instant::now()));
-        ExaminationInProgress(self.examined_since.clone())
+    pub(crate) fn begin_probe(&self) -> ProbeInProgress {
+        self.probe_started.send_replace(Some(Instant::now()));
+        ProbeInProgress(self.probe_started.clone())
     }
 
     /// Returns `true` if this node never had storage. The driver does not register there, so no pod depends on it.
@@ -132,7 +134,7 @@ impl StorageGate {
 
     /// The storage, checked just now. Blocks.
     pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
-        self.verify(self.opened()?)
+        self.verify(self.current()?)
     }
 
     fn verify(&self, storage: Arc<Storage>) -> Result<Arc<Storage>> {
@@ -140,8 +142,8 @@ impl StorageGate {
         let reason: Arc<str> = error.to_string().into();
         // Only the storage that failed is closed, not one that was opened in its place meanwhile.
         let closed = self.state.send_if_modified(|state| match state {
-            State::Open(current) if Arc::ptr_eq(current, &storage) => {
-                *state = State::Closed(Arc::clone(&reason));
+            State::Available(current) if Arc::ptr_eq(current, &storage) => {
+                *state = State::Unavailable(Arc::clone(&reason));
                 true
             }
             _ => false,
@@ -149,26 +151,26 @@ impl StorageGate {
         if closed {
             tracing::error!(%reason, "the storage failed; it is opened again when it can be");
         }
-        Err(Error::StorageClosed(reason.to_string()))
+        Err(Error::StorageUnavailable(reason.to_string()))
     }
 
-    /// What to tell a probe: more than [`verified`](Self::verified), and slower. Blocks, for ever on a disk that hangs.
-    pub(crate) fn probe(&self) -> Result<Health> {
-        let storage = match self.latest() {
+    /// What to tell a probe: more than [`verified`](Self::verified), and slower. Blocks, for ever on a disk that hang.
+    pub(crate) fn probe(&self) -> Result<Readiness> {
+        let storage = match self.last_opened() {
             Ok(storage) => storage,
-            Err(Error::StorageStarting) => return Ok(Health::Starting),
+            Err(Error::StorageStarting) => return Ok(Readiness::Starting),
             Err(error) => return Err(error),
         };
         let storage = self.verify(storage)?;
-        storage.store.prove_writable().map_err(closed)?;
+        storage.store.prove_writable().map_err(unavailable)?;
         // Directories can be served without, and are.
         storage.loops.verify().map_err(|error| Error::Precondition(error.to_string()))?;
-        Ok(Health::Ready)
+        Ok(Readiness::Ready)
     }
 
     /// Completes when the disk is known to hang, with what to say of it.
-    pub(crate) async fn wait_until_it_hangs(&self) -> Error {
-        let mut since = self.examined_since.subscribe();
+    pub(crate) async fn wait_until_hanging(&self) -> Error {
+        let mut since = self.probe_started.subscribe();
         loop {
             let began = *since.borrow_and_update();
             let timeout = async {
@@ -178,7 +180,7 @@ impl StorageGate {
                 }
             };
             tokio::select! {
-                () = timeout => return self.hangs_for(WRITE_TIMEOUT),
+                () = timeout => return self.hang_after(WRITE_TIMEOUT),
                 // An error would mean that the sender is gone, and it lives as long as `self`.
                 changed = since.changed() => drop(changed),
             }
@@ -186,16 +188,16 @@ impl StorageGate {
     }
 
     /// Completes when the storage is open.
-    pub(crate) async fn wait_until_open(&self) {
+    pub(crate) async fn wait_until_available(&self) {
         let mut state = self.state.subscribe();
         // The sender lives as long as `self`.
-        drop(state.wait_for(|state| matches!(state, State::Open(_))).await);
+        drop(state.wait_for(|state| matches!(state, State::Available(_))).await);
     }
 
     /// Completes when the storage is not open.
-    pub(crate) async fn wait_until_closed(&self) {
+    pub(crate) async fn wait_until_unavailable(&self) {
         let mut state = self.state.subscribe();
-        drop(state.wait_for(|state| !matches!(state, State::Open(_))).await);
+        drop(state.wait_for(|state| !matches!(state, State::Available(_))).await);
     }
 
     /// Opens the storage, and opens it again whenever it has failed, until `stop`.
@@ -205,7 +207,7 @@ impl StorageGate {
         let mut backoff = Backoff::new();
         let mut logged = None;
         loop {
-            if stop.run_until_cancelled(self.wait_until_closed()).await.is_none() {
+            if stop.run_until_cancelled(self.wait_until_unavailable()).await.is_none() {
                 return Ok(());
             }
             match self.open(&mut loops).await {
@@ -215,14 +217,14 @@ impl StorageGate {
                         filesystem = %storage.store.filesystem_uuid(),
                         "the storage is open"
                     );
-                    self.state.send_replace(State::Open(Arc::new(storage)));
+                    self.state.send_replace(State::Available(Arc::new(storage)));
                     backoff.reset();
                     logged = None;
                     continue;
                 }
-                Err(Failure { reason, absent })
+                Err(OpenError { reason, absent })
                     if logged.as_ref() == Some(&(Arc::clone(&reason), absent)) => {}
-                Err(Failure { reason, absent }) => {
+                Err(OpenError { reason, absent }) => {
                     logged = Some((Arc::clone(&reason), absent));
                     self.state.send_replace(if absent {
                         tracing::warn!(
@@ -235,7 +237,7 @@ impl StorageGate {
                             %reason,
                             "volumes cannot be served; trying again when a mount changes, and from time to time"
                         );
-                        State::Closed(reason)
+                        State::Unavailable(reason)
                     });
                 }
             }
@@ -248,7 +250,7 @@ impl StorageGate {
     }
 
     /// The loop control is kept: it remembers the idle devices.
-    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, Failure> {
+    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
         let data_dir = self.data_dir.clone();
         let known = loops.clone();
         let root = Arc::clone(&self.root);
@@ -257,7 +259,7 @@ impl StorageGate {
             store.verify()?;
             if known.is_none() {
                 // No call is under way yet, which would be between the two.
-                settle_uses(&store, &root);
+                sync_publications(&store, &root);
             }
             let loops = known.map_or_else(|| LoopControl::open().map(Arc::new), Ok)?;
             Ok(Storage { store, loops })
@@ -270,23 +272,23 @@ impl StorageGate {
             Ok(Err(error)) => {
                 let error: loopfs::Error = error;
                 let absent = error.kind() == ErrorKind::NeverMounted;
-                Err(Failure { reason: error.to_string().into(), absent })
+                Err(OpenError { reason: error.to_string().into(), absent })
             }
-            Err(panic) => Err(Failure { reason: format!("a defect: {panic}").into(), absent: false }),
+            Err(panic) => Err(OpenError { reason: format!("a defect: {panic}").into(), absent: false }),
         }
     }
 }
 
 /// Why the storage could not be opened.
 #[derive(Debug)]
-struct Failure {
+struct OpenError {
     reason: Arc<str>,
     /// No file system was ever mounted at the data directory.
     absent: bool,
 }
 
 /// Of a driver that was killed, and of one that did not write down what it showed.
-fn settle_uses(store: &VolumeStore, root: &PublishRoot) {
+fn sync_publications(store: &VolumeStore, root: &PublishRoot) {
     let settled = root.mounts().and_then(|mounts| Ok(store.settle_uses(&mounts)?));
     if let Err(error) = settled {
         tracing::warn!(%error, "which volumes are shown could not be written down; one in use may be deleted");
@@ -295,16 +297,16 @@ fn settle_uses(store: &VolumeStore, root: &PublishRoot) {
 
 /// An examination of the storage, in progress until this is dropped.
 #[derive(Debug)]
-pub(crate) struct ExaminationInProgress(watch::Sender<Option<Instant>>);
+pub(crate) struct ProbeInProgress(watch::Sender<Option<Instant>>);
 
-impl Drop for ExaminationInProgress {
+impl Drop for ProbeInProgress {
     fn drop(&mut self) {
         self.0.send_replace(None);
     }
 }
 
-fn closed(error: loopfs::Error) -> Error {
-    Error::StorageClosed(error.to_string())
+fn unavailable(error: loopfs::Error) -> Error {
+    Error::StorageUnavailable(error.to_string())
 }
 
 /// Tells when something is mounted or unmounted in this process's mount namespace: the kernel makes
@@ -316,8 +318,7 @@ impl MountWatch {
         const TABLE: &str = "/proc/self/mountinfo";
         let table = File::open(TABLE).with_context(|| format!("open {TABLE}"))?;
         Ok(Self(
-            readiness::register(table.into(), Interest::PRIORITY)
-                .with_context(|| format!("watch {TABLE}"))?,
+            async_fd::register(table.into(), Interest::PRIORITY).with_context(|| format!("watch {TABLE}"))?,
         ))
     }
 
@@ -345,15 +346,17 @@ mod tests {
             std::fs::write(directory.path().join("data.filesystem-uuid"), "").unwrap();
         }
         let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
-        let gate = Arc::new(StorageGate::new(data.clone(), root));
-        assert_eq!(gate.probe().unwrap(), Health::Starting);
-        assert!(!gate.is_absent(), "not before it was looked for");
+        let monitor = Arc::new(StorageMonitor::new(data.clone(), root));
+        assert_eq!(monitor.probe().unwrap(), Readiness::Starting);
+        assert!(!monitor.is_absent(), "not before it was looked for");
         let stop = CancellationToken::new();
-        let task = tokio::spawn(Arc::clone(&gate).keep_open(stop.clone()));
-        let mut state = gate.state.subscribe();
-        state.wait_for(|state| matches!(state, State::Closed(_) | State::Absent(_))).await.unwrap();
-        assert_eq!(gate.is_absent(), !recorded);
-        for error in [gate.probe().unwrap_err(), gate.verified().unwrap_err(), gate.opened().unwrap_err()] {
+        let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));
+        let mut state = monitor.state.subscribe();
+        state.wait_for(|state| matches!(state, State::Unavailable(_) | State::Absent(_))).await.unwrap();
+        assert_eq!(monitor.is_absent(), !recorded);
+        for error in
+            [monitor.probe().unwrap_err(), monitor.verified().unwrap_err(), monitor.current().unwrap_err()]
+        {
             let text = error.to_string();
             assert!(text.contains(data.to_str().unwrap()) && text.contains("prjquota"), "{text}");
         }
