@@ -1,5 +1,6 @@
-//! Loop devices refresh a larger image as soon as it has expanded. The kubelet asks for that too, once in its sync period, which is a
-//! minute and up to half of it more; so whoever grew the image waits for this, and for the kubelet only where nobody answers.
+//! Refreshes the size of loop devices as soon as their volume was expanded. The kubelet also requests this, once per
+//! sync period, which takes a minute and up to half a minute more. The provisioner, which expands the image, therefore
+//! waits for this refresh, and falls back to the kubelet only if the refresh does not happen.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,51 +16,51 @@ use crate::error::Error;
 use crate::storage::StorageMonitor;
 use crate::volumes::VolumeOperations;
 
-/// Follows the volumes of whichever storage is open, until `stop`.
+/// Watches the volumes of the storage while it is available, until `stop`.
 pub(crate) async fn run(
     operations: VolumeOperations,
     monitor: Arc<StorageMonitor>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let following = async {
+    let watching = async {
         let mut backoff = Backoff::new();
         loop {
             monitor.wait_until_available().await;
             tokio::select! {
-                ended = follow_storage(&operations, &monitor) => if let Err(error) = ended {
+                ended = watch_storage(&operations, &monitor) => if let Err(error) = ended {
                     let reason = format!("{error:#}");
-                    tracing::warn!(%reason, "block volumes that grow are seen when the kubelet looks");
+                    tracing::warn!(%reason, "could not watch the volumes; until the driver can, expanded Block volumes are refreshed by the kubelet's NodeExpandVolume calls");
                 },
                 () = monitor.wait_until_unavailable() => {}
             }
             tokio::time::sleep(backoff.next()).await;
         }
     };
-    stop.run_until_cancelled(following).await;
+    stop.run_until_cancelled(watching).await;
     Ok(())
 }
 
-/// Ends when nothing more will be seen.
-async fn follow_storage(operations: &VolumeOperations, monitor: &StorageMonitor) -> anyhow::Result<()> {
+/// Returns when no further changes will be reported.
+async fn watch_storage(operations: &VolumeOperations, monitor: &StorageMonitor) -> anyhow::Result<()> {
     let watch = monitor.current()?.store.watch()?;
     let readable = watch.as_fd().try_clone_to_owned().context("duplicate a descriptor")?;
     let readable = async_fd::register(readable, Interest::READABLE).context("watch the volumes")?;
     loop {
-        // Cleared before it is read, so that what comes meanwhile is seen.
+        // Cleared before the changes are read, so that changes in the meantime are reported.
         readable.ready(Interest::READABLE).await?.clear_ready();
-        let changes = watch.read().context("read what changed about the volumes")?;
+        let changes = watch.read().context("read the changes of the volumes")?;
         refresh(operations, &changes).await;
         if changes.ended {
-            anyhow::bail!("the directory of the volumes is gone");
+            anyhow::bail!("the directory of the volumes was removed");
         }
     }
 }
 
-/// What cannot be done now is the kubelet's to ask for.
+/// Refreshes the devices of the changed volumes. After a failure, the kubelet's next NodeExpandVolume call retries.
 async fn refresh(operations: &VolumeOperations, changes: &Changes) {
     if changes.overflowed {
         tracing::warn!(
-            "more volumes changed at once than the kernel remembers; the kubelet has the others looked at"
+            "the kernel dropped changes of volumes, because its queue overflowed; the kubelet's NodeExpandVolume calls refresh those volumes"
         );
     }
     for volume in &changes.volumes {
@@ -68,10 +69,10 @@ async fn refresh(operations: &VolumeOperations, changes: &Changes) {
             Ok(None) => {}
             Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {}
             Ok(Some(size)) => {
-                tracing::info!(%volume, %size, "the devices of the volume refresh that it has expanded")
+                tracing::info!(%volume, %size, "refreshed the loop devices of the expanded volume")
             }
             Err(error) => {
-                tracing::info!(%volume, %error, "the devices are told of the volume's size when the kubelet asks");
+                tracing::info!(%volume, %error, "could not refresh the size of the volume's loop devices; the kubelet's next NodeExpandVolume call retries");
             }
         }
     }

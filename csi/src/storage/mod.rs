@@ -1,4 +1,4 @@
-//! The node's storage: whether it can be used, the probes that find that out, and the trash of deleted volumes.
+//! The node's storage: whether volumes can be served, the probes that determine it, and the cleanup of deleted volumes.
 
 mod monitor;
 

@@ -1,4 +1,4 @@
-//! The node's storage, and whether it can be used now.
+//! The node's storage, and whether it is available.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -19,11 +19,11 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::target::PublishRoot;
 
-/// How long a write to the data disk may take. After that, the disk is taken to hang. A probe waits for ten seconds, says the
-/// manifest.
+/// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
+/// ten seconds after which the probes in the manifest time out.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Volumes, and the loop devices that Block volumes are shown by.
+/// The volume store, and the loop devices to which the images of Block volumes are attached.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) store: VolumeStore,
@@ -31,50 +31,49 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Whether a volume that says it lies on `filesystem` can be here.
+    /// Returns an error if a volume that was recorded on `filesystem` cannot be on this node.
     pub(crate) fn require_filesystem(&self, filesystem: Option<FilesystemUuid>) -> Result<()> {
         let here = self.store.filesystem_uuid();
         match filesystem {
             Some(elsewhere) if elsewhere != here => Err(Error::Precondition(format!(
-                "the volume lies on file system {elsewhere}, and this node's volumes are on {here}; \
-                 give the node back the disk it had when the volume was made"
+                "the volume is on file system {elsewhere}, but this node's volumes are on {here}; \
+                 reattach the disk on which the volume was created"
             ))),
             _ => Ok(()),
         }
     }
 }
 
-/// What is known of the storage.
+/// The state of the storage.
 #[derive(Clone, Debug)]
 enum State {
-    /// It was not tried yet.
+    /// The driver has not tried to open the storage yet.
     Starting,
     Available(Arc<Storage>),
-    /// Why it cannot be used.
+    /// The storage is unavailable for this reason.
     Unavailable(Arc<str>),
-    /// Why it cannot be used: no file system was ever mounted at the data directory. That is no fault of a node that has no
-    /// disk for volumes.
+    /// No file system was ever mounted at the data directory. That is no failure: a node may have no disk for volumes.
     Absent(Arc<str>),
 }
 
-/// What a probe finds.
+/// The successful results of a probe.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Starting,
     Ready,
 }
 
-/// Opens the storage when it can be, and says why while it cannot.
+/// Opens the storage when possible, and reports the reason while it is unavailable.
 ///
-/// The process starts, serves and answers probes without its file system, so that whoever looks learns what is missing;
-/// and it goes on by itself when that has come.
+/// The process starts, serves calls and responds to probes without its file system, so that administrators learn what
+/// is missing. It continues by itself when the file system has been mounted.
 #[derive(Debug)]
 pub(crate) struct StorageMonitor {
     data_dir: PathBuf,
-    /// Where volumes are shown.
+    /// The directory below which volumes are published.
     root: Arc<PublishRoot>,
     state: watch::Sender<State>,
-    /// When the examination began that a probe makes now, with a write to the disk.
+    /// The start of the probe that is in progress. A probe writes to the disk.
     probe_started: watch::Sender<Option<Instant>>,
 }
 
@@ -88,10 +87,11 @@ impl StorageMonitor {
         }
     }
 
-    /// The storage as it was opened, even if it has failed since, but not while its disk is known to hang. Does not block.
+    /// Returns the storage, even if it has failed since it was opened. Returns an error while its disk hangs. Does not
+    /// block.
     pub(crate) fn current(&self) -> Result<Arc<Storage>> {
         let storage = self.last_opened()?;
-        match self.hang() {
+        match self.hang_error() {
             Some(error) => Err(error),
             None => Ok(storage),
         }
@@ -108,20 +108,21 @@ impl StorageMonitor {
     }
 
     /// Returns an error if a probe has waited for the disk for longer than [`WRITE_TIMEOUT`].
-    pub(crate) fn hang(&self) -> Option<Error> {
+    pub(crate) fn hang_error(&self) -> Option<Error> {
         let waited = self.probe_started.borrow().map(|began| began.elapsed())?;
-        (waited >= WRITE_TIMEOUT).then(|| self.hang_after(waited))
+        (waited >= WRITE_TIMEOUT).then(|| self.hang_error_after(waited))
     }
 
-    pub(crate) fn hang_after(&self, waited: Duration) -> Error {
+    pub(crate) fn hang_error_after(&self, waited: Duration) -> Error {
         Error::StorageUnavailable(format!(
-            "a write to the data directory {} has not ended for {waited:.0?}; look for a disk that hang in the kernel \
+            "a write to the data directory {} has not ended for {waited:.0?}; look for a hanging disk in the kernel \
              log, and whether the file system is frozen (fsfreeze)",
             self.data_dir.display()
         ))
     }
 
-    /// To be called before [`probe`](Self::probe), and kept until that has returned.
+    /// Records the start of a probe. The caller calls this before [`probe`](Self::probe), and drops the result after
+    /// it.
     pub(crate) fn begin_probe(&self) -> ProbeInProgress {
         self.probe_started.send_replace(Some(Instant::now()));
         ProbeInProgress(self.probe_started.clone())
@@ -132,7 +133,7 @@ impl StorageMonitor {
         matches!(*self.state.borrow(), State::Absent(_))
     }
 
-    /// The storage, checked just now. Blocks.
+    /// Verifies and returns the storage. Blocks.
     pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
         self.verify(self.current()?)
     }
@@ -140,21 +141,22 @@ impl StorageMonitor {
     fn verify(&self, storage: Arc<Storage>) -> Result<Arc<Storage>> {
         let Err(error) = storage.store.verify() else { return Ok(storage) };
         let reason: Arc<str> = error.to_string().into();
-        // Only the storage that failed is closed, not one that was opened in its place meanwhile.
-        let closed = self.state.send_if_modified(|state| match state {
+        // Only the storage that failed becomes unavailable, not one that was opened in its place in the meantime.
+        let changed = self.state.send_if_modified(|state| match state {
             State::Available(current) if Arc::ptr_eq(current, &storage) => {
                 *state = State::Unavailable(Arc::clone(&reason));
                 true
             }
             _ => false,
         });
-        if closed {
-            tracing::error!(%reason, "the storage failed; it is opened again when it can be");
+        if changed {
+            tracing::error!(%reason, "the storage failed; the driver opens it again when possible");
         }
         Err(Error::StorageUnavailable(reason.to_string()))
     }
 
-    /// What to tell a probe: more than [`verified`](Self::verified), and slower. Blocks, for ever on a disk that hang.
+    /// Probes the storage, more thoroughly and more slowly than [`verified`](Self::verified). Blocks, without a limit
+    /// if the disk hangs.
     pub(crate) fn probe(&self) -> Result<Readiness> {
         let storage = match self.last_opened() {
             Ok(storage) => storage,
@@ -163,12 +165,12 @@ impl StorageMonitor {
         };
         let storage = self.verify(storage)?;
         storage.store.prove_writable().map_err(unavailable)?;
-        // Directories can be served without, and are.
+        // Filesystem volumes are served even if the loop driver does not work.
         storage.loops.verify().map_err(|error| Error::Precondition(error.to_string()))?;
         Ok(Readiness::Ready)
     }
 
-    /// Completes when the disk is known to hang, with what to say of it.
+    /// Completes when the disk hangs, with the error to return.
     pub(crate) async fn wait_until_hanging(&self) -> Error {
         let mut since = self.probe_started.subscribe();
         loop {
@@ -180,27 +182,27 @@ impl StorageMonitor {
                 }
             };
             tokio::select! {
-                () = timeout => return self.hang_after(WRITE_TIMEOUT),
-                // An error would mean that the sender is gone, and it lives as long as `self`.
+                () = timeout => return self.hang_error_after(WRITE_TIMEOUT),
+                // The sender lives as long as `self`, so this is not an error.
                 changed = since.changed() => drop(changed),
             }
         }
     }
 
-    /// Completes when the storage is open.
+    /// Completes when the storage is available.
     pub(crate) async fn wait_until_available(&self) {
         let mut state = self.state.subscribe();
         // The sender lives as long as `self`.
         drop(state.wait_for(|state| matches!(state, State::Available(_))).await);
     }
 
-    /// Completes when the storage is not open.
+    /// Completes when the storage is unavailable.
     pub(crate) async fn wait_until_unavailable(&self) {
         let mut state = self.state.subscribe();
         drop(state.wait_for(|state| !matches!(state, State::Available(_))).await);
     }
 
-    /// Opens the storage, and opens it again whenever it has failed, until `stop`.
+    /// Opens the storage, and opens it again after each failure, until `stop`.
     pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mounts = MountWatch::new()?;
         let mut loops = None;
@@ -215,7 +217,7 @@ impl StorageMonitor {
                     tracing::info!(
                         data_dir = %self.data_dir.display(),
                         filesystem = %storage.store.filesystem_uuid(),
-                        "the storage is open"
+                        "the storage is available"
                     );
                     self.state.send_replace(State::Available(Arc::new(storage)));
                     backoff.reset();
@@ -235,7 +237,7 @@ impl StorageMonitor {
                     } else {
                         tracing::error!(
                             %reason,
-                            "volumes cannot be served; trying again when a mount changes, and from time to time"
+                            "volumes cannot be served; the driver tries again after each change of a mount and at intervals"
                         );
                         State::Unavailable(reason)
                     });
@@ -249,7 +251,7 @@ impl StorageMonitor {
         }
     }
 
-    /// The loop control is kept: it remembers the idle devices.
+    /// Opens the storage. Keeps the [`LoopControl`] of the previous attempt, because it holds the pool of idle devices.
     async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
         let data_dir = self.data_dir.clone();
         let known = loops.clone();
@@ -258,7 +260,7 @@ impl StorageMonitor {
             let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
             store.verify()?;
             if known.is_none() {
-                // No call is under way yet, which would be between the two.
+                // No call is in progress yet that could change a mount in between.
                 sync_publications(&store, &root);
             }
             let loops = known.map_or_else(|| LoopControl::open().map(Arc::new), Ok)?;
@@ -279,7 +281,7 @@ impl StorageMonitor {
     }
 }
 
-/// Why the storage could not be opened.
+/// The reason why the storage could not be opened.
 #[derive(Debug)]
 struct OpenError {
     reason: Arc<str>,
@@ -287,15 +289,16 @@ struct OpenError {
     absent: bool,
 }
 
-/// Of a driver that was killed, and of one that did not write down what it showed.
+/// Synchronises the publication records with the mount table. A driver that was killed, or an older version, may have
+/// left records and mounts that do not match.
 fn sync_publications(store: &VolumeStore, root: &PublishRoot) {
     let settled = root.mounts().and_then(|mounts| Ok(store.settle_uses(&mounts)?));
     if let Err(error) = settled {
-        tracing::warn!(%error, "which volumes are shown could not be written down; one in use may be deleted");
+        tracing::warn!(%error, "could not record which volumes are published; a volume that is in use may be deleted");
     }
 }
 
-/// An examination of the storage, in progress until this is dropped.
+/// A probe that is in progress until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ProbeInProgress(watch::Sender<Option<Instant>>);
 
@@ -309,8 +312,8 @@ fn unavailable(error: loopfs::Error) -> Error {
     Error::StorageUnavailable(error.to_string())
 }
 
-/// Tells when something is mounted or unmounted in this process's mount namespace: the kernel makes
-/// `/proc/self/mountinfo` readable with priority then (proc(5)).
+/// Reports when a file system is mounted or unmounted in this process's mount namespace. The kernel then makes
+/// `/proc/self/mountinfo` readable with priority (proc(5)).
 struct MountWatch(AsyncFd<OwnedFd>);
 
 impl MountWatch {
@@ -338,7 +341,7 @@ mod tests {
     #[case::of_a_node_that_never_had_storage(false)]
     #[case::of_a_node_that_lost_its_storage(true)]
     #[tokio::test]
-    async fn a_directory_that_is_no_mount_keeps_the_gate_closed_and_is_named(#[case] recorded: bool) {
+    async fn a_directory_that_is_not_a_mount_point_is_unavailable_storage(#[case] recorded: bool) {
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data");
         std::fs::create_dir(&data).unwrap();
@@ -348,7 +351,7 @@ mod tests {
         let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
         let monitor = Arc::new(StorageMonitor::new(data.clone(), root));
         assert_eq!(monitor.probe().unwrap(), Readiness::Starting);
-        assert!(!monitor.is_absent(), "not before it was looked for");
+        assert!(!monitor.is_absent(), "absence is reported before the first attempt");
         let stop = CancellationToken::new();
         let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));
         let mut state = monitor.state.subscribe();

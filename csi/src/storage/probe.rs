@@ -1,5 +1,4 @@
-//! Whether volumes can be served now: found out anew each time, by a change to the data file system and a question to the
-//! loop driver.
+//! Probes of the storage. Each probe writes to the data file system and queries the loop driver.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,15 +11,15 @@ use super::monitor::{Readiness, StorageMonitor, WRITE_TIMEOUT};
 use crate::blocking;
 use crate::error::{Error, Result};
 
-/// How often the driver probes its storage by itself.
+/// The interval at which the driver probes its storage itself.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Answers probes.
+/// Runs probes, one at a time.
 #[derive(Debug)]
 pub(crate) struct Probe {
     monitor: Arc<StorageMonitor>,
     timeout: Duration,
-    /// One running at a time: on a disk that hang, each would hold a thread for good.
+    /// The probe that is in progress. There is one at a time, because each would block a thread while the disk hangs.
     running: Mutex<Option<RunningProbe>>,
 }
 
@@ -35,8 +34,8 @@ impl Probe {
         Self { monitor, timeout: WRITE_TIMEOUT, running: Mutex::default() }
     }
 
-    /// Probes the storage every [`PROBE_INTERVAL`] until `stop`, so that a failure is known to calls that do not find it
-    /// out by themselves: they would hang on a disk that hang.
+    /// Probes the storage every [`PROBE_INTERVAL`] until `stop`. Calls that do not detect a failure themselves then
+    /// return its error, where they would otherwise block on a hanging disk.
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
         let mut failed = false;
         let probing = async {
@@ -45,7 +44,7 @@ impl Probe {
                     Ok(_) => failed = false,
                     Err(error) => {
                         if !failed {
-                            tracing::error!(%error, "volumes cannot be served");
+                            tracing::error!(%error, "the storage probe failed; volumes cannot be served");
                         }
                         failed = true;
                     }
@@ -57,7 +56,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Why volumes cannot be served, if so.
+    /// Returns whether volumes can be served, or the reason why not.
     pub(crate) async fn health(&self) -> Result<Readiness> {
         let monitor = Arc::clone(&self.monitor);
         self.run_shared(move || monitor.probe()).await
@@ -67,12 +66,13 @@ impl Probe {
         &self,
         run_shared: impl FnOnce() -> Result<Readiness> + Send + 'static,
     ) -> Result<Readiness> {
-        // Whoever waits here waits for an running that is under way.
+        // The caller that holds the mutex waits for a probe that is in progress.
         let Ok(mut running) = tokio::time::timeout(self.timeout, self.running.lock()).await else {
-            return Err(self.monitor.hang_after(self.timeout));
+            return Err(self.monitor.hang_error_after(self.timeout));
         };
         let current = running.get_or_insert_with(|| {
-            // Known to the monitor for exactly as long as it lasts, whether or not a caller still waits for it.
+            // The monitor counts the probe as in progress for exactly as long as it runs, even if no caller waits for
+            // it.
             let in_progress = self.monitor.begin_probe();
             let run_shared = move || {
                 let _in_progress = in_progress;
@@ -81,7 +81,7 @@ impl Probe {
             RunningProbe { since: Instant::now(), outcome: tokio::spawn(blocking::run(run_shared)) }
         });
         let Ok(outcome) = tokio::time::timeout(self.timeout, &mut current.outcome).await else {
-            return Err(self.monitor.hang_after(current.since.elapsed()));
+            return Err(self.monitor.hang_error_after(current.since.elapsed()));
         };
         *running = None;
         outcome.unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))
@@ -97,18 +97,18 @@ mod tests {
     use crate::target::PublishRoot;
 
     #[tokio::test]
-    async fn a_disk_that_hangs_is_told_of_and_holds_one_thread() {
+    async fn a_hanging_disk_is_reported_and_blocks_one_thread() {
         let root = Arc::new(PublishRoot::open(std::path::Path::new("/")).unwrap());
         let monitor = Arc::new(StorageMonitor::new("/nowhere".into(), root));
         let probe = Probe { timeout: Duration::from_millis(50), ..Probe::new(monitor) };
-        let (answer, answered) = mpsc::channel::<()>();
-        let answered = Arc::new(std::sync::Mutex::new(answered));
+        let (release, release_receiver) = mpsc::channel::<()>();
+        let release_receiver = Arc::new(std::sync::Mutex::new(release_receiver));
         let begun = Arc::new(AtomicUsize::new(0));
         let hanging = || {
-            let (answered, begun) = (Arc::clone(&answered), Arc::clone(&begun));
+            let (release_receiver, begun) = (Arc::clone(&release_receiver), Arc::clone(&begun));
             move || {
                 begun.fetch_add(1, Ordering::Relaxed);
-                answered.lock().unwrap().recv().ok();
+                release_receiver.lock().unwrap().recv().ok();
                 Ok(Readiness::Ready)
             }
         };
@@ -117,15 +117,15 @@ mod tests {
             assert!(error.to_string().contains("has not ended"), "{error}");
         }
         assert_eq!(begun.load(Ordering::Relaxed), 1);
-        answer.send(()).unwrap();
+        release.send(()).unwrap();
         let slow = Probe { timeout: Duration::from_secs(60), ..probe };
         assert_eq!(
             slow.run_shared(hanging()).await.unwrap(),
             Readiness::Ready,
-            "what was begun is waited for"
+            "the probe in progress is awaited"
         );
         assert_eq!(begun.load(Ordering::Relaxed), 1);
-        answer.send(()).unwrap();
+        release.send(()).unwrap();
         assert_eq!(slow.run_shared(hanging()).await.unwrap(), Readiness::Ready);
         assert_eq!(begun.load(Ordering::Relaxed), 2);
     }

@@ -1,7 +1,8 @@
-//! Frees what deleted volumes held, in the background.
+//! Frees the space of deleted volumes in the background.
 //!
-//! Where something else makes and deletes the volumes (on Kubernetes the provisioner), that one cleans up, and this one
-//! never begins: it does with the first volume that this process is asked to make or delete.
+//! If another program creates and deletes the volumes (on Kubernetes the provisioner), that program also cleans up.
+//! This cleanup therefore starts with the first request to create or delete a volume or snapshot that this process
+//! serves.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,7 +15,7 @@ use super::monitor::{Storage, StorageMonitor};
 use crate::blocking;
 use crate::error::{Error, Result};
 
-/// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
+/// An open file can keep a deleted volume's project id in use, and no event reports that it was closed.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Empties the trash.
@@ -25,20 +26,20 @@ pub(crate) struct TrashCleanup {
 }
 
 impl TrashCleanup {
-    /// An earlier process may have left something.
+    /// Enables the cleanup, because an earlier process may have left entries in the trash.
     pub(crate) fn start(&self) {
         if !self.started.swap(true, Ordering::Relaxed) {
             self.requested.notify_one();
         }
     }
 
-    /// There is something in the trash.
+    /// Requests a cleanup after an entry was moved to the trash.
     pub(crate) fn request(&self) {
         self.started.store(true, Ordering::Relaxed);
         self.requested.notify_one();
     }
 
-    /// Cleans up whenever it is requested, until `stop`.
+    /// Cleans up after each request and every [`CLEANUP_INTERVAL`], until `stop`.
     pub(crate) async fn run(
         self: Arc<Self>,
         monitor: Arc<StorageMonitor>,
@@ -51,33 +52,34 @@ impl TrashCleanup {
         loop {
             match clean(Arc::clone(&monitor), recovered.clone()).await {
                 Ok(storage) => recovered = storage,
-                // Said already, by the call that found it out.
+                // The call that detected the failure has logged it.
                 Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "what deleted volumes held is not freed; this is retried")
+                    tracing::warn!(%error, "could not free the space of deleted volumes; the driver retries within a minute")
                 }
             }
             let requested = tokio::time::timeout(CLEANUP_INTERVAL, self.requested.notified());
-            // Whether by a call or by time makes no difference.
+            // A request and the end of the interval have the same effect.
             match stop.run_until_cancelled(requested).await {
-                Some(_called_or_due) => {}
+                Some(_requested_or_due) => {}
                 None => return Ok(()),
             }
         }
     }
 }
 
-/// Empties the trash; before the first time on a storage takes away what was left half made there.
+/// Empties the trash. If the storage was opened again since the last cleanup, first removes entries that an earlier
+/// process left incomplete.
 async fn clean(monitor: Arc<StorageMonitor>, recovered: Weak<Storage>) -> Result<Weak<Storage>> {
     blocking::run(move || {
         let storage = monitor.verified()?;
         if !Weak::ptr_eq(&recovered, &Arc::downgrade(&storage)) {
             let recovered = storage.store.recover()?;
-            tracing::info!(?recovered, "what an earlier process left half made is taken away");
+            tracing::info!(?recovered, "removed the incomplete entries of an earlier process");
         }
         match storage.store.empty_trash()? {
             0 => {}
-            volumes => tracing::info!(volumes, "the space of deleted volumes is free again"),
+            volumes => tracing::info!(volumes, "freed the space of deleted volumes"),
         }
         Ok(Arc::downgrade(&storage))
     })

@@ -1,7 +1,7 @@
-//! Block volumes: their image on a loop device, whose node is bind-mounted at the target.
+//! Block volumes: the image is attached to a loop device, whose node is bind-mounted at the target.
 //!
-//! The node is the one of devtmpfs. A bind mount keeps the flags of the mount it was made from, so it can be opened
-//! although the orchestrator's file system may be mounted nodev.
+//! The node is the one in devtmpfs. A bind mount keeps the flags of the mount from which it was made. Containers can
+//! therefore open the node even if the kubelet's file system is mounted nodev.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,17 +20,17 @@ use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
 use crate::target::{Target, kind_of};
 
-/// How long a publication waits for a device of the other access to be closed, which a process of the node may have open
-/// to look at it (udev).
+/// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
+/// have it open to examine it (udev).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A Block volume and the loop device of its image.
 ///
-/// A loop device is either writable or read-only, and each has a page cache of its own: a read-only device beside a
-/// writable one would return old data. So a volume has one device at a time, and [`publish`](Self::publish) refuses to
-/// publish it for writing where it is published read-only, and the other way round. (No other means makes a device
-/// node read-only: the kernel ignores read-only mounts where it opens a device, and whether a container may write to
-/// a device is up to the container runtime.)
+/// A loop device is either writable or read-only, and each device has a page cache of its own: a read-only device
+/// beside a writable one would return old data. A volume therefore has one device at a time, and
+/// [`publish`](Self::publish) refuses write access while the volume is published read-only, and read-only access while
+/// it is published for writing. There is no other means to make a device node read-only: the kernel ignores read-only
+/// mounts when a process opens a device, and the container runtime decides whether a container may write to a device.
 pub(crate) struct BlockVolume<'a> {
     volume: &'a Volume,
     loops: &'a LoopControl,
@@ -41,11 +41,12 @@ pub(crate) struct BlockVolume<'a> {
 impl<'a> BlockVolume<'a> {
     pub(crate) fn open(volume: &'a Volume, loops: &'a LoopControl) -> Result<Self> {
         let image = volume.open_image(Access::ReadOnly)?;
-        let settings = volume.image()?.ok_or_else(|| Error::Defect("a device has no image".to_owned()))?;
+        let settings =
+            volume.image()?.ok_or_else(|| Error::Defect("a Block volume has no image".to_owned()))?;
         Ok(Self { volume, loops, image, settings })
     }
 
-    /// Which file the volume's image is.
+    /// Returns the identity of the volume's image.
     pub(crate) fn image(&self) -> Result<BackingFile> {
         Ok(BackingFile::of(&self.image)?)
     }
@@ -54,14 +55,15 @@ impl<'a> BlockVolume<'a> {
         Ok(self.loops.find(self.image.as_fd())?)
     }
 
-    /// The device with this access, attached if it was not: with the logical block size that the volume was made with and
-    /// no other, for the content depends on it.
+    /// Returns the device with this access, and attaches it if necessary. The device gets the logical block size that
+    /// was fixed at the creation of the volume, because the content depends on it.
     pub(crate) fn attach(&self, access: Access) -> Result<LoopDevice> {
         if access == Access::ReadWrite {
-            // What is left of it can still be read.
+            // A truncated image can still be attached for reading.
             self.volume.require_whole()?;
         }
-        // Open for reading only: one that is open for writing would have every device of the node requested for the image.
+        // Opened for reading only: a descriptor that is open for writing would defeat the check by read lease, and the
+        // library would query every device of the node.
         let image = &self.image;
         let options = AttachOptions::new(access)
             .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
@@ -69,18 +71,20 @@ impl<'a> BlockVolume<'a> {
             .discard(self.settings.provisioning.discard())
             .label(self.volume.id().as_str());
         let device = self.loops.ensure_attached(image.as_fd(), &options)?;
-        // Grown while it was being attached, when whoever tells devices of that could not find this one.
+        // The image may have been expanded while it was being attached. The refresh after the expansion did not find
+        // this device.
         let status = device.status()?;
         if status.size < file_size(image)? {
             device.refresh_capacity(image)?;
         }
         if let Some(problem) = self.device_problem(&device, &status)? {
-            tracing::warn!(%problem, "attached with less than was wished");
+            tracing::warn!(%problem, "the loop device was attached without a preferred property");
         }
         Ok(device)
     }
 
-    /// Has what was written to the devices reach the image. What a file system on them still keeps is not theirs.
+    /// Flushes the page caches of the devices to the image. Does not flush a file system on a device, whose cached data
+    /// is not part of the device.
     pub(crate) fn flush(&self) -> Result<()> {
         for device in self.devices()? {
             let path = device.path();
@@ -89,21 +93,22 @@ impl<'a> BlockVolume<'a> {
         Ok(())
     }
 
-    /// Shows the volume at the target.
+    /// Publishes the volume at the target.
     pub(crate) fn publish(&self, target: &Target, access: Access) -> Result<()> {
         let device = self.attach(access)?;
         let node = open_node(&device)?;
         target.ensure_file()?;
-        // Read-only is the device's own doing; the flag only makes the mount table say so too.
+        // The device itself is read-only. This flag only makes the mount table agree.
         let read_only = access == Access::ReadOnly;
         let flags = MountFlags { read_only, nosuid: true, noexec: true, ..MountFlags::default() };
         target.bind_mount(node.as_fd(), flags)
     }
 
-    /// Detaches a device of the other access, which staging or an ended workload may have left.
+    /// Detaches a device of the other access, which staging or an ended workload may have left attached.
     ///
     /// # Errors
-    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::Temporary`]: a process has the device open.
+    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::Temporary`]: a process has the
+    /// device open.
     pub(crate) fn detach_other_access(&self, mounted: &MountedDevices, access: Access) -> Result<()> {
         let others = self.devices()?.into_iter().filter(|device| device.binding().access != access);
         for device in others {
@@ -115,8 +120,8 @@ impl<'a> BlockVolume<'a> {
             let Detach::Deferred(pending) = self.loops.detach(device)? else { continue };
             if let Detach::Deferred(_) = pending.wait(CLOSE_TIMEOUT)? {
                 return Err(Error::Temporary(format!(
-                    "publish volume {}: a process of an earlier workload still has {} open, whose page cache is not \
-                     that of the device to be published",
+                    "publish volume {}: a process of an earlier workload still has {} open, and its page cache differs \
+                     from that of the device to be published",
                     self.volume.id(),
                     name.display()
                 )));
@@ -138,19 +143,19 @@ impl<'a> BlockVolume<'a> {
         ))
     }
 
-    /// Whether `target` shows this volume as requested. An error if it shows this volume otherwise, or something that is
-    /// not a loop device.
+    /// Returns `true` if the volume is published at `target` with this access. Returns an error if it is published with
+    /// the other access, or if something else than a loop device is mounted there.
     pub(crate) fn is_published(&self, target: &Target, access: Access) -> Result<bool> {
         if target.mount()?.is_none() {
             return Ok(false);
         }
         let Some(status) = target.status()?.filter(is_loop_device) else {
-            return Err(target.refuse("is a mount point that shows something else; unmount it"));
+            return Err(target.refuse("is a mount point of something else; unmount it"));
         };
         let Some(device) = self.device_of(&status)? else {
-            // The device was detached behind this driver's back, and its number may be another volume's by now.
+            // Another program detached the device. Its number may belong to another volume by now.
             let number = number_of(&status);
-            tracing::warn!(target = %target.path().display(), %number, "a loop device that is not the volume's is taken away");
+            tracing::warn!(target = %target.path().display(), %number, "unmounting a loop device that is not attached to the volume's image");
             target.unmount()?;
             return Ok(false);
         };
@@ -159,12 +164,12 @@ impl<'a> BlockVolume<'a> {
             return Ok(true);
         }
         Err(Error::PublishedDifferently(format!(
-            "{} shows the volume {present:?}, and {access:?} is requested; unpublish it there first",
+            "the volume is published at {} with {present:?}, but {access:?} is requested; unpublish it there first",
             target.path().display()
         )))
     }
 
-    /// The volume's device that a path with this status shows.
+    /// Returns the volume's device whose node is at a path with this status.
     pub(crate) fn device_of(&self, status: &FileStat) -> Result<Option<LoopDevice>> {
         for device in self.devices()? {
             if device.device_number()? == number_of(status) {
@@ -174,7 +179,7 @@ impl<'a> BlockVolume<'a> {
         Ok(None)
     }
 
-    /// Returns a mount point, other than `except`, that shows this volume.
+    /// Returns a mount point of the volume, other than `except`.
     pub(crate) fn published_at(
         &self,
         mounted: &MountedDevices,
@@ -188,15 +193,18 @@ impl<'a> BlockVolume<'a> {
         Ok(None)
     }
 
-    /// Detaches the volume's devices. Nothing may show them: the number of a detached device is given to other volumes.
+    /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused
+    /// for other volumes.
     pub(crate) fn detach(&self) -> Result<()> {
         if let Detach::Deferred(_) = self.loops.detach_all(self.image.as_fd())? {
-            tracing::info!("somebody has the volume's device open; the kernel detaches it at the last close");
+            tracing::info!(
+                "a process has the volume's loop device open; the kernel detaches it at the last close"
+            );
         }
         Ok(())
     }
 
-    /// Makes the devices as large as the image, and answers the size that is usable now.
+    /// Refreshes the capacity of the devices, and returns the size that all of them have.
     pub(crate) fn expand(&self) -> Result<Bytes> {
         let mut usable = self.volume.capacity();
         for device in self.devices()? {
@@ -205,7 +213,7 @@ impl<'a> BlockVolume<'a> {
         Ok(usable)
     }
 
-    /// What is wrong with the devices, if anything is.
+    /// Returns the problem of the devices, if there is one.
     pub(crate) fn problem(&self) -> Result<Option<String>> {
         for device in self.devices()? {
             if let Some(problem) = self.device_problem(&device, &device.status()?)? {
@@ -215,7 +223,8 @@ impl<'a> BlockVolume<'a> {
         Ok(None)
     }
 
-    /// That a device lacks direct I/O is as was requested only of a volume that prefers it and shares blocks, which costs it.
+    /// Returns the problem of one device. A missing direct I/O is no problem if the volume prefers it and shares
+    /// blocks, because sharing makes direct I/O unavailable.
     fn device_problem(&self, device: &LoopDevice, status: &Status) -> Result<Option<String>> {
         let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
         if status.direct_io || preferred && self.volume.may_share_blocks()? {
@@ -231,7 +240,7 @@ fn file_size(image: &OwnedFd) -> Result<Bytes> {
     Ok(Bytes(u64::try_from(fstat(image).map_err(failed)?.st_size).unwrap_or_default()))
 }
 
-/// The node of a device, checked to be that device's.
+/// Opens the node of a device, and checks that it is the node of that device.
 fn open_node(device: &LoopDevice) -> Result<OwnedFd> {
     let path = device.path();
     let failed = |operation, errno| Error::Target { operation, path: path.clone(), errno };

@@ -1,4 +1,4 @@
-//! The size that a volume has on this node.
+//! The node's part in the expansion of a volume: its loop devices.
 
 use loopfs::{Bytes, Volume, VolumeId, VolumeKind};
 
@@ -10,8 +10,8 @@ use crate::request::{CapacityRange, NodeExpand};
 use crate::storage::Storage;
 
 impl Volumes {
-    /// Answers the size that the volume has on this node now. Growing the image or the quota is not done here: that is
-    /// for whoever makes volumes.
+    /// Refreshes the size of the volume's loop devices, and returns the size that the volume has on this node. Does not
+    /// expand the image or the quota: ControllerExpandVolume or the provisioner does.
     pub(crate) fn node_expand(&self, expand: &NodeExpand) -> Result<Bytes> {
         let storage = self.monitor.verified()?;
         let volume = storage.store.volume(&expand.volume)?;
@@ -25,32 +25,32 @@ impl Volumes {
         let CapacityRange { at_least, at_most } = expand.capacity;
         match (at_least, at_most) {
             (Some(at_least), _) if size < at_least => Err(Error::Temporary(format!(
-                "volume {} has {size}, {at_least} are required; the volume itself is expanded first",
+                "volume {} has {size} on this node, but {at_least} are required; expand the volume itself first",
                 expand.volume
             ))),
             (_, Some(at_most)) if size > at_most => Err(Error::OutOfRange(format!(
-                "volume {} has {size} already, above the limit of {at_most}",
+                "volume {} has {size} already, which is above the limit of {at_most}",
                 expand.volume
             ))),
             _ => Ok(size),
         }
     }
 
-    /// Has the devices of a Block volume show that it has expanded, if it has since they were last told. Answers the size
-    /// they have then.
+    /// Refreshes the loop devices of a Block volume, if the volume was expanded since their size was last recorded.
+    /// Returns their size, or `None` if there was nothing to refresh.
     ///
-    /// It needs no guard, and so keeps no call from being served: to show more of the image does no harm to a device that is
-    /// coming or going, and one that is being attached looks at the size once more when it is.
+    /// This needs no lock and therefore delays no call. A larger size does no harm to a device that is being attached
+    /// or detached, and attaching checks the size once more at its end.
     pub(crate) fn refresh_devices(&self, id: &VolumeId) -> Result<Option<Bytes>> {
         let storage = self.monitor.current()?;
         let volume = storage.store.volume(id)?;
-        let told = volume.kind() != VolumeKind::Block
+        let up_to_date = volume.kind() != VolumeKind::Block
             || volume.refreshed()?.is_some_and(|known| known >= volume.capacity());
-        if told { Ok(None) } else { refresh_and_record(&volume, &storage).map(Some) }
+        if up_to_date { Ok(None) } else { refresh_and_record(&volume, &storage).map(Some) }
     }
 }
 
-/// Makes the devices of a Block volume as large as its image, and says so to whoever grew it.
+/// Refreshes the capacity of a Block volume's loop devices. Records their size, for which the provisioner waits.
 fn refresh_and_record(volume: &Volume, storage: &Storage) -> Result<Bytes> {
     let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
     volume.record_refreshed(size)?;

@@ -1,4 +1,4 @@
-//! Which volumes there are, how they fare, and what more could be made.
+//! The list of volumes with their conditions, and the capacity for further ones.
 
 use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, Volume, VolumeId, VolumeKind};
 
@@ -11,11 +11,11 @@ use crate::error::{Error, Result};
 use crate::request::{CapacityQuery, Expected, List, PageToken, Validate};
 use crate::storage::Storage;
 
-/// Some of the volumes.
+/// A part of the list of volumes.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) volumes: Vec<VolumeInfo>,
-    /// Where the next one begins.
+    /// The token of the next page. `None` if this is the last page.
     pub(crate) next: Option<PageToken<VolumeId>>,
 }
 
@@ -28,23 +28,24 @@ pub(crate) struct Capacity {
     pub(crate) largest: Bytes,
 }
 
-/// Whether a volume is what a caller takes it for, or why not.
+/// The result of a validation: `Ok` if the volume has the expected properties, else the first difference.
 pub(crate) type Validation = std::result::Result<(), String>;
 
 impl Volumes {
-    /// Those that shall be told of, in the order of their ids.
-    pub(crate) fn list(&self, list: &List<VolumeId>, told: impl Fn(&VolumeInfo) -> bool) -> Result<Page> {
+    /// Returns the volumes that `filter` selects, in the order of their ids.
+    pub(crate) fn list(&self, list: &List<VolumeId>, filter: impl Fn(&VolumeInfo) -> bool) -> Result<Page> {
         let storage = self.monitor.verified()?;
         let mounts = PublishedMounts::read(self.root.mounts()?)?;
         let mut ids = storage.store.list()?;
-        // Those whose images are gone, too, for as long as a device shows them.
+        // Includes volumes whose image was deleted while their device is mounted.
         ids.extend(mounts.volumes());
         ids.sort_unstable();
         ids.dedup();
-        page(list, ids, |id| id, |id| Ok(self.find(&storage, id, &mounts)?.filter(&told)))
+        page(list, ids, |id| id, |id| Ok(self.find(&storage, id, &mounts)?.filter(&filter)))
     }
 
-    /// The abnormal volumes, in the order of their ids. While the storage cannot be used, these are the published ones.
+    /// Returns the abnormal volumes in the order of their ids. While the storage is unavailable, these are the
+    /// published volumes.
     pub(crate) fn list_abnormal(&self, list: &List<VolumeId>) -> Result<Page> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
             Err(Error::StorageUnavailable(reason)) => {
@@ -59,7 +60,7 @@ impl Volumes {
         }
     }
 
-    /// While the storage cannot be used, only published volumes are known.
+    /// Returns one volume. While the storage is unavailable, only published volumes are known.
     pub(crate) fn get(&self, volume: &VolumeId) -> Result<VolumeInfo> {
         let storage = match self.monitor.verified() {
             Ok(storage) => storage,
@@ -98,7 +99,8 @@ impl Volumes {
         Ok(Capacity { available: whole_units(space.available), largest })
     }
 
-    /// None if it is gone. A volume that cannot be opened is told of as well, so that it hides no others.
+    /// Returns `None` if the volume was deleted. Reports a volume that cannot be opened as abnormal, so that it does
+    /// not hide other volumes.
     fn find(&self, storage: &Storage, id: &VolumeId, mounts: &PublishedMounts) -> Result<Option<VolumeInfo>> {
         let info = |capacity, published, condition| VolumeInfo {
             volume: id.clone(),
@@ -151,7 +153,8 @@ impl Volumes {
     }
 }
 
-/// The part of a list that was requested: of the items, which are in the order of their ids, those that can be info.
+/// Returns the requested part of a list. `items` are in the order of their ids; items without a description are
+/// skipped.
 fn page<T>(
     list: &List<VolumeId>,
     mut items: Vec<T>,

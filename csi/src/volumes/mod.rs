@@ -1,5 +1,6 @@
-//! What is done with volumes. Everything is found out anew from the store, the mount table and the loop devices,
-//! so a driver that was restarted, or was never told that a volume is staged, does the same. All of it blocks.
+//! Operations on volumes. Each operation reads the current state from the store, the mount table and the loop devices.
+//! It therefore works alike after a restart of the driver, and if the volume was staged without the driver's knowledge.
+//! All operations block.
 
 mod block_device;
 mod directory;

@@ -1,8 +1,9 @@
-//! How both services work on volumes and snapshots: off the event loop, and one change of each at a time.
+//! Runs the work of both services on volumes and snapshots. The work runs on blocking threads, under the locks of its
+//! objects.
 //!
-//! A data disk that hang holds the thread of each call that touches it, and the lock of its volume. Unpublishing must
-//! succeed all the same, for a pod could not end otherwise: it takes no lock that such a call can hold but that of
-//! its target path, and leaves what needs the disk to a task of its own.
+//! If the data disk hangs, each call that accesses it blocks a thread and keeps the lock of its volume. Unpublishing must
+//! succeed even then, because otherwise a pod could not stop. It therefore takes none of the locks that such a call can
+//! hold, except that of its target path, and leaves the work that needs the disk to a task of its own.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::publish::{Cleared, Volumes};
+use super::publish::{ClearedTarget, Volumes};
 use super::volume_locks::{LockMode, VolumeLocks};
 use crate::blocking;
 use crate::error::{Error, Result};
@@ -19,13 +20,14 @@ use crate::object::Object;
 use crate::request::{Publish, TargetPath, Unpublish};
 use crate::storage::StorageMonitor;
 
-/// Threads that may be in calls that touch the disk. The runtime has 512: the others are left to calls that do not.
+/// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
+/// that do not access the disk.
 const DISK_THREADS: usize = 256;
 
-/// Of those, how many may be in what unpublications leave to do.
+/// The maximum number of those threads that clean up after unpublish calls.
 const CLEANUP_THREADS: usize = 16;
 
-/// The volumes, and what is being done to which of them by whichever service.
+/// The volumes, and the locks of the operations that are in progress on them.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeOperations {
     locks: VolumeLocks,
@@ -46,7 +48,7 @@ impl VolumeOperations {
         }
     }
 
-    /// Runs work that changes something about a volume, while nothing else does.
+    /// Runs work that changes a volume, under its lock.
     pub(crate) async fn exclusive<T: Send + 'static>(
         &self,
         volume: &VolumeId,
@@ -55,7 +57,7 @@ impl VolumeOperations {
         self.locked([(volume.clone().into(), LockMode::Change)], work).await
     }
 
-    /// Runs work while nothing hinders it.
+    /// Runs work under these locks.
     pub(crate) async fn locked<T: Send + 'static>(
         &self,
         wanted: impl IntoIterator<Item = (Object, LockMode)>,
@@ -69,13 +71,13 @@ impl VolumeOperations {
         .await
     }
 
-    /// Runs work that changes nothing. If the disk begins to hang, this does not wait for it.
+    /// Runs work that changes nothing, without locks. Returns an error as soon as the disk hangs.
     pub(crate) async fn unlocked<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if self.monitor.hang().is_some() {
-            // The work finds that out too, and does what is possible without the disk.
+        if self.monitor.hang_error().is_some() {
+            // The work detects the failure too, and returns the information that is available without the disk.
             return self.run(work).await;
         }
         tokio::select! {
@@ -88,7 +90,7 @@ impl VolumeOperations {
         &self,
         work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        // An error would mean that the semaphore is closed, which it never is.
+        // An error would mean that the semaphore is closed, and it is never closed.
         let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
         let volumes = Arc::clone(&self.volumes);
         blocking::run(move || {
@@ -104,11 +106,11 @@ impl VolumeOperations {
         self.locked(wanted, move |volumes| volumes.publish(&publish)).await
     }
 
-    /// Takes the volume away from its target, and then does what else is to be done if it is published nowhere now. If the
-    /// disk hang, that is done when it goes on, and this does not wait for it.
+    /// Unpublishes the volume from its target, and then cleans up if the volume is not published anywhere else. If the
+    /// disk hangs, returns before the cleanup, which continues when the disk recovers.
     pub(crate) async fn unpublish(&self, unpublish: Unpublish) -> Result<()> {
         let work = self.clone();
-        // A task of its own, for the call may be cancelled between the two.
+        // A separate task, because the call may be cancelled between the two steps.
         let clearing = tokio::spawn(async move { work.clear(unpublish).await }.in_current_span());
         let cleanup = clearing
             .await
@@ -116,13 +118,13 @@ impl VolumeOperations {
         tokio::select! {
             _ended = cleanup => {}
             error = self.monitor.wait_until_hanging() => {
-                tracing::warn!(%error, "the target is cleared; its volume is cleaned up when the data disk takes writes again");
+                tracing::warn!(%error, "the target is unmounted and removed; the cleanup of its volume continues when the data disk accepts writes again");
             }
         }
         Ok(())
     }
 
-    /// Clears the target, and begins the cleanup of the volume.
+    /// Clears the target, and starts the cleanup of the volume.
     async fn clear(self, unpublish: Unpublish) -> Result<JoinHandle<()>> {
         let lock = self.locks.try_acquire([(target(&unpublish.target), LockMode::Change)])?;
         let volumes = Arc::clone(&self.volumes);
@@ -135,7 +137,7 @@ impl VolumeOperations {
         Ok(tokio::spawn(async move { self.clean_up(volume, cleared).await }.in_current_span()))
     }
 
-    async fn clean_up(self, volume: VolumeId, cleared: Cleared) {
+    async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
         let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
         let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
         let cleaned = self.run(move |volumes| {
@@ -143,7 +145,7 @@ impl VolumeOperations {
             volumes.clean_up(&volume, &cleared)
         });
         if let Err(error) = cleaned.await {
-            tracing::warn!(%error, "the target is cleared; the cleanup of its volume is left to NodeUnstageVolume");
+            tracing::warn!(%error, "the target is unmounted and removed, but the cleanup of its volume failed; NodeUnstageVolume repeats the cleanup");
         }
     }
 }

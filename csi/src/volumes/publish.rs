@@ -1,4 +1,4 @@
-//! Staging and publishing, and their undoing.
+//! Staging and publishing volumes, and the reverse operations.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ impl Volumes {
         Self { monitor, root, trash_cleanup }
     }
 
-    /// Makes the volume ready. Publishing does the same where it finds it undone: staging may not have survived a
-    /// reboot, and an orchestrator need not repeat it.
+    /// Stages a volume: attaches the device of a Block volume. Publishing does the same if it is necessary, because
+    /// staging may not have survived a reboot and an orchestrator need not repeat it.
     pub(crate) fn stage(&self, stage: &Stage) -> Result<()> {
         let storage = self.monitor.verified()?;
         storage.require_filesystem(stage.filesystem)?;
@@ -46,7 +46,7 @@ impl Volumes {
             AccessType::Mount(_) => Ok(()),
             AccessType::Block => {
                 let block = BlockVolume::open(&volume, &storage.loops)?;
-                // A device of the other access may be published; publishing the volume decides about it.
+                // The volume may be published with the other access. The publish call decides about that.
                 if block.devices()?.iter().all(|device| device.binding().access == access) {
                     block.attach(access)?;
                 }
@@ -59,7 +59,7 @@ impl Volumes {
         let storage = self.monitor.current()?;
         let volume = match find(&storage, &unstage.volume)? {
             TeardownTarget::Block(volume) => volume,
-            // If the storage could not be used when the volume was unpublished, that was left to this.
+            // If the storage was unavailable when the volume was unpublished, its publication record is removed here.
             TeardownTarget::WithoutDevices => return self.sync_publication(&storage, &unstage.volume),
             TeardownTarget::Deleted => {
                 self.sync_publication(&storage, &unstage.volume)?;
@@ -77,7 +77,7 @@ impl Volumes {
         let volume = storage.store.volume(&publish.volume)?;
         let target = self.root.locate(&publish.target)?.ok_or_else(|| {
             Error::Precondition(format!(
-                "target_path: the directory of {} does not exist; make it",
+                "target_path: the directory of {} does not exist; create it",
                 publish.target
             ))
         })?;
@@ -92,7 +92,8 @@ impl Volumes {
                     let other = directory.published_at(&self.root.mounts()?, Some(&target));
                     refuse_second_target(&volume, other)?;
                 }
-                // First, for whoever deletes volumes does not see this process's mounts.
+                // Recorded before the mount, because the provisioner, which deletes volumes, does not see the mounts of
+                // this process.
                 storage.store.record_use(volume.id(), target.path())?;
                 directory.publish(&target, flags)
             }
@@ -115,37 +116,38 @@ impl Volumes {
         }
     }
 
-    /// Unmounts and removes the target, whatever it shows and whether or not the volume or the storage still exists: an
-    /// orchestrator has no other way to let a workload end.
+    /// Unmounts and removes the target, whatever is mounted there and even if the volume or the storage no longer
+    /// exists. An orchestrator has no other way to stop a workload.
     ///
-    /// Nothing here writes to the data disk, reads it, or waits for a lock of a process that does: the disk may hang.
-    pub(crate) fn clear_target(&self, target: &TargetPath) -> Result<Cleared> {
-        let Some(target) = self.root.locate(target)? else { return Ok(Cleared { showed: None }) };
-        // XFS that has shut down fails this call (EIO).
-        let showed = target.status().ok().flatten();
+    /// Does not write to the data disk, read it, or wait for a lock of a process that does, because the disk may hang.
+    pub(crate) fn clear_target(&self, target: &TargetPath) -> Result<ClearedTarget> {
+        let Some(target) = self.root.locate(target)? else { return Ok(ClearedTarget { status: None }) };
+        // This call fails with EIO on an XFS file system that has shut down.
+        let status = target.status().ok().flatten();
         target.unmount()?;
         target.remove()?;
-        Ok(Cleared { showed })
+        Ok(ClearedTarget { status })
     }
 
-    /// What is to be done about a volume that was taken away from a target: its devices are detached and its publication
-    /// record is removed, if it is published nowhere now. NodeUnstageVolume does the same.
+    /// Cleans up after a volume was unpublished from a target. If the volume is not published anywhere else, detaches
+    /// its devices and removes its publication record. NodeUnstageVolume does the same.
     ///
-    /// It does so also if nothing was mounted at the target: a crash may have come between the two.
-    pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &Cleared) -> Result<()> {
+    /// Does so even if nothing was mounted at the target, because an earlier call may have crashed between the unmount
+    /// and the cleanup.
+    pub(crate) fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<()> {
         let storage = self.monitor.current()?;
         let volume = match find(&storage, id)? {
             TeardownTarget::Block(volume) => volume,
             TeardownTarget::WithoutDevices => return self.sync_publication(&storage, id),
             TeardownTarget::Deleted => {
-                // Not prevented by a disk that takes no writes.
+                // Devices can be detached even if the disk accepts no writes.
                 self.detach_stale_devices(&storage, id)?;
                 return self.sync_publication(&storage, id);
             }
         };
         let block = BlockVolume::open(&volume, &storage.loops)?;
         let mounted = self.mounted_devices()?;
-        if let Some(status) = &cleared.showed
+        if let Some(status) = &cleared.status
             && let Some(stale) = StaleDevice::at_path(&storage, id, Some(block.image()?), status)?
         {
             stale.detach(&storage, &mounted)?;
@@ -156,12 +158,12 @@ impl Volumes {
         }
     }
 
-    /// Writes down where a volume is shown, or that it is not, as the mount table has it.
+    /// Records where the volume is published according to the mount table, or that it is not published.
     fn sync_publication(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
         Ok(storage.store.settle_use(volume, &self.root.mounts()?)?)
     }
 
-    /// Takes away the devices of a volume that was deleted while it was in use.
+    /// Detaches the devices of a volume that was deleted while it was in use.
     fn detach_stale_devices(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
         let stale_devices = StaleDevice::all_for_deleted(storage, volume)?;
         if stale_devices.is_empty() {
@@ -171,18 +173,19 @@ impl Volumes {
         stale_devices.iter().try_for_each(|stale| stale.detach(storage, &mounted))
     }
 
-    /// The devices that are published now, of any volume.
+    /// Returns the loop devices that are mounted at targets, of any volume.
     fn mounted_devices(&self) -> Result<MountedDevices> {
         MountedDevices::among(&self.root.mounts()?)
     }
 }
 
-/// What a target showed before it was cleared.
-pub(crate) struct Cleared {
-    showed: Option<FileStat>,
+/// A target that was cleared.
+pub(crate) struct ClearedTarget {
+    status: Option<FileStat>,
 }
 
-/// That a volume which was attached a moment ago was not deleted a moment before: once it is attached, it is not.
+/// Checks that the volume was not deleted shortly before its device was attached. Once its device is attached, deleting
+/// the volume is refused.
 fn require_not_deleted(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>) -> Result<()> {
     let there = match storage.store.volume(volume.id()) {
         Ok(there) => BlockVolume::open(&there, &storage.loops)?.image()? == block.image()?,
@@ -193,16 +196,19 @@ fn require_not_deleted(storage: &Storage, volume: &Volume, block: &BlockVolume<'
         return Ok(());
     }
     block.detach()?;
-    // As whoever comes later is told.
+    // Returns the same error as later calls, if the volume was deleted.
     storage.store.volume(volume.id()).map(drop)?;
-    Err(Error::Precondition(format!("volume {} was replaced while it was attached; try again", volume.id())))
+    Err(Error::Precondition(format!(
+        "volume {} was replaced while its device was attached; retry",
+        volume.id()
+    )))
 }
 
 fn refuse_second_target(volume: &Volume, other: Option<PathBuf>) -> Result<()> {
     match other {
         None => Ok(()),
         Some(other) => Err(Error::Precondition(format!(
-            "volume {} is published at {}, and its access mode allows one target at a time",
+            "volume {} is published at {}, but its access mode allows only one target at a time; unpublish it there first",
             volume.id(),
             other.display()
         ))),

@@ -1,4 +1,4 @@
-//! What is mounted beneath the orchestrator's directory, read once for a list of volumes.
+//! The mounts below the kubelet directory, read once for a list of volumes.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use super::stale_device::StaleDevice;
 use crate::error::Result;
 use crate::storage::Storage;
 
-/// Longer labels are cut by the kernel, and then say only how an id begins.
+/// The kernel truncates longer labels. A truncated label is only the beginning of an id.
 const MAX_LABEL_LEN: usize = 62;
 
-/// What is mounted beneath the orchestrator's directory, and which devices are shown there.
+/// The mounts below the kubelet directory, and the loop devices that are mounted there.
 #[derive(Debug, Default)]
 pub(crate) struct PublishedMounts {
     pub(crate) mounts: Vec<mountinfo::Mount>,
@@ -21,7 +21,7 @@ pub(crate) struct PublishedMounts {
 }
 
 impl PublishedMounts {
-    /// Asks each device that is mounted.
+    /// Reads the status of each mounted device.
     pub(crate) fn read(mounts: Vec<mountinfo::Mount>) -> Result<Self> {
         let mut devices: HashMap<String, Vec<Status>> = HashMap::new();
         let mounted = MountedDevices::among(&mounts)?;
@@ -33,7 +33,7 @@ impl PublishedMounts {
         Ok(Self { mounts, mounted, devices })
     }
 
-    /// A device that was made for the volume, and is bound to another file than its image.
+    /// Returns the stale device that was attached for this volume, if one is mounted.
     pub(crate) fn stale(
         &self,
         storage: &Storage,
@@ -44,7 +44,7 @@ impl PublishedMounts {
         shown.iter().find_map(|status| StaleDevice::of(storage, volume, image, status.clone()))
     }
 
-    /// Volumes that devices were made for, whether or not they are still there.
+    /// Returns the volumes for which the mounted devices were attached. They may have been deleted.
     pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeId> {
         let whole = self.devices.keys().filter(|label| label.len() <= MAX_LABEL_LEN);
         whole.filter_map(|label| VolumeId::parse(label).ok())

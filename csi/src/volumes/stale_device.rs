@@ -1,5 +1,5 @@
-//! Loop devices that were attached for a volume, and are bound to another file than its image: the image was removed or
-//! replaced since. Their label says for which volume they were made.
+//! Stale loop devices. The image for which such a device was attached was deleted or replaced, so the device is
+//! attached to another file than the volume's image. The label of a device names the volume for which it was attached.
 
 use loopfs::{
     AbnormalReason, BackingFile, Bytes, Condition, Detach, LoopDevice, Status, VolumeId, VolumeStats,
@@ -11,16 +11,16 @@ use super::mounted_devices::MountedDevices;
 use crate::error::Result;
 use crate::storage::Storage;
 
-/// A device of a volume that is not bound to its image.
+/// A loop device of a volume that is not attached to the volume's image.
 #[derive(Debug)]
 pub(crate) struct StaleDevice {
     status: Status,
-    /// Of the volume that has the id now; None where there is none.
+    /// The image of the volume that has the id now. `None` if there is no such volume.
     image: Option<BackingFile>,
 }
 
 impl StaleDevice {
-    /// The one that a path with this status shows.
+    /// Returns the stale device whose node is at a path with this status.
     pub(crate) fn at_path(
         storage: &Storage,
         volume: &VolumeId,
@@ -35,11 +35,11 @@ impl StaleDevice {
         Ok(Self::of(storage, volume, image, status))
     }
 
-    /// Those of a volume that is gone. Asks every device.
+    /// Returns the devices of a deleted volume. Queries every loop device.
     pub(crate) fn all_for_deleted(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
         let bound = storage.loops.snapshot()?;
         let stale_devices = bound.into_iter().filter_map(|status| Self::of(storage, volume, None, status));
-        // Where the label was cut, the device may be another volume's.
+        // If the kernel truncated the label, the device may belong to another volume.
         let mut found = Vec::new();
         for stale in stale_devices {
             if !is_an_image(storage, &stale.status)? {
@@ -61,25 +61,27 @@ impl StaleDevice {
         stale.then_some(Self { status, image })
     }
 
-    /// Takes the device away unless a mount shows it, for its number is given to other volumes.
+    /// Detaches the device, unless its node is mounted: the number of a detached device is reused for other volumes.
     pub(crate) fn detach(&self, storage: &Storage, mounted: &MountedDevices) -> Result<()> {
-        // By its binding: it may have been taken away since, and its index given to another.
+        // Opened by its binding: the device may have been detached since, and its index reused.
         let Ok(device) = LoopDevice::open_binding(&self.status.binding) else { return Ok(()) };
         if mounted.find(device.device_number()?, None).is_some() {
             return Ok(());
         }
         tracing::warn!(device = %device.path().display(), binding = %self.status.binding,
-            "a device whose file is not the volume's image is detached");
+            "detaching a loop device whose file is not the volume's image");
         match storage.loops.detach(device)? {
             Detach::Gone => {}
             Detach::Deferred(_) => {
-                tracing::info!("somebody has it open; the kernel detaches it at the last close")
+                tracing::info!(
+                    "a process has the stale loop device open; the kernel detaches it at the last close"
+                )
             }
         }
         Ok(())
     }
 
-    /// What is known of a volume by its device alone.
+    /// Returns the use and capacity of the volume, as far as the device shows them.
     pub(crate) fn stats(&self) -> VolumeStats {
         let size = self.status.size;
         VolumeStats {
@@ -98,15 +100,15 @@ impl StaleDevice {
             None => Condition::abnormal(
                 AbnormalReason::ImageMissing,
                 format!(
-                    "the image is gone, and {device} is all that shows its content: copy what is needed before the \
-                     volume is unpublished, for then it is lost"
+                    "the image is gone, and only {device} gives access to its content; copy what is needed before the \
+                     volume is unpublished, because the content is lost then"
                 ),
             ),
             Some(image) => Condition::abnormal(
                 AbnormalReason::DeviceOfOtherFile,
                 format!(
-                    "{device} is bound to {bound_to}, and the image is {image}: it was replaced while it was in use, and \
-                     what is written to the device is lost; unpublish and publish the volume"
+                    "{device} is attached to {bound_to}, but the image is {image}: the image was replaced while it was in use, \
+                     and data written to the device is lost; unpublish and publish the volume"
                 ),
             ),
         }

@@ -1,4 +1,4 @@
-//! How full a published volume is, and how it fares.
+//! Use, capacity and condition of published volumes.
 
 use loopfs::{ErrorKind, VolumeKind, VolumeStats};
 
@@ -38,7 +38,7 @@ impl Volumes {
         };
         let shown = match (&status, volume.kind()) {
             (None, _) => false,
-            (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.is(status),
+            (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.matches(status),
             (Some(status), VolumeKind::Block) => {
                 let block = BlockVolume::open(&volume, &storage.loops)?;
                 let own = block.device_of(status)?.is_some();

@@ -1,5 +1,5 @@
-//! What can be said of published volumes while the storage cannot be used. Nothing here reads the data disk, which may
-//! hang: the mount table, sysfs and the counters that the file system keeps in memory tell enough.
+//! Reports about published volumes while the storage is unavailable. Nothing here reads the data disk, which may hang:
+//! the mount table, sysfs and the counters that the file system keeps in memory are sufficient.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use super::volume::VolumeInfo;
 use crate::error::{Error, Result};
 use crate::target::Target;
 
-/// The volumes that are published, in the order of their ids.
+/// Returns the published volumes in the order of their ids.
 pub(super) fn published(mounts: &[mountinfo::Mount], reason: &str) -> Result<Vec<VolumeInfo>> {
     let directories = mounts.iter().filter_map(volume_of_mount);
     let devices = MountedDevices::among(mounts)?;
@@ -34,13 +34,13 @@ pub(super) fn published(mounts: &[mountinfo::Mount], reason: &str) -> Result<Vec
     Ok(volumes.into_iter().map(describe).collect())
 }
 
-/// Use and capacity of the volume at `target`. Returns `None` if the volume is not published there.
+/// Returns the use and capacity of the volume at `target`. Returns `None` if the volume is not published there.
 pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Result<Option<VolumeStats>> {
     let Some(mount) = target.mount()? else { return Ok(None) };
     if volume_of_mount(&mount).as_ref() == Some(volume) {
         return directory_stats(target.path(), reason).map(Some);
     }
-    // The node of a device is not on the data disk.
+    // The device node is not on the data disk, so this does not block.
     let Some(status) = target.status()?.filter(is_loop_device) else { return Ok(None) };
     let device = number_of(&status);
     if volume_of_device(device).as_ref() != Some(volume) {
@@ -51,7 +51,7 @@ pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Resul
     Ok(Some(VolumeStats { capacity: size, used: size, available: Bytes(0), inodes: None, condition }))
 }
 
-/// What statfs(2) returns of a directory with a project quota: the limits, and what is left of them.
+/// Reads the limits of a directory with a project quota, and the free part of them, with statfs(2).
 fn directory_stats(path: &Path, reason: String) -> Result<VolumeStats> {
     let failed = |errno: Errno| Error::Target { operation: "statfs", path: path.to_owned(), errno };
     let counters = statvfs(path).map_err(failed)?;
@@ -74,14 +74,14 @@ fn condition(reason: String) -> Condition {
     Condition::abnormal(AbnormalReason::StorageFailed, reason)
 }
 
-/// The Filesystem volume that is mounted, by the path of its directory on the data disk.
+/// Returns the Filesystem volume that is mounted, according to the path of its directory on the data disk.
 fn volume_of_mount(mount: &mountinfo::Mount) -> Option<VolumeId> {
     let name = mount.root.strip_prefix("/volumes").ok().filter(|_| mount.fs_type == "xfs")?;
     parse(name.iter().next()?)
 }
 
-/// The Block volume that a loop device is bound to, by the path of its image. The kernel would ask the data disk for more than
-/// the path.
+/// Returns the Block volume to which a loop device is attached, according to the path of its image. Any query beyond
+/// the path would make the kernel access the data disk.
 fn volume_of_device(device: DeviceNumber) -> Option<VolumeId> {
     let path = std::fs::read_to_string(format!("/sys/dev/block/{device}/loop/backing_file")).ok()?;
     let path = Path::new(path.trim_end_matches('\n'));
@@ -111,7 +111,11 @@ mod tests {
     #[case::data_disk("/", "xfs", None)]
     #[case::all_volumes("/volumes", "xfs", None)]
     #[case::other_file_system("/volumes/pvc-1", "ext4", None)]
-    fn a_mount_names_its_volume(#[case] root: &str, #[case] fs_type: &str, #[case] volume: Option<&str>) {
+    fn the_volume_of_a_mount_is_the_first_component_below_volumes(
+        #[case] root: &str,
+        #[case] fs_type: &str,
+        #[case] volume: Option<&str>,
+    ) {
         let table = format!("50 40 254:16 {root} /target rw - {fs_type} /dev/vdb rw\n");
         let found = volume_of_mount(&mountinfo::parse(table.as_bytes()).unwrap()[0]);
         assert_eq!(found.as_ref().map(VolumeId::as_str), volume);

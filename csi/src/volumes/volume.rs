@@ -1,4 +1,4 @@
-//! One volume: found, info, and where it is published.
+//! One volume: how operations find it, describe it, and determine where it is published.
 
 use std::path::PathBuf;
 
@@ -13,28 +13,28 @@ use super::mounted_devices::MountedDevices;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 
-/// Sizes of volumes are multiples of this, which is also the least.
+/// The sizes of volumes are multiples of this size, which is also the minimum.
 pub(crate) const UNIT: Bytes = Bytes(4096);
 
-/// A volume as it is told of.
+/// A volume as the RPCs report it.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeInfo {
     pub(crate) volume: VolumeId,
-    /// None where it cannot be found out.
+    /// `None` if the capacity cannot be determined.
     pub(crate) capacity: Option<Bytes>,
-    /// `None` if the storage cannot be used.
+    /// `None` if the storage is unavailable.
     pub(crate) filesystem: Option<FilesystemUuid>,
-    /// On this node.
+    /// `true` if the volume is published on this node.
     pub(crate) published: bool,
     pub(crate) condition: Condition,
-    /// What it was made from, whether that is still there or not.
+    /// The volume or snapshot from which this volume was created. It may no longer exist.
     pub(crate) source: Option<OwnedContentSource>,
 }
 
-/// A volume, to whatever takes away what was made for it.
+/// The result of a search for a volume whose devices and records are to be removed.
 pub(super) enum TeardownTarget {
     Block(Volume),
-    /// It can have no loop devices.
+    /// A Filesystem volume, which has no loop devices.
     WithoutDevices,
     Deleted,
 }
@@ -45,7 +45,8 @@ pub(super) fn find(storage: &Storage, volume: &VolumeId) -> Result<TeardownTarge
         Ok(_directory) => Ok(TeardownTarget::WithoutDevices),
         Err(error) => match error.kind() {
             ErrorKind::NotFound => Ok(TeardownTarget::Deleted),
-            // Said of directories only: of one without limits, or without the store's mark.
+            // The store returns these errors only for directories: for one without limits, and for one without the
+            // store's mark.
             ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(TeardownTarget::WithoutDevices),
             _ => Err(error.into()),
         },
@@ -61,13 +62,13 @@ pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()>
         VolumeKind::Block => "block",
     };
     Err(Error::WrongAccessType(format!(
-        "{requested} is requested of {}, a {} volume",
+        "{requested} access is requested for {}, which is a {} volume",
         volume.id(),
         volume.kind()
     )))
 }
 
-/// How full a volume is and how it fares, its devices among it.
+/// Returns the use, capacity and condition of a volume. The condition includes that of its loop devices.
 pub(super) fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
     let mut stats = volume.stats()?;
     if volume.kind() == VolumeKind::Block
@@ -79,7 +80,7 @@ pub(super) fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats
     Ok(stats)
 }
 
-/// A mount point among `mounts` that shows the volume.
+/// Returns a mount point among `mounts` at which the volume is published.
 pub(super) fn published_at(
     volume: &Volume,
     loops: &LoopControl,
@@ -103,7 +104,7 @@ pub(super) fn refuse_published(volume: &Volume, mount_point: Option<PathBuf>) ->
     }
 }
 
-/// As much of it as a volume can have.
+/// Rounds a size down to a multiple of [`UNIT`].
 pub(super) fn whole_units(Bytes(bytes): Bytes) -> Bytes {
     Bytes(bytes - bytes % UNIT.0)
 }
