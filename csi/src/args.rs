@@ -111,12 +111,12 @@ fn absolute_path(text: &str) -> Result<PathBuf, String> {
 }
 
 /// What fits `sockaddr_un`, less the dot and the suffix of the hidden name a socket is made under (see `socket.rs`).
-const LONGEST_SOCKET_PATH: usize = 107 - ".".len() - ".new".len();
+const MAX_SOCKET_PATH_LEN: usize = 107 - ".".len() - ".new".len();
 
 fn socket_path(text: &str) -> Result<PathBuf, String> {
     let path = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")).unwrap_or(text);
-    if path.len() > LONGEST_SOCKET_PATH {
-        return Err(format!("must not be longer than {LONGEST_SOCKET_PATH} bytes"));
+    if path.len() > MAX_SOCKET_PATH_LEN {
+        return Err(format!("must not be longer than {MAX_SOCKET_PATH_LEN} bytes"));
     }
     match PathBuf::from(path) {
         path if !path.is_absolute() => Err("must be unix:// and an absolute path".to_owned()),

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::request::List;
-use crate::storage::StorageGate;
-use crate::volume_work::VolumeWork;
+use crate::storage::StorageMonitor;
+use crate::volumes::VolumeOperations;
 
 /// What was wrong when it was looked last.
 #[derive(Debug)]
@@ -41,13 +41,13 @@ impl Findings {
 /// The audit, and what it has found.
 #[derive(Debug)]
 pub(crate) struct Audit {
-    every: Duration,
+    interval: Duration,
     found: watch::Sender<Option<Arc<Findings>>>,
 }
 
 impl Audit {
-    pub(crate) fn new(every: Duration) -> Self {
-        Self { every, found: watch::Sender::new(None) }
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self { interval, found: watch::Sender::new(None) }
     }
 
     /// None before the first, and while volumes cannot be looked at.
@@ -58,29 +58,29 @@ impl Audit {
     /// Looks again and again, until `stop`.
     pub(crate) async fn run(
         self: Arc<Self>,
-        work: VolumeWork,
-        gate: Arc<StorageGate>,
+        operations: VolumeOperations,
+        monitor: Arc<StorageMonitor>,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
         let mut known = BTreeMap::new();
         let endless = async {
             loop {
-                gate.wait_until_open().await;
-                match look(&work).await {
+                monitor.wait_until_available().await;
+                match check_volumes(&operations).await {
                     Ok(findings) => {
-                        tell(&known, &findings.abnormal);
+                        log_changes(&known, &findings.abnormal);
                         known.clone_from(&findings.abnormal);
                         self.found.send_replace(Some(Arc::new(findings)));
                     }
                     Err(error) => {
                         self.found.send_replace(None);
                         // Why the storage is closed was said when it was.
-                        if !matches!(error, Error::StorageClosed(_) | Error::StorageStarting) {
+                        if !matches!(error, Error::StorageUnavailable(_) | Error::StorageStarting) {
                             tracing::warn!(%error, "volumes could not be looked over; this is retried");
                         }
                     }
                 }
-                tokio::time::sleep(self.every).await;
+                tokio::time::sleep(self.interval).await;
             }
         };
         match stop.run_until_cancelled(endless).await {
@@ -90,25 +90,25 @@ impl Audit {
     }
 }
 
-async fn look(work: &VolumeWork) -> Result<Findings, Error> {
-    let begun = Instant::now();
+async fn check_volumes(operations: &VolumeOperations) -> Result<Findings, Error> {
+    let started = Instant::now();
     let all = List { from: None, at_most: None };
-    let page = work
-        .query(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
+    let page = operations
+        .unlocked(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
         .await?;
-    let abnormal = page.volumes.into_iter().filter_map(|described| match described.condition {
+    let abnormal = page.volumes.into_iter().filter_map(|info| match info.condition {
         Condition::Healthy => None,
-        Condition::Abnormal { reason, message } => Some((described.volume, (reason, message))),
+        Condition::Abnormal { reason, message } => Some((info.volume, (reason, message))),
     });
     Ok(Findings {
         abnormal: abnormal.collect(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
-        took: begun.elapsed(),
+        took: started.elapsed(),
     })
 }
 
 /// Says what has changed.
-fn tell(
+fn log_changes(
     known: &BTreeMap<VolumeId, (AbnormalReason, String)>,
     now: &BTreeMap<VolumeId, (AbnormalReason, String)>,
 ) {

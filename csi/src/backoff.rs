@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(30);
+const MIN_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// Doubles from one second to thirty.
 #[derive(Debug)]
@@ -11,17 +11,17 @@ pub(crate) struct Backoff(Duration);
 
 impl Backoff {
     pub(crate) fn new() -> Self {
-        Self(FIRST)
+        Self(MIN_DELAY)
     }
 
     pub(crate) fn reset(&mut self) {
-        self.0 = FIRST;
+        self.0 = MIN_DELAY;
     }
 
     /// The wait that is due now.
     pub(crate) fn next(&mut self) -> Duration {
         let due = self.0;
-        self.0 = (due * 2).min(LONGEST);
+        self.0 = (due * 2).min(MAX_DELAY);
         due
     }
 }
@@ -36,6 +36,6 @@ mod tests {
         let seconds: Vec<u64> = (0..7).map(|_| backoff.next().as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30]);
         backoff.reset();
-        assert_eq!(backoff.next(), FIRST);
+        assert_eq!(backoff.next(), MIN_DELAY);
     }
 }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub struct DriverName(String);
 
 /// Longest name the specification allows.
-const LONGEST: usize = 63;
+const MAX_NAME_LEN: usize = 63;
 
 impl DriverName {
     /// The name itself.
@@ -54,11 +54,11 @@ impl FromStr for DriverName {
                 && bytes.last().is_some_and(alphanumeric)
                 && bytes.iter().all(|byte| alphanumeric(byte) || *byte == b'-')
         };
-        if name.len() <= LONGEST && name.split('.').all(label) {
+        if name.len() <= MAX_NAME_LEN && name.split('.').all(label) {
             return Ok(Self(name.to_owned()));
         }
         Err(format!(
-            "must be a domain name in lower case of at most {LONGEST} characters, such as csi.example.org"
+            "must be a domain name in lower case of at most {MAX_NAME_LEN} characters, such as csi.example.org"
         ))
     }
 }

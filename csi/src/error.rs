@@ -1,12 +1,11 @@
-//! What can go wrong in a call. [`crate::status`] says which gRPC code each is.
+//! What can go wrong in a call. [`crate::services`] says which gRPC code each is.
 
 use std::path::PathBuf;
 
 use loopfs::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 
-use crate::op_guard::Object;
-use crate::request::InvalidRequest;
+use crate::object::Object;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -21,15 +20,15 @@ pub(crate) enum Error {
     WrongAccessType(String),
 
     #[error("another operation on {0} is in progress; retry when it has finished")]
-    InProgress(Object),
+    OperationPending(Object),
 
     /// Something that will pass by itself.
     #[error("{0}; retry")]
-    NotYet(String),
+    Temporary(String),
 
     /// The node's file system is missing, foreign or not enforcing quotas.
     #[error("this node's volumes cannot be reached: {0}")]
-    StorageClosed(String),
+    StorageUnavailable(String),
 
     /// The driver has started a moment ago.
     #[error("this node's volumes cannot be reached: they are being opened")]
@@ -40,7 +39,7 @@ pub(crate) enum Error {
 
     /// Published at the target already, in another way than is asked now.
     #[error("{0}")]
-    PublishedOtherwise(String),
+    PublishedDifferently(String),
 
     /// There is a volume of that name, and it is not what is asked.
     #[error("{0}")]
@@ -48,7 +47,7 @@ pub(crate) enum Error {
 
     /// Not on this node; elsewhere it may be possible.
     #[error("{0}")]
-    NoRoomHere(String),
+    NotOnThisNode(String),
 
     /// A list cannot be continued from there.
     #[error("{0}")]
@@ -66,11 +65,11 @@ pub(crate) enum Error {
 
     /// What a new volume shall be filled with, and cannot be.
     #[error("{0}")]
-    UnusableSource(String),
+    UnsuitableSource(String),
 
     /// What a new volume shall be filled with, and is not there.
     #[error("{0}")]
-    NoSource(String),
+    SourceNotFound(String),
 
     /// The volume is not where it was said to be.
     #[error("{0}")]
@@ -86,4 +85,18 @@ pub(crate) enum Error {
     /// A defect of this program.
     #[error("{0}")]
     Defect(String),
+}
+
+/// Why a request can never succeed as it is.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub(crate) struct InvalidRequest {
+    field: &'static str,
+    problem: String,
+}
+
+impl InvalidRequest {
+    pub(crate) fn new(field: &'static str, problem: impl Into<String>) -> Self {
+        Self { field, problem: problem.into() }
+    }
 }

@@ -8,20 +8,19 @@ use prometheus_client::registry::Registry;
 use tonic::transport::Endpoint;
 
 use crate::audit::Audit;
-use crate::metrics::{self, Calls, Snapshot};
-use crate::probe::Probe;
+use crate::blocking;
+use crate::metrics::{self, Calls, Sample};
 use crate::proto::csi::GetPluginInfoRequest;
 use crate::proto::csi::identity_client::IdentityClient;
-use crate::rpc;
-use crate::storage::{Health, StorageGate};
+use crate::storage::{Probe, Readiness, StorageMonitor};
 
 /// How long the gRPC server may take to say its name.
-const SELF_CALL_TIME: Duration = Duration::from_secs(5);
+const SELF_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the pages say.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    pub(crate) gate: Arc<StorageGate>,
+    pub(crate) monitor: Arc<StorageMonitor>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) audit: Arc<Audit>,
     pub(crate) calls: Calls,
@@ -31,10 +30,10 @@ pub(crate) struct Pages {
 
 impl monitoring::Pages for Pages {
     async fn metrics(&self) -> Result<Registry, String> {
-        let (gate, findings) = (Arc::clone(&self.gate), self.audit.findings());
-        let snapshot = rpc::blocking(move || Ok(Snapshot::take(&gate, findings))).await;
-        let snapshot = snapshot.map_err(|error| error.to_string())?;
-        Ok(metrics::register(&self.calls, &snapshot))
+        let (monitor, findings) = (Arc::clone(&self.monitor), self.audit.findings());
+        let sample = blocking::run(move || Ok(Sample::collect(&monitor, findings))).await;
+        let sample = sample.map_err(|error| error.to_string())?;
+        Ok(metrics::register(&self.calls, &sample))
     }
 
     /// Whether the process does its work, be its storage usable or not: asked on its own socket, so that one that was
@@ -47,10 +46,12 @@ impl monitoring::Pages for Pages {
             anyhow::Ok(())
         };
         let socket = self.endpoint.display();
-        match tokio::time::timeout(SELF_CALL_TIME, name).await {
+        match tokio::time::timeout(SELF_CALL_TIMEOUT, name).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(format!("the driver does not answer on {socket}: {error:#}")),
-            Err(_elapsed) => Err(format!("the driver has not answered on {socket} for {SELF_CALL_TIME:?}")),
+            Err(_elapsed) => {
+                Err(format!("the driver has not answered on {socket} for {SELF_CALL_TIMEOUT:?}"))
+            }
         }
     }
 
@@ -58,9 +59,9 @@ impl monitoring::Pages for Pages {
     /// it, so it must not hold up the rollout to the nodes that have storage.
     async fn ready(&self) -> Result<(), String> {
         match self.probe.health().await {
-            Ok(Health::Ready) => Ok(()),
-            Ok(Health::Starting) => Err("the storage is being opened".to_owned()),
-            Err(_) if self.gate.is_absent() => Ok(()),
+            Ok(Readiness::Ready) => Ok(()),
+            Ok(Readiness::Starting) => Err("the storage is being opened".to_owned()),
+            Err(_) if self.monitor.is_absent() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -31,35 +31,23 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 mod args;
+mod async_fd;
 mod audit;
 mod backoff;
-mod connection;
-mod controller;
+mod blocking;
+mod device_refresh;
 mod driver;
 mod error;
-mod growth;
-mod health;
 mod http;
-mod identity;
-mod janitor;
 mod metrics;
-mod node;
-mod op_guard;
-mod probe;
+mod object;
 pub mod proto;
-mod publish_block;
-mod publish_mount;
-mod readiness;
-mod registration;
 mod request;
-mod rpc;
-mod socket;
-mod status;
+mod services;
 mod storage;
-mod stray_device;
 mod target;
 mod topology;
-mod volume_work;
+mod transport;
 mod volumes;
 
 pub use args::{Args, LogArgs, LogFormat};
@@ -67,26 +55,21 @@ pub use driver::DriverName;
 pub use monitoring::HttpAddress;
 
 use audit::Audit;
-use controller::ControllerService;
-use identity::IdentityService;
-use janitor::Janitor;
 use metrics::{Calls, Metered};
 use monitoring::Listeners;
-use node::NodeService;
-use probe::Probe;
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
-use registration::Registrar;
 use request::RequestReader;
-use storage::StorageGate;
+use services::{ControllerService, IdentityService, NodeService, Registrar};
+use storage::{Probe, StorageMonitor, TrashCleanup};
 use target::PublishRoot;
 use topology::ThisNode;
-use volume_work::VolumeWork;
-use volumes::Volumes;
+use transport::{connection, socket};
+use volumes::{VolumeOperations, Volumes};
 
 /// How long running calls may take to finish once the process is asked to end; a pod is killed after 30 seconds.
-const GRACE: Duration = Duration::from_secs(25);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Runs the driver until SIGTERM or SIGINT.
 ///
@@ -128,19 +111,26 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let root = PublishRoot::open(&kubelet_dir)
         .with_context(|| format!("open {} (--kubelet-dir)", kubelet_dir.display()))?;
     let root = Arc::new(root);
-    let gate = Arc::new(StorageGate::new(data_dir, Arc::clone(&root)));
-    let probe = Arc::new(Probe::new(Arc::clone(&gate)));
-    let janitor = Arc::new(Janitor::default());
+    let monitor = Arc::new(StorageMonitor::new(data_dir, Arc::clone(&root)));
+    let probe = Arc::new(Probe::new(Arc::clone(&monitor)));
+    let trash_cleanup = Arc::new(TrashCleanup::default());
     let this_node = ThisNode::new(&driver_name, node_name);
     let requests = RequestReader::new(&driver_name, this_node.clone(), &kubelet_dir);
-    let work =
-        VolumeWork::new(Volumes::new(Arc::clone(&gate), root, Arc::clone(&janitor)), Arc::clone(&gate));
+    let operations = VolumeOperations::new(
+        Volumes::new(Arc::clone(&monitor), root, Arc::clone(&trash_cleanup)),
+        Arc::clone(&monitor),
+    );
     let calls = Calls::new();
     let services = Services {
         calls: calls.clone(),
         identity: IdentityService::new(driver_name.clone(), Arc::clone(&probe)),
-        controller: ControllerService::new(&driver_name, this_node.clone(), requests.clone(), work.clone()),
-        node: NodeService::new(this_node, requests, work.clone(), Arc::clone(&probe)),
+        controller: ControllerService::new(
+            &driver_name,
+            this_node.clone(),
+            requests.clone(),
+            operations.clone(),
+        ),
+        node: NodeService::new(this_node, requests, operations.clone(), Arc::clone(&probe)),
     };
     let registrar = registration_dir.zip(kubelet_csi_socket).map(|(directory, csi_socket)| Registrar {
         driver_name,
@@ -148,32 +138,33 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         csi_socket,
     });
     if let Some(registrar) = &registrar {
-        registrar.withdraw()?;
+        registrar.remove_stale_socket()?;
     }
 
     let mut tasks = JoinSet::new();
     tasks.spawn(services.serve(socket::listen(&endpoint)?, stop.clone()));
     tasks.spawn(Arc::clone(&probe).run(stop.clone()));
-    tasks.spawn(growth::follow(work.clone(), Arc::clone(&gate), stop.clone()));
+    tasks.spawn(device_refresh::run(operations.clone(), Arc::clone(&monitor), stop.clone()));
     let audit = Arc::new(Audit::new(Duration::from_secs(audit_interval)));
     if metrics_address.is_some() {
-        tasks.spawn(Arc::clone(&audit).run(work, Arc::clone(&gate), stop.clone()));
+        tasks.spawn(Arc::clone(&audit).run(operations, Arc::clone(&monitor), stop.clone()));
     }
     if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
-        let pages = http::Pages { gate: Arc::clone(&gate), probe, audit, calls, endpoint: endpoint.clone() };
+        let pages =
+            http::Pages { monitor: Arc::clone(&monitor), probe, audit, calls, endpoint: endpoint.clone() };
         let stop = stop.clone();
         tasks.spawn(async move {
             monitoring::serve(listeners, pages, stop).await;
             Ok(())
         });
     }
-    tasks.spawn(Arc::clone(&gate).keep_open(stop.clone()));
-    tasks.spawn(janitor.run(Arc::clone(&gate), stop.clone()));
+    tasks.spawn(Arc::clone(&monitor).keep_open(stop.clone()));
+    tasks.spawn(trash_cleanup.run(Arc::clone(&monitor), stop.clone()));
     if let Some(registrar) = registrar {
         let stop = stop.clone();
         tasks.spawn(async move {
             // The scheduler counts on every driver that is registered.
-            match stop.run_until_cancelled(gate.wait_until_open()).await {
+            match stop.run_until_cancelled(monitor.wait_until_available()).await {
                 Some(()) => registrar.run(stop).await,
                 None => Ok(()),
             }
@@ -197,7 +188,7 @@ async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken
             outcome = std::mem::replace(&mut outcome, Ok(())).and(ended(next));
         }
     };
-    if tokio::time::timeout(GRACE, rest).await.is_err() {
+    if tokio::time::timeout(SHUTDOWN_TIMEOUT, rest).await.is_err() {
         tracing::warn!("calls or connections are still open and are cut off");
     }
     outcome

@@ -133,7 +133,7 @@ impl Target {
                 Err(self.refuse("is not a mount point, and holds files that are left there; move them away"))
             }
             Err(Errno::EBUSY) => {
-                Err(Error::NotYet(format!("{} was mounted on meanwhile", self.path.display())))
+                Err(Error::Temporary(format!("{} was mounted on meanwhile", self.path.display())))
             }
             Err(errno) => Err(self.failed("remove", errno)),
         }
@@ -147,7 +147,7 @@ impl Target {
         match self.status()? {
             Some(status) if kind_of(&status) == wanted => Ok(()),
             Some(_) => Err(self.refuse(&format!("is not {called}, as the volume needs; remove it"))),
-            None => Err(Error::NotYet(format!("{} was removed meanwhile", self.path.display()))),
+            None => Err(Error::Temporary(format!("{} was removed meanwhile", self.path.display()))),
         }
     }
 
@@ -156,7 +156,7 @@ impl Target {
         let path =
             PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_fd().as_raw_fd())).join(&self.name);
         call(&path).map_err(|error| match (error.kind(), error.errno()) {
-            (ErrorKind::Busy, _) => Error::NotYet(format!("{} is in use", self.path.display())),
+            (ErrorKind::Busy, _) => Error::Temporary(format!("{} is in use", self.path.display())),
             // Said of the path as the caller knows it.
             (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
             (_, None) => Error::Storage(error),

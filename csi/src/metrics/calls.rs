@@ -55,7 +55,7 @@ impl Calls {
         let name = path.rsplit('/').next().unwrap_or_default();
         let method = METHODS.iter().find(|method| **method == name).copied().unwrap_or(OTHER);
         self.in_progress.inc();
-        // Until there is an answer: a client that hangs up drops the call.
+        // Until there is an answer: a client that hang up drops the call.
         Call { calls: self.clone(), method, begun: Instant::now(), code: Code::Cancelled }
     }
 

@@ -2,7 +2,8 @@
 
 use loopfs::{MountFlags, VolumeKind};
 
-use super::{InvalidRequest, Result};
+use super::field::Result;
+use crate::error::InvalidRequest;
 use crate::proto::csi::volume_capability::{self as wire, access_mode::Mode};
 
 const FIELD: &str = "volume_capability";

@@ -5,10 +5,13 @@ use std::str::FromStr;
 
 use loopfs::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
+use super::capability::Capability;
+use super::field::{CapacityRange, Result, required, source_not_found, volume_id};
+use super::name;
 use super::page_token::PageToken;
 use super::parameters::Parameters;
-use super::{Capability, CapacityRange, InvalidRequest, RequestReader, Result, name, required, volume_id};
-use crate::error::Error;
+use super::reader::RequestReader;
+use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 use crate::proto::csi::volume_content_source::{self as source, Type};
 
@@ -53,7 +56,7 @@ pub(crate) struct List<Id> {
 
 /// Say how large a volume can be made.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct CapacityQuery {
     /// Whether room on this node is what is asked for.
     pub(crate) here: bool,
     /// The kind of the volume; `None` if the request names none.
@@ -63,7 +66,7 @@ pub(crate) struct Room {
 
 /// Give a volume more capacity.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Grow {
+pub(crate) struct ControllerExpand {
     pub(crate) volume: VolumeId,
     pub(crate) capacity: CapacityRange,
     pub(crate) kind: Option<VolumeKind>,
@@ -134,17 +137,20 @@ impl RequestReader {
         Ok(List { from, at_most })
     }
 
-    pub(crate) fn room(&self, request: wire::GetCapacityRequest) -> Result<Room> {
+    pub(crate) fn capacity(&self, request: wire::GetCapacityRequest) -> Result<CapacityQuery> {
         let kind = match request.volume_capabilities {
             capabilities if capabilities.is_empty() => None,
             capabilities => Some(kind_of_all(capabilities)?),
         };
         let parameters = Parameters::read(&request.parameters)?;
         let here = request.accessible_topology.is_none_or(|topology| self.node.lies_in(&topology));
-        Ok(Room { here, kind, parameters })
+        Ok(CapacityQuery { here, kind, parameters })
     }
 
-    pub(crate) fn grow(&self, request: wire::ControllerExpandVolumeRequest) -> Result<Grow> {
+    pub(crate) fn controller_expand(
+        &self,
+        request: wire::ControllerExpandVolumeRequest,
+    ) -> Result<ControllerExpand> {
         let volume = volume_id(&request.volume_id)?;
         let capacity = CapacityRange::read(request.capacity_range)?;
         if capacity == CapacityRange::default() {
@@ -155,7 +161,11 @@ impl RequestReader {
         }
         let capability =
             request.volume_capability.map(|capability| Capability::read(Some(capability))).transpose()?;
-        Ok(Grow { volume, capacity, kind: capability.map(|capability| capability.access_type.kind()) })
+        Ok(ControllerExpand {
+            volume,
+            capacity,
+            kind: capability.map(|capability| capability.access_type.kind()),
+        })
     }
 }
 
@@ -171,12 +181,7 @@ fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSourc
         None => return Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot").into()),
     };
     required(FIELD, &id)?;
-    read(&id).map_err(|_impossible| no_source(FIELD, what, &id))
-}
-
-/// What nothing can be named is not there.
-pub(super) fn no_source(field: &str, what: &str, id: &str) -> Error {
-    Error::NoSource(format!("{field}: {what} {:?}: there is none", id.chars().take(128).collect::<String>()))
+    read(&id).map_err(|_impossible| source_not_found(FIELD, what, &id))
 }
 
 /// The one kind of volume that has all these capabilities.

@@ -1,12 +1,13 @@
 //! Whatever a message holds, it is read or refused.
 
+use loopfs::VolumeId;
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use prost::Message;
 
 use super::tests::reader;
-use super::*;
+use crate::proto::csi as wire;
 use crate::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 
@@ -74,7 +75,7 @@ fn read_all(bytes: &[u8]) {
     read(bytes, |message| drop(reader.publish(message)));
     read(bytes, |message| drop(reader.unpublish(&message)));
     read(bytes, |message| drop(reader.stats(&message)));
-    read(bytes, |message| drop(reader.expand(message)));
+    read(bytes, |message| drop(reader.node_expand(message)));
     read(bytes, |message| drop(reader.create(message)));
     read(bytes, |message| drop(reader.delete(&message)));
     read(bytes, |message| drop(reader.validate(message)));
@@ -85,8 +86,8 @@ fn read_all(bytes: &[u8]) {
     read(bytes, |message| drop(reader.delete_snapshot(&message)));
     read(bytes, |message| drop(reader.get_snapshot(&message)));
     read(bytes, |message| drop(reader.list_snapshots(&message)));
-    read(bytes, |message| drop(reader.room(message)));
-    read(bytes, |message| drop(reader.grow(message)));
+    read(bytes, |message| drop(reader.capacity(message)));
+    read(bytes, |message| drop(reader.controller_expand(message)));
     read(bytes, |message: wire::ControllerGetVolumeRequest| drop(reader.volume(&message.volume_id)));
 }
 

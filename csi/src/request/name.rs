@@ -5,12 +5,13 @@ use std::fmt::Write;
 use loopfs::{SnapshotId, VolumeId};
 use sha2::{Digest, Sha256};
 
-use super::{InvalidRequest, Result};
+use super::field::Result;
+use crate::error::InvalidRequest;
 
 const FIELD: &str = "name";
 
 /// The specification's limit for a string.
-const LONGEST: usize = 128;
+const MAX_NAME_LEN: usize = 128;
 
 /// What the id starts with of what has a name that is none.
 const DERIVED: &str = "name-";
@@ -31,8 +32,8 @@ fn read<Id>(name: &str, parse: impl Fn(&str) -> loopfs::Result<Id>) -> Result<Id
     if name.is_empty() {
         return invalid("must not be empty".to_owned());
     }
-    if name.len() > LONGEST {
-        return invalid(format!("{} bytes long, {LONGEST} allowed", name.len()));
+    if name.len() > MAX_NAME_LEN {
+        return invalid(format!("{} bytes long, {MAX_NAME_LEN} allowed", name.len()));
     }
     if let Some(character) = name.chars().find(|character| is_banned(*character)) {
         return invalid(format!("must not contain {character:?}"));

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
 
-use super::{InvalidRequest, Result, reserved};
+use super::field::Result;
+use super::reserved;
+use crate::error::InvalidRequest;
 
 const FIELD: &str = "parameters";
 

@@ -4,13 +4,14 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use super::{InvalidRequest, Result};
+use super::field::Result;
+use crate::error::InvalidRequest;
 
 /// `PATH_MAX`, less the terminating NUL.
-const LONGEST_PATH: usize = 4095;
+const MAX_PATH_LEN: usize = 4095;
 
 /// `NAME_MAX`.
-const LONGEST_NAME: usize = 255;
+const MAX_COMPONENT_LEN: usize = 255;
 
 /// A path beneath the orchestrator's directory, by its spelling: it is kept relative to that directory, and holds
 /// neither `..` nor anything else that would lead out of it. Symbolic links are for [`crate::target`] to refuse.
@@ -26,8 +27,8 @@ impl TargetPath {
         if text.is_empty() {
             return invalid("must not be empty".to_owned());
         }
-        if text.len() > LONGEST_PATH {
-            return invalid(format!("{} bytes long, {LONGEST_PATH} allowed", text.len()));
+        if text.len() > MAX_PATH_LEN {
+            return invalid(format!("{} bytes long, {MAX_PATH_LEN} allowed", text.len()));
         }
         if let Some(character) = text.chars().find(|character| character.is_control()) {
             return invalid(format!("must not contain {character:?}"));
@@ -43,8 +44,8 @@ impl TargetPath {
             Ok(relative) if relative.file_name().is_some() => relative,
             _ => return invalid(format!("must be beneath {} (--kubelet-dir)", kubelet_dir.display())),
         };
-        if relative.components().any(|component| component.as_os_str().len() > LONGEST_NAME) {
-            return invalid(format!("a component is longer than {LONGEST_NAME} bytes"));
+        if relative.components().any(|component| component.as_os_str().len() > MAX_COMPONENT_LEN) {
+            return invalid(format!("a component is longer than {MAX_COMPONENT_LEN} bytes"));
         }
         // Spelled anew, without the `//` and `/./` that components() passes over.
         let relative: PathBuf = relative.components().collect();

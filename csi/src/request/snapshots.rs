@@ -2,9 +2,11 @@
 
 use loopfs::{SnapshotId, VolumeId};
 
-use super::controller::no_source;
-use super::{InvalidRequest, List, RequestReader, Result, name, required, reserved};
-use crate::error::Error;
+use super::controller::List;
+use super::field::{Result, required, source_not_found};
+use super::reader::RequestReader;
+use super::{name, reserved};
+use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 
 /// Take a snapshot of a volume.
@@ -45,7 +47,7 @@ impl RequestReader {
             return Err(InvalidRequest::new("parameters", problem).into());
         }
         let source = VolumeId::parse(&request.source_volume_id)
-            .map_err(|_impossible| no_source(SOURCE, "volume", &request.source_volume_id))?;
+            .map_err(|_impossible| source_not_found(SOURCE, "volume", &request.source_volume_id))?;
         let accessible_here = self.is_accessible(request.accessibility_requirements);
         Ok(CreateSnapshot { snapshot, source, accessible_here })
     }
@@ -63,7 +65,7 @@ impl RequestReader {
         const FIELD: &str = "snapshot_id";
         required(FIELD, &request.snapshot_id)?;
         SnapshotId::parse(&request.snapshot_id)
-            .map_err(|_impossible| no_source(FIELD, "snapshot", &request.snapshot_id))
+            .map_err(|_impossible| source_not_found(FIELD, "snapshot", &request.snapshot_id))
     }
 
     pub(crate) fn list_snapshots(
@@ -129,7 +131,7 @@ mod tests {
     #[case::no_name(|request: &mut wire::CreateSnapshotRequest| request.name.clear(), Code::InvalidArgument, "name: ")]
     #[case::long_name(|request: &mut wire::CreateSnapshotRequest| request.name = "s".repeat(129), Code::InvalidArgument, "name: ")]
     #[case::nul(|request: &mut wire::CreateSnapshotRequest| request.name.push('\0'), Code::InvalidArgument, "name: ")]
-    #[case::no_source(|request: &mut wire::CreateSnapshotRequest| request.source_volume_id.clear(), Code::InvalidArgument, "source_volume_id: ")]
+    #[case::source_not_found(|request: &mut wire::CreateSnapshotRequest| request.source_volume_id.clear(), Code::InvalidArgument, "source_volume_id: ")]
     #[case::hostile_source(|request: &mut wire::CreateSnapshotRequest| {
         request.source_volume_id = "../volumes/v".to_owned();
     }, Code::NotFound, "source_volume_id: ")]

@@ -1,11 +1,16 @@
 use std::collections::HashMap;
+use std::path::Path;
 
+use loopfs::{Access, Bytes, MountFlags};
 use rstest::rstest;
 
-use super::*;
+use super::field::CapacityRange;
+use super::reader::{PublishMode, RequestReader};
+use crate::proto::csi as wire;
 use crate::proto::csi::volume_capability::{
     self as capability, AccessMode, BlockVolume, MountVolume, access_mode::Mode,
 };
+use crate::topology::ThisNode;
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
@@ -48,7 +53,7 @@ fn a_publish_request_is_read() {
     assert_eq!(publish.volume.as_str(), "pvc-1");
     assert_eq!(publish.filesystem, Some(UUID.parse().unwrap()));
     assert_eq!(publish.target.relative(), Path::new("pods/1/mount"));
-    assert_eq!(publish.exposure, Exposure::Mount(MountFlags::default()));
+    assert_eq!(publish.mode, PublishMode::Mount(MountFlags::default()));
     assert!(!publish.single_target);
 }
 
@@ -67,11 +72,11 @@ fn access_modes(
 ) {
     let asked =
         reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
-    assert_eq!((asked.exposure, asked.single_target), (Exposure::Block(access), single_target));
+    assert_eq!((asked.mode, asked.single_target), (PublishMode::Block(access), single_target));
     let asked =
         reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
     let flags = MountFlags { read_only: access == Access::ReadOnly, ..MountFlags::default() };
-    assert_eq!((asked.exposure, asked.single_target), (Exposure::Mount(flags), single_target));
+    assert_eq!((asked.mode, asked.single_target), (PublishMode::Mount(flags), single_target));
 }
 
 #[rstest]

@@ -1,38 +1,21 @@
-//! Which volumes there are, how they fare, and what more could be made.
+//! The list of volumes with their conditions, and the capacity for further ones.
 
-use loopfs::{
-    AbnormalReason, Bytes, Condition, ErrorKind, FilesystemUuid, OwnedContentSource, Volume, VolumeId,
-    VolumeKind,
-};
+use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, Volume, VolumeId, VolumeKind};
 
-use super::provision::whole_units;
-use super::{Volumes, health, published_at, require_kind, unreachable};
+use super::block_device::BlockVolume;
+use super::publish::Volumes;
+use super::published_mounts::PublishedMounts;
+use super::unavailable;
+use super::volume::{VolumeInfo, health, published_at, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::publish_block::BlockVolume;
-use crate::request::{Expected, List, PageToken, Room, Validate};
+use crate::request::{CapacityQuery, Expected, List, PageToken, Validate};
 use crate::storage::Storage;
-use crate::stray_device::Shown;
 
-/// A volume as it is told of.
-#[derive(Clone, Debug)]
-pub(crate) struct Described {
-    pub(crate) volume: VolumeId,
-    /// None where it cannot be found out.
-    pub(crate) capacity: Option<Bytes>,
-    /// `None` if the storage cannot be used.
-    pub(crate) filesystem: Option<FilesystemUuid>,
-    /// On this node.
-    pub(crate) published: bool,
-    pub(crate) condition: Condition,
-    /// What it was made from, whether that is still there or not.
-    pub(crate) source: Option<OwnedContentSource>,
-}
-
-/// Some of the volumes.
+/// A part of the list of volumes.
 #[derive(Debug)]
 pub(crate) struct Page {
-    pub(crate) volumes: Vec<Described>,
-    /// Where the next one begins.
+    pub(crate) volumes: Vec<VolumeInfo>,
+    /// The token of the next page. `None` if this is the last page.
     pub(crate) next: Option<PageToken<VolumeId>>,
 }
 
@@ -45,54 +28,55 @@ pub(crate) struct Capacity {
     pub(crate) largest: Bytes,
 }
 
-/// Whether a volume is what a caller takes it for, or why not.
-pub(crate) type Verdict = std::result::Result<(), String>;
+/// The result of a validation: `Ok` if the volume has the expected properties, else the first difference.
+pub(crate) type Validation = std::result::Result<(), String>;
 
 impl Volumes {
-    /// Those that shall be told of, in the order of their ids.
-    pub(crate) fn list(&self, list: &List<VolumeId>, told: impl Fn(&Described) -> bool) -> Result<Page> {
-        let storage = self.gate.verified()?;
-        let shown = Shown::read(self.root.mounts()?)?;
+    /// Returns the volumes that `filter` selects, in the order of their ids.
+    pub(crate) fn list(&self, list: &List<VolumeId>, filter: impl Fn(&VolumeInfo) -> bool) -> Result<Page> {
+        let storage = self.monitor.verified()?;
+        let mounts = PublishedMounts::read(self.root.mounts()?)?;
         let mut ids = storage.store.list()?;
-        // Those whose images are gone, too, for as long as a device shows them.
-        ids.extend(shown.volumes());
+        // Includes volumes whose image was deleted while their device is mounted.
+        ids.extend(mounts.volumes());
         ids.sort_unstable();
         ids.dedup();
-        page(list, ids, |id| id, |id| Ok(self.find(&storage, id, &shown)?.filter(&told)))
+        page(list, ids, |id| id, |id| Ok(self.find(&storage, id, &mounts)?.filter(&filter)))
     }
 
-    /// The abnormal volumes, in the order of their ids. While the storage cannot be used, these are the published ones.
+    /// Returns the abnormal volumes in the order of their ids. While the storage is unavailable, these are the
+    /// published volumes.
     pub(crate) fn list_abnormal(&self, list: &List<VolumeId>) -> Result<Page> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
-            Err(Error::StorageClosed(reason)) => {
-                let published = unreachable::published(&self.root.mounts()?, &reason)?;
+            Err(Error::StorageUnavailable(reason)) => {
+                let published = unavailable::published(&self.root.mounts()?, &reason)?;
                 if published.is_empty() {
                     // An empty list would say that all volumes are healthy.
-                    return Err(Error::StorageClosed(reason));
+                    return Err(Error::StorageUnavailable(reason));
                 }
-                page(list, published, |described| &described.volume, |described| Ok(Some(described.clone())))
+                page(list, published, |info| &info.volume, |info| Ok(Some(info.clone())))
             }
             listed => listed,
         }
     }
 
-    /// While the storage cannot be used, only published volumes are known.
-    pub(crate) fn get(&self, volume: &VolumeId) -> Result<Described> {
-        let storage = match self.gate.verified() {
+    /// Returns one volume. While the storage is unavailable, only published volumes are known.
+    pub(crate) fn get(&self, volume: &VolumeId) -> Result<VolumeInfo> {
+        let storage = match self.monitor.verified() {
             Ok(storage) => storage,
-            Err(Error::StorageClosed(reason)) => {
-                let published = unreachable::published(&self.root.mounts()?, &reason)?;
-                let found = published.into_iter().find(|described| described.volume == *volume);
-                return found.ok_or(Error::StorageClosed(reason));
+            Err(Error::StorageUnavailable(reason)) => {
+                let published = unavailable::published(&self.root.mounts()?, &reason)?;
+                let found = published.into_iter().find(|info| info.volume == *volume);
+                return found.ok_or(Error::StorageUnavailable(reason));
             }
             Err(error) => return Err(error),
         };
-        let found = self.find(&storage, volume, &Shown::read(self.root.mounts()?)?)?;
+        let found = self.find(&storage, volume, &PublishedMounts::read(self.root.mounts()?)?)?;
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
-    pub(crate) fn validate(&self, validate: &Validate) -> Result<Verdict> {
-        let storage = self.gate.verified()?;
+    pub(crate) fn validate(&self, validate: &Validate) -> Result<Validation> {
+        let storage = self.monitor.verified()?;
         let volume = storage.store.volume(&validate.volume)?;
         match &validate.expected {
             Ok(expected) => is_as_expected(&storage, &volume, expected),
@@ -101,23 +85,24 @@ impl Volumes {
     }
 
     /// Returns the free capacity of this node, and the size of the largest volume that fits into it.
-    pub(crate) fn room(&self, room: &Room) -> Result<Capacity> {
-        let storage = self.gate.verified()?;
-        if !room.here {
+    pub(crate) fn capacity(&self, query: &CapacityQuery) -> Result<Capacity> {
+        let storage = self.monitor.verified()?;
+        if !query.here {
             return Ok(Capacity { available: Bytes(0), largest: Bytes(0) });
         }
         let space = storage.store.space()?;
-        let spec = |kind| room.parameters.spec(kind, Bytes(0));
-        let largest = match room.kind {
+        let spec = |kind| query.parameters.spec(kind, Bytes(0));
+        let largest = match query.kind {
             Some(kind) => space.largest_volume(&spec(kind)),
             None => space.largest_volume_of_any_kind(&spec(VolumeKind::Filesystem)),
         };
         Ok(Capacity { available: whole_units(space.available), largest })
     }
 
-    /// None if it is gone. A volume that cannot be opened is told of as well, so that it hides no others.
-    fn find(&self, storage: &Storage, id: &VolumeId, shown: &Shown) -> Result<Option<Described>> {
-        let described = |capacity, published, condition| Described {
+    /// Returns `None` if the volume was deleted. Reports a volume that cannot be opened as abnormal, so that it does
+    /// not hide other volumes.
+    fn find(&self, storage: &Storage, id: &VolumeId, mounts: &PublishedMounts) -> Result<Option<VolumeInfo>> {
+        let info = |capacity, published, condition| VolumeInfo {
             volume: id.clone(),
             capacity,
             filesystem: Some(storage.store.filesystem_uuid()),
@@ -129,30 +114,35 @@ impl Volumes {
             .store
             .volume(id)
             .map_err(Error::from)
-            .and_then(|volume| self.describe(storage, &volume, shown));
+            .and_then(|volume| self.describe(storage, &volume, mounts));
         match found {
             Ok(found) => Ok(Some(found)),
             Err(Error::Storage(error)) if error.kind() == ErrorKind::NotFound => {
-                Ok(shown.stray(storage, id, None).map(|stray| described(None, true, stray.condition())))
+                Ok(mounts.stale(storage, id, None).map(|stale| info(None, true, stale.condition())))
             }
             Err(error) => {
                 let condition = Condition::abnormal(AbnormalReason::Unreadable, error.to_string());
-                Ok(Some(described(None, false, condition)))
+                Ok(Some(info(None, false, condition)))
             }
         }
     }
 
-    pub(super) fn describe(&self, storage: &Storage, volume: &Volume, shown: &Shown) -> Result<Described> {
+    pub(super) fn describe(
+        &self,
+        storage: &Storage,
+        volume: &Volume,
+        mounts: &PublishedMounts,
+    ) -> Result<VolumeInfo> {
         let mut condition = health(volume, &storage.loops)?.condition;
-        let mut published = published_at(volume, &storage.loops, &shown.mounts, &shown.mounted)?.is_some();
+        let mut published = published_at(volume, &storage.loops, &mounts.mounts, &mounts.mounted)?.is_some();
         if volume.kind() == VolumeKind::Block {
             let image = BlockVolume::open(volume, &storage.loops)?.image()?;
-            if let Some(stray) = shown.stray(storage, volume.id(), Some(image)) {
-                condition = stray.condition();
+            if let Some(stale) = mounts.stale(storage, volume.id(), Some(image)) {
+                condition = stale.condition();
                 published = true;
             }
         }
-        Ok(Described {
+        Ok(VolumeInfo {
             volume: volume.id().clone(),
             capacity: Some(volume.capacity()),
             filesystem: Some(storage.store.filesystem_uuid()),
@@ -163,12 +153,13 @@ impl Volumes {
     }
 }
 
-/// The part of a list that was requested: of the items, which are in the order of their ids, those that can be described.
+/// Returns the requested part of a list. `items` are in the order of their ids; items without a description are
+/// skipped.
 fn page<T>(
     list: &List<VolumeId>,
     mut items: Vec<T>,
     id: impl Fn(&T) -> &VolumeId,
-    describe: impl Fn(&T) -> Result<Option<Described>>,
+    describe: impl Fn(&T) -> Result<Option<VolumeInfo>>,
 ) -> Result<Page> {
     if let Some(PageToken(last)) = &list.from {
         items.retain(|item| id(item) > last);
@@ -184,7 +175,7 @@ fn page<T>(
     Ok(Page { volumes, next: last.filter(|_| items.peek().is_some()).map(PageToken) })
 }
 
-fn is_as_expected(storage: &Storage, volume: &Volume, expected: &Expected) -> Result<Verdict> {
+fn is_as_expected(storage: &Storage, volume: &Volume, expected: &Expected) -> Result<Validation> {
     let suits = require_kind(volume, expected.kind)
         .and_then(|()| storage.require_filesystem(expected.filesystem))
         .map_err(|error| error.to_string());

@@ -1,46 +1,45 @@
-//! Making, growing and deleting volumes.
+//! Creating, expanding and deleting volumes.
 
 use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, VolumeId, VolumeKind};
 
-use super::{Described, Volumes, published_at, refuse_published, require_kind};
+use super::block_device::BlockVolume;
+use super::mounted_devices::MountedDevices;
+use super::publish::Volumes;
+use super::published_mounts::PublishedMounts;
+use super::volume::{UNIT, VolumeInfo, published_at, refuse_published, require_kind, whole_units};
 use crate::error::{Error, Result};
-use crate::publish_block::{BlockVolume, MountedDevices};
-use crate::request::{CapacityRange, Create, Grow};
+use crate::request::{CapacityRange, ControllerExpand, Create};
 use crate::storage::Storage;
-use crate::stray_device::Shown;
 
-/// Sizes of volumes are multiples of this, which is also the least.
-pub(crate) const UNIT: Bytes = Bytes(4096);
-
-/// Size of a volume that nothing is said of.
+/// The size of a new volume if the request names none.
 const DEFAULT_SIZE: Bytes = Bytes::GIB;
 
 impl Volumes {
-    /// Makes a volume, or answers the one that is there if it is what is asked.
-    pub(crate) fn create(&self, create: &Create) -> Result<Described> {
-        let storage = self.gate.verified()?;
-        self.janitor.begin();
+    /// Creates a volume, or returns the existing one if it has the requested properties.
+    pub(crate) fn create(&self, create: &Create) -> Result<VolumeInfo> {
+        let storage = self.monitor.verified()?;
+        self.trash_cleanup.start();
         let size = match existing(&storage, &create.volume)? {
             Some(volume) => {
-                require_as_asked(&volume, create)?;
+                require_compatible(&volume, create)?;
                 volume.capacity()
             }
             None => match &create.source {
-                Some(source) => size_to_copy(create.capacity, self.look_at(&storage, create, source)?)?,
-                None => size_to_make(create.capacity)?,
+                Some(source) => copied_size(create.capacity, self.source_size(&storage, create, source)?)?,
+                None => new_size(create.capacity)?,
             },
         };
-        // Also of one that is there: whoever made it may have died before it was durable.
-        let volume = make(&storage, create, size)?;
-        require_as_asked(&volume, create)?;
-        self.describe(&storage, &volume, &Shown::default())
+        // Repeated for an existing volume: the process that created it may have died before the volume was durable.
+        let volume = create_volume(&storage, create, size)?;
+        require_compatible(&volume, create)?;
+        self.describe(&storage, &volume, &PublishedMounts::default())
     }
 
-    /// What shall be copied: it is there, of the kind that is asked, and what was written to its devices is on them. Answers
-    /// its size.
-    fn look_at(&self, storage: &Storage, create: &Create, source: &OwnedContentSource) -> Result<Bytes> {
+    /// Checks that the source exists and is of the requested kind, and flushes its devices. Returns the size of the
+    /// source.
+    fn source_size(&self, storage: &Storage, create: &Create, source: &OwnedContentSource) -> Result<Bytes> {
         let absent = |error: loopfs::Error| match error.kind() {
-            ErrorKind::NotFound => Error::NoSource(format!("volume_content_source: {error}")),
+            ErrorKind::NotFound => Error::SourceNotFound(format!("volume_content_source: {error}")),
             _ => error.into(),
         };
         let (kind, size) = match source.as_ref() {
@@ -59,49 +58,49 @@ impl Volumes {
         if kind == create.kind {
             return Ok(size);
         }
-        Err(Error::UnusableSource(format!(
-            "volume_content_source: {source} is a {kind} one, and a {} volume is asked",
+        Err(Error::UnsuitableSource(format!(
+            "volume_content_source: {source} is a {kind} source, but a {} volume is requested",
             create.kind
         )))
     }
 
-    /// Deletes a volume that is published nowhere. Its space is freed in the background.
+    /// Deletes a volume that is not published. Its space is freed in the background.
     pub(crate) fn delete(&self, id: &VolumeId) -> Result<()> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         if let Some(volume) = existing(&storage, id)? {
             let mounts = self.root.mounts()?;
             let mounted = MountedDevices::among(&mounts)?;
             refuse_published(&volume, published_at(&volume, &storage.loops, &mounts, &mounted)?)?;
             storage.store.settle_use(id, &mounts)?;
             if volume.kind() == VolumeKind::Block {
-                // Staged and never unstaged.
+                // The volume may have been staged and not unstaged.
                 BlockVolume::open(&volume, &storage.loops)?.detach()?;
             }
         }
         storage.store.delete(id)?;
-        self.janitor.call();
+        self.trash_cleanup.request();
         Ok(())
     }
 
-    /// Makes the image or the quota as large as is asked; answers the volume as it is then.
-    pub(crate) fn grow(&self, grow: &Grow) -> Result<Volume> {
-        let storage = self.gate.verified()?;
-        let volume = storage.store.volume(&grow.volume)?;
-        if let Some(kind) = grow.kind {
+    /// Expands the image or the quota to the requested size, and returns the expanded volume.
+    pub(crate) fn controller_expand(&self, expand: &ControllerExpand) -> Result<Volume> {
+        let storage = self.monitor.verified()?;
+        let volume = storage.store.volume(&expand.volume)?;
+        if let Some(kind) = expand.kind {
             require_kind(&volume, kind)?;
         }
-        let CapacityRange { at_least, at_most } = grow.capacity;
-        let grown = match at_least {
-            Some(at_least) => storage.store.grow(&grow.volume, size_within(at_least, at_most)?)?,
+        let CapacityRange { at_least, at_most } = expand.capacity;
+        let expanded = match at_least {
+            Some(at_least) => storage.store.grow(&expand.volume, size_within(at_least, at_most)?)?,
             None => volume,
         };
         match at_most {
-            Some(at_most) if grown.capacity() > at_most => Err(Error::OutOfRange(format!(
-                "volume {} has {} already, above the limit of {at_most}",
-                grown.id(),
-                grown.capacity()
+            Some(at_most) if expanded.capacity() > at_most => Err(Error::OutOfRange(format!(
+                "volume {} has {} already, which is above the limit of {at_most}",
+                expanded.id(),
+                expanded.capacity()
             ))),
-            _ => Ok(grown),
+            _ => Ok(expanded),
         }
     }
 }
@@ -114,38 +113,38 @@ fn existing(storage: &Storage, volume: &VolumeId) -> Result<Option<Volume>> {
     }
 }
 
-fn make(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
+fn create_volume(storage: &Storage, create: &Create, size: Bytes) -> Result<Volume> {
     if !create.accessible_here {
-        return Err(Error::NoRoomHere(format!(
-            "accessibility_requirements: volume {} shall be on other nodes, and this one makes its own only",
+        return Err(Error::NotOnThisNode(format!(
+            "accessibility_requirements: volume {} must be on other nodes, but this driver creates volumes only on its own node",
             create.volume
         )));
     }
     let spec = create.parameters.spec(create.kind, size);
-    let made = match &create.source {
+    let created = match &create.source {
         Some(source) => storage.store.clone_from(source.as_ref(), &create.volume, &spec),
         None => storage.store.create(&create.volume, &spec),
     };
-    made.map_err(|error| match error.kind() {
-        ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
-        // The settings of the two do not go together.
+    created.map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
+        // The settings of the source and of the new volume are incompatible.
         ErrorKind::Unsupported if create.source.is_some() => {
-            Error::UnusableSource(format!("volume_content_source: {error}"))
+            Error::UnsuitableSource(format!("volume_content_source: {error}"))
         }
         _ => error.into(),
     })
 }
 
-/// Whether a volume, made now or long ago, is what is asked.
-fn require_as_asked(volume: &Volume, create: &Create) -> Result<()> {
+/// Returns an error unless the volume, whether new or old, has the requested properties.
+fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
     let CapacityRange { at_least, at_most } = create.capacity;
     let has =
-        |what: String| Err(Error::Incompatible(format!("there is a volume {} already, {what}", volume.id())));
+        |what: String| Err(Error::Incompatible(format!("volume {} exists already: {what}", volume.id())));
     if !create.accessible_here {
-        return has("on this node, and it is asked for on others".to_owned());
+        return has("it is on this node, but requested on others".to_owned());
     }
     if volume.kind() != create.kind {
-        return has(format!("a {} one, and a {} one is asked", volume.kind(), create.kind));
+        return has(format!("it is a {} volume, but a {} volume is requested", volume.kind(), create.kind));
     }
     let source = volume.source()?;
     if source != create.source {
@@ -153,55 +152,50 @@ fn require_as_asked(volume: &Volume, create: &Create) -> Result<()> {
             Some(source) => format!("made from {source}"),
             None => "made empty".to_owned(),
         };
-        return has(format!("{}, and one {} is asked", of(&source), of(&create.source)));
+        return has(format!("it was {}, but a volume {} is requested", of(&source), of(&create.source)));
     }
     let capacity = volume.capacity();
     if let Some(at_least) = at_least.filter(|at_least| capacity < *at_least) {
-        return has(format!("of {capacity}, and at least {at_least} are asked"));
+        return has(format!("it has {capacity}, but at least {at_least} are requested"));
     }
     if let Some(at_most) = at_most.filter(|at_most| capacity > *at_most) {
-        return has(format!("of {capacity}, and at most {at_most} are asked"));
+        return has(format!("it has {capacity}, but at most {at_most} are requested"));
     }
     match volume.settings_differ(&create.parameters.spec(create.kind, capacity))? {
-        Some(difference) => has(format!("and its {difference}")),
+        Some(difference) => has(format!("its {difference}")),
         None => Ok(()),
     }
 }
 
-/// The size a new volume gets.
-fn size_to_make(capacity: CapacityRange) -> Result<Bytes> {
+/// Returns the size of a new empty volume.
+fn new_size(capacity: CapacityRange) -> Result<Bytes> {
     let CapacityRange { at_least, at_most } = capacity;
     let default = || at_most.map_or(DEFAULT_SIZE, |at_most| whole_units(at_most).max(UNIT).min(DEFAULT_SIZE));
     size_within(at_least.unwrap_or_else(default), at_most)
 }
 
-/// The size of a volume with the content of another of this size.
-fn size_to_copy(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
+/// Returns the size of a new volume with the content of a source of this size.
+fn copied_size(capacity: CapacityRange, source: Bytes) -> Result<Bytes> {
     let CapacityRange { at_least, at_most } = capacity;
     match at_most {
         Some(at_most) if at_most < source => {
-            Err(Error::OutOfRange(format!("what it is made from has {source}, above the limit of {at_most}")))
+            Err(Error::OutOfRange(format!("the source has {source}, which is above the limit of {at_most}")))
         }
         _ => size_within(at_least.unwrap_or(source).max(source), at_most),
     }
 }
 
-/// The least size of a volume that is no less than one limit and no more than the other.
+/// Returns the smallest size of a volume within the limits.
 fn size_within(at_least: Bytes, at_most: Option<Bytes>) -> Result<Bytes> {
     let Some(size) = at_least.round_up() else {
-        return Err(Error::OutOfRange(format!("{at_least} are more than any volume can have")));
+        return Err(Error::OutOfRange(format!("{at_least} are more than the maximum size of a volume")));
     };
     match at_most {
         Some(at_most) if size > at_most => Err(Error::OutOfRange(format!(
-            "a volume has a multiple of {UNIT}: at least {size} here, above the limit of {at_most}"
+            "the size of a volume is a multiple of {UNIT}: {size} would be the least here, which is above the limit of {at_most}"
         ))),
         _ => Ok(size),
     }
-}
-
-/// As much of it as a volume can have.
-pub(super) fn whole_units(Bytes(bytes): Bytes) -> Bytes {
-    Bytes(bytes - bytes % UNIT.0)
 }
 
 #[cfg(test)]
@@ -223,10 +217,14 @@ mod tests {
     #[case::rounded_up_within_the_limit(8000, 8192, Ok(8192))]
     #[case::rounded_up_above_the_limit(8000, 8191, Err(Code::OutOfRange))]
     #[case::larger_than_any_file(i64::MAX as u64, 0, Err(Code::OutOfRange))]
-    fn sizes(#[case] at_least: u64, #[case] at_most: u64, #[case] expected: Result<u64, Code>) {
+    fn new_size_is_the_least_multiple_within_the_limits(
+        #[case] at_least: u64,
+        #[case] at_most: u64,
+        #[case] expected: Result<u64, Code>,
+    ) {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
         let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
-        let size = size_to_make(capacity).map(|size| size.0).map_err(|error| error.code());
+        let size = new_size(capacity).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }
 
@@ -238,15 +236,19 @@ mod tests {
     #[case::less_is_not_to_be_had(0, 8191, Err(Code::OutOfRange))]
     #[case::nor_asked(4096, 4096, Err(Code::OutOfRange))]
     #[case::room_above(0, 1 << 40, Ok(8192))]
-    fn sizes_of_copies(#[case] at_least: u64, #[case] at_most: u64, #[case] expected: Result<u64, Code>) {
+    fn copied_size_is_at_least_that_of_the_source(
+        #[case] at_least: u64,
+        #[case] at_most: u64,
+        #[case] expected: Result<u64, Code>,
+    ) {
         let some = |bytes: u64| (bytes > 0).then_some(Bytes(bytes));
         let capacity = CapacityRange { at_least: some(at_least), at_most: some(at_most) };
-        let size = size_to_copy(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
+        let size = copied_size(capacity, Bytes(8192)).map(|size| size.0).map_err(|error| error.code());
         assert_eq!(size, expected);
     }
 
     #[test]
-    fn the_unit_is_the_stores() {
+    fn the_unit_is_that_of_the_store() {
         assert_eq!(Bytes(1).round_up(), Some(UNIT));
         assert_eq!((whole_units(Bytes(4095)), whole_units(Bytes(4097))), (Bytes(0), UNIT));
     }

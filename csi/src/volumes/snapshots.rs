@@ -1,68 +1,70 @@
-//! Snapshots of volumes: taken, listed and deleted. Volumes are made of them where volumes are made.
+//! Creating, listing and deleting snapshots. `provision.rs` creates volumes from them.
 
 use loopfs::{ErrorKind, Snapshot, SnapshotId, VolumeKind};
 
-use super::Volumes;
+use super::block_device::BlockVolume;
+use super::publish::Volumes;
 use crate::error::{Error, Result};
-use crate::publish_block::BlockVolume;
 use crate::request::{CreateSnapshot, Filter, ListSnapshots, PageToken};
 use crate::storage::Storage;
 
-/// Some of the snapshots.
+/// A part of the list of snapshots.
 #[derive(Debug)]
 pub(crate) struct SnapshotPage {
     pub(crate) snapshots: Vec<Snapshot>,
-    /// Where the next one begins.
+    /// The token of the next page. `None` if this is the last page.
     pub(crate) next: Option<PageToken<SnapshotId>>,
 }
 
 impl Volumes {
-    /// Takes a snapshot, or answers the one that is there if it is what is asked.
+    /// Creates a snapshot, or returns the existing one if it has the requested source.
     pub(crate) fn create_snapshot(&self, create: &CreateSnapshot) -> Result<Snapshot> {
         let CreateSnapshot { snapshot: id, source, accessible_here } = create;
-        let storage = self.gate.verified()?;
-        self.janitor.begin();
+        let storage = self.monitor.verified()?;
+        self.trash_cleanup.start();
         let found = existing(&storage, id)?;
         if !accessible_here {
-            let text = format!("accessibility_requirements: snapshot {id} shall be on other nodes");
+            let text = format!("accessibility_requirements: snapshot {id} must be on other nodes");
             return Err(match found {
-                Some(_) => Error::Incompatible(format!("{text}, and there is one on this node")),
-                None => Error::NoRoomHere(format!("{text}, and this one takes its own only")),
+                Some(_) => Error::Incompatible(format!("{text}, but it exists on this node")),
+                None => Error::NotOnThisNode(format!(
+                    "{text}, but this driver creates snapshots only on its own node"
+                )),
             });
         }
         if found.is_none() {
             let volume = storage.store.volume(source).map_err(|error| match error.kind() {
-                ErrorKind::NotFound => Error::NoSource(format!("source_volume_id: {error}")),
+                ErrorKind::NotFound => Error::SourceNotFound(format!("source_volume_id: {error}")),
                 _ => error.into(),
             })?;
             if volume.kind() == VolumeKind::Block {
                 BlockVolume::open(&volume, &storage.loops)?.flush()?;
             }
         }
-        // Also of one that is there: whoever took it may have died before it was durable.
+        // Repeated for an existing snapshot: the process that created it may have died before the snapshot was durable.
         storage.store.create_snapshot(source, id).map_err(|error| match error.kind() {
-            ErrorKind::NoSpace => Error::NoRoomHere(error.to_string()),
+            ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
             _ => error.into(),
         })
     }
 
-    /// Deletes a snapshot. Volumes made from it stay as they are. Its space is freed in the background.
+    /// Deletes a snapshot. Volumes that were created from it are unaffected. Its space is freed in the background.
     pub(crate) fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         storage.store.delete_snapshot(id)?;
-        self.janitor.call();
+        self.trash_cleanup.request();
         Ok(())
     }
 
     pub(crate) fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         existing(&storage, id)?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
     }
 
-    /// Those that are meant, in the order of their ids. One that cannot be read is left out, and said so in the log: there
-    /// is no way to tell a caller what is wrong with it, and it must not hide the others.
+    /// Returns the matching snapshots in the order of their ids. Skips and logs snapshots that cannot be read: the
+    /// response has no field for such an error, and one unreadable snapshot must not hide the others.
     pub(crate) fn list_snapshots(&self, list: &ListSnapshots) -> Result<SnapshotPage> {
-        let storage = self.gate.verified()?;
+        let storage = self.monitor.verified()?;
         let ListSnapshots { list, filter } = list;
         let Some(Filter { snapshot, source }) = filter else {
             return Ok(SnapshotPage { snapshots: Vec::new(), next: None });
@@ -101,7 +103,7 @@ fn existing(storage: &Storage, id: &SnapshotId) -> Result<Option<Snapshot>> {
 
 fn readable(storage: &Storage, id: &SnapshotId) -> Option<Snapshot> {
     existing(storage, id).unwrap_or_else(|error| {
-        tracing::warn!(snapshot = %id, %error, "left out of the list");
+        tracing::warn!(snapshot = %id, %error, "skipped a snapshot that cannot be read");
         None
     })
 }

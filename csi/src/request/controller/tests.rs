@@ -153,7 +153,7 @@ fn what_no_volume_could_be_is_no_fault_of_the_request() {
 fn room_is_asked_of_a_node(#[case] node: Option<&str>, #[case] here: bool) {
     let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
     let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
-    assert_eq!(reader().room(request).unwrap().here, here);
+    assert_eq!(reader().capacity(request).unwrap().here, here);
 }
 
 #[rstest]
@@ -166,9 +166,9 @@ fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
 ) {
     let parameters = pairs(&[("provisioning", "thin")]);
     let request = wire::GetCapacityRequest { volume_capabilities, parameters, ..Default::default() };
-    let room = reader().room(request).unwrap();
-    assert_eq!(room.kind, kind);
-    let spec = room.parameters.spec(VolumeKind::Block, Bytes(0));
+    let query = reader().capacity(request).unwrap();
+    assert_eq!(query.kind, kind);
+    let spec = query.parameters.spec(VolumeKind::Block, Bytes(0));
     assert_eq!(spec.image.provisioning, loopfs::Provisioning::Thin);
 }
 
@@ -178,13 +178,13 @@ fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
     volume_capabilities: vec![mount(Mode::MultiNodeReaderOnly)], ..Default::default()
 })]
 fn room_for_what_cannot_be_made(#[case] request: wire::GetCapacityRequest) {
-    assert!(reader().room(request).is_err());
+    assert!(reader().capacity(request).is_err());
 }
 
 #[test]
 fn a_request_to_expand_says_how_far() {
     let request = wire::ControllerExpandVolumeRequest { volume_id: "v".to_owned(), ..Default::default() };
-    let error = reader().grow(request).unwrap_err().to_string();
+    let error = reader().controller_expand(request).unwrap_err().to_string();
     assert!(error.starts_with("capacity_range: "), "{error}");
     let request = wire::ControllerExpandVolumeRequest {
         volume_id: "v".to_owned(),
@@ -192,6 +192,6 @@ fn a_request_to_expand_says_how_far() {
         volume_capability: Some(block(Mode::SingleNodeWriter)),
         ..Default::default()
     };
-    let grow = reader().grow(request).unwrap();
-    assert_eq!((grow.capacity.at_least, grow.kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
+    let expand = reader().controller_expand(request).unwrap();
+    assert_eq!((expand.capacity.at_least, expand.kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
 }

@@ -1,0 +1,27 @@
+//! Work that blocks in system calls, off the event loop.
+
+use tracing::Span;
+
+use crate::error::{Error, Result};
+
+/// Runs work that blocks in system calls. It goes on if the caller hang up.
+pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let span = Span::current();
+    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
+        Ok(outcome) => outcome,
+        Err(panic) => Err(Error::Defect(format!("a defect of the driver: {panic}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_internal_error() {
+        let outcome = run(|| -> Result<()> { panic!("on purpose") }).await;
+        assert_eq!(outcome.unwrap_err().code(), Code::Internal);
+    }
+}

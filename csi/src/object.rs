@@ -1,0 +1,46 @@
+//! What an operation works on: a volume, a snapshot or a target path.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use loopfs::{OwnedContentSource, SnapshotId, VolumeId};
+
+/// What an operation can be on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Object {
+    Volume(VolumeId),
+    Snapshot(SnapshotId),
+    /// Where a volume is published.
+    Target(PathBuf),
+}
+
+impl From<VolumeId> for Object {
+    fn from(id: VolumeId) -> Self {
+        Self::Volume(id)
+    }
+}
+
+impl From<SnapshotId> for Object {
+    fn from(id: SnapshotId) -> Self {
+        Self::Snapshot(id)
+    }
+}
+
+impl From<OwnedContentSource> for Object {
+    fn from(source: OwnedContentSource) -> Self {
+        match source {
+            OwnedContentSource::Volume(id) => Self::Volume(id),
+            OwnedContentSource::Snapshot(id) => Self::Snapshot(id),
+        }
+    }
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Volume(id) => write!(f, "volume {id}"),
+            Self::Snapshot(id) => write!(f, "snapshot {id}"),
+            Self::Target(path) => write!(f, "target path {}", path.display()),
+        }
+    }
+}

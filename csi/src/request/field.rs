@@ -1,0 +1,59 @@
+//! Fields that several requests have.
+
+use loopfs::{Bytes, VolumeId};
+
+use crate::error::{Error, InvalidRequest};
+use crate::proto::csi as wire;
+
+pub(super) type Result<T, E = InvalidRequest> = std::result::Result<T, E>;
+
+/// Sizes a request accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CapacityRange {
+    pub(crate) at_least: Option<Bytes>,
+    pub(crate) at_most: Option<Bytes>,
+}
+
+impl CapacityRange {
+    pub(super) fn read(range: Option<wire::CapacityRange>) -> Result<Self> {
+        const FIELD: &str = "capacity_range";
+        let wire::CapacityRange { required_bytes, limit_bytes } = range.unwrap_or_default();
+        let bytes = |value: i64, name: &str| match u64::try_from(value) {
+            Ok(0) => Ok(None),
+            Ok(value) => Ok(Some(Bytes(value))),
+            Err(_negative) => {
+                Err(InvalidRequest::new(FIELD, format!("{name} is {value}; sizes cannot be negative")))
+            }
+        };
+        let range = Self {
+            at_least: bytes(required_bytes, "required_bytes")?,
+            at_most: bytes(limit_bytes, "limit_bytes")?,
+        };
+        match (range.at_least, range.at_most) {
+            (Some(at_least), Some(at_most)) if at_least > at_most => Err(InvalidRequest::new(
+                FIELD,
+                format!("required are {at_least}, above the limit of {at_most}"),
+            )),
+            _ => Ok(range),
+        }
+    }
+}
+
+pub(super) fn volume_id(text: &str) -> Result<VolumeId> {
+    if text.is_empty() {
+        return Err(InvalidRequest::new("volume_id", "must not be empty"));
+    }
+    VolumeId::parse(text).map_err(|error| InvalidRequest::new("volume_id", error.to_string()))
+}
+
+pub(super) fn required(field: &'static str, text: &str) -> Result<()> {
+    if text.is_empty() { Err(InvalidRequest::new(field, "must not be empty")) } else { Ok(()) }
+}
+
+/// What nothing can be named is not there.
+pub(super) fn source_not_found(field: &str, what: &str, id: &str) -> Error {
+    Error::SourceNotFound(format!(
+        "{field}: {what} {:?}: there is none",
+        id.chars().take(128).collect::<String>()
+    ))
+}

@@ -1,0 +1,26 @@
+//! Protobuf messages into validated domain types. Pure: nothing is looked up, and every optional field is checked here
+//! and nowhere else.
+
+mod capability;
+mod controller;
+mod field;
+mod name;
+mod page_token;
+mod parameters;
+mod path;
+mod reader;
+mod reserved;
+mod snapshots;
+
+pub(crate) use capability::AccessType;
+pub(crate) use controller::{CapacityQuery, ControllerExpand, Create, Expected, List, Validate};
+pub(crate) use field::CapacityRange;
+pub(crate) use page_token::PageToken;
+pub(crate) use path::TargetPath;
+pub(crate) use reader::{NodeExpand, Publish, PublishMode, RequestReader, Stage, Stats, Unpublish, Unstage};
+pub(crate) use snapshots::{CreateSnapshot, Filter, ListSnapshots};
+
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod tests;

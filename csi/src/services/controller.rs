@@ -1,0 +1,316 @@
+//! The Controller service, for orchestrators that have no provisioner of their own: this node's volumes, and snapshots of
+//! them.
+
+use std::collections::HashMap;
+
+use loopfs::VolumeKind;
+use tonic::{Request, Response, Status, async_trait};
+
+use super::rpc::{self, RpcKind, signed};
+use crate::driver::DriverName;
+use crate::error::Result;
+use crate::proto::csi as wire;
+use crate::proto::csi::controller_server::Controller;
+use crate::proto::csi::controller_service_capability::{self as capability, rpc::Type as Capability};
+use crate::proto::csi::{controller_get_volume_response, list_snapshots_response};
+use crate::request::RequestReader;
+use crate::topology::ThisNode;
+use crate::volumes::{LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
+
+/// What this version does.
+const CAPABILITIES: [Capability; 14] = [
+    Capability::CreateDeleteVolume,
+    Capability::CloneVolume,
+    Capability::CreateDeleteSnapshot,
+    Capability::ListSnapshots,
+    Capability::GetSnapshot,
+    Capability::ListVolumes,
+    Capability::ListVolumesPublishedNodes,
+    Capability::GetCapacity,
+    Capability::ExpandVolume,
+    Capability::GetVolume,
+    Capability::VolumeCondition,
+    Capability::GetVolumeHealth,
+    Capability::ListVolumeHealth,
+    Capability::SingleNodeMultiWriter,
+];
+
+#[derive(Debug)]
+pub(crate) struct ControllerService {
+    pub(super) filesystem_uuid_key: String,
+    pub(super) node: ThisNode,
+    requests: RequestReader,
+    operations: VolumeOperations,
+}
+
+impl ControllerService {
+    pub(crate) fn new(
+        driver_name: &DriverName,
+        node: ThisNode,
+        requests: RequestReader,
+        operations: VolumeOperations,
+    ) -> Self {
+        Self { filesystem_uuid_key: driver_name.filesystem_uuid_key(), node, requests, operations }
+    }
+}
+
+#[async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(
+        &self,
+        request: Request<wire::CreateVolumeRequest>,
+    ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("CreateVolume", RpcKind::Mutating, &request.name.clone(), async {
+            let create = self.requests.create(request)?;
+            let wanted = [(create.volume.clone().into(), LockMode::Change)].into_iter();
+            let wanted = wanted.chain(create.source.clone().map(|source| (source.into(), LockMode::Copy)));
+            let made = self.operations.locked(wanted, move |volumes| volumes.create(&create)).await?;
+            Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&made)) })
+        })
+        .await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<wire::DeleteVolumeRequest>,
+    ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("DeleteVolume", RpcKind::Mutating, &request.volume_id, async {
+            if let Some(volume) = self.requests.delete(&request)? {
+                let wanted = [(volume.clone().into(), LockMode::Remove)];
+                self.operations.locked(wanted, move |volumes| volumes.delete(&volume)).await?;
+            }
+            Ok(wire::DeleteVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<wire::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerExpandVolume", RpcKind::Mutating, &request.volume_id.clone(), async {
+            let expand = self.requests.controller_expand(request)?;
+            let volume = self
+                .operations
+                .exclusive(&expand.volume.clone(), move |volumes| volumes.controller_expand(&expand))
+                .await?;
+            Ok(wire::ControllerExpandVolumeResponse {
+                capacity_bytes: signed(volume.capacity().0),
+                // A loop device has to be told; a quota counts at once.
+                node_expansion_required: volume.kind() == VolumeKind::Block,
+            })
+        })
+        .await
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<wire::ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<wire::ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ValidateVolumeCapabilities", RpcKind::ReadOnly, &request.volume_id.clone(), async {
+            let confirmed = wire::validate_volume_capabilities_response::Confirmed {
+                volume_context: request.volume_context.clone(),
+                volume_capabilities: request.volume_capabilities.clone(),
+                parameters: request.parameters.clone(),
+                mutable_parameters: HashMap::new(),
+            };
+            let validate = self.requests.validate(request)?;
+            let validation = self.operations.unlocked(move |volumes| volumes.validate(&validate)).await?;
+            Ok(match validation {
+                Ok(()) => wire::ValidateVolumeCapabilitiesResponse {
+                    confirmed: Some(confirmed),
+                    message: String::new(),
+                },
+                Err(message) => wire::ValidateVolumeCapabilitiesResponse { confirmed: None, message },
+            })
+        })
+        .await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<wire::ListVolumesRequest>,
+    ) -> Result<Response<wire::ListVolumesResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ListVolumes", RpcKind::ReadOnly, "", async {
+            let list = self.requests.list(request.max_entries, &request.starting_token)?;
+            let Page { volumes, next } =
+                self.operations.unlocked(move |volumes| volumes.list(&list, |_any| true)).await?;
+            Ok(wire::ListVolumesResponse {
+                entries: volumes.into_iter().map(|info| self.entry(info)).collect(),
+                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<wire::ControllerGetVolumeRequest>,
+    ) -> Result<Response<wire::ControllerGetVolumeResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerGetVolume", RpcKind::ReadOnly, &request.volume_id, async {
+            let volume = self.requests.volume(&request.volume_id)?;
+            let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::ControllerGetVolumeResponse {
+                volume: Some(self.volume(&info)),
+                status: Some(controller_get_volume_response::VolumeStatus {
+                    published_node_ids: self.published_node_ids(&info),
+                    volume_condition: Some(info.condition.into()),
+                }),
+            })
+        })
+        .await
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        request: Request<wire::ControllerListVolumeHealthRequest>,
+    ) -> Result<Response<wire::ControllerListVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerListVolumeHealth", RpcKind::ReadOnly, "", async {
+            let list = self.requests.list(request.max_entries, &request.starting_token)?;
+            let Page { volumes, next } =
+                self.operations.unlocked(move |volumes| volumes.list_abnormal(&list)).await?;
+            Ok(wire::ControllerListVolumeHealthResponse {
+                entries: volumes.into_iter().map(wire::VolumeHealth::from).collect(),
+                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<wire::ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<wire::ControllerGetVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ControllerGetVolumeHealth", RpcKind::ReadOnly, &request.volume_id, async {
+            let volume = self.requests.volume(&request.volume_id)?;
+            let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
+            Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(info.into()) })
+        })
+        .await
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<wire::GetCapacityRequest>,
+    ) -> Result<Response<wire::GetCapacityResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("GetCapacity", RpcKind::ReadOnly, "", async {
+            let query = self.requests.capacity(request)?;
+            let capacity = self.operations.unlocked(move |volumes| volumes.capacity(&query)).await?;
+            Ok(wire::GetCapacityResponse {
+                available_capacity: signed(capacity.available.0),
+                maximum_volume_size: Some(signed(capacity.largest.0)),
+                minimum_volume_size: Some(signed(MIN_VOLUME_SIZE.0)),
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _request: Request<wire::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
+        let capability = |kind: Capability| wire::ControllerServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: kind as i32 })),
+        };
+        let capabilities = CAPABILITIES.map(capability).to_vec();
+        Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        _request: Request<wire::ControllerPublishVolumeRequest>,
+    ) -> Result<Response<wire::ControllerPublishVolumeResponse>, Status> {
+        Err(unimplemented("a volume is on its node already: PUBLISH_UNPUBLISH_VOLUME"))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _request: Request<wire::ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<wire::ControllerUnpublishVolumeResponse>, Status> {
+        Err(unimplemented("a volume is on its node already: PUBLISH_UNPUBLISH_VOLUME"))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<wire::CreateSnapshotRequest>,
+    ) -> Result<Response<wire::CreateSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("CreateSnapshot", RpcKind::Mutating, &request.name.clone(), async {
+            let create = self.requests.create_snapshot(request)?;
+            let wanted = [
+                (create.snapshot.clone().into(), LockMode::Change),
+                (create.source.clone().into(), LockMode::Copy),
+            ];
+            let taken =
+                self.operations.locked(wanted, move |volumes| volumes.create_snapshot(&create)).await?;
+            Ok(wire::CreateSnapshotResponse { snapshot: Some(self.snapshot(&taken)) })
+        })
+        .await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<wire::DeleteSnapshotRequest>,
+    ) -> Result<Response<wire::DeleteSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("DeleteSnapshot", RpcKind::Mutating, &request.snapshot_id, async {
+            if let Some(snapshot) = self.requests.delete_snapshot(&request)? {
+                let wanted = [(snapshot.clone().into(), LockMode::Remove)];
+                self.operations.locked(wanted, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
+            }
+            Ok(wire::DeleteSnapshotResponse {})
+        })
+        .await
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<wire::ListSnapshotsRequest>,
+    ) -> Result<Response<wire::ListSnapshotsResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("ListSnapshots", RpcKind::ReadOnly, "", async {
+            let list = self.requests.list_snapshots(&request)?;
+            let SnapshotPage { snapshots, next } =
+                self.operations.unlocked(move |volumes| volumes.list_snapshots(&list)).await?;
+            let entry = |snapshot| list_snapshots_response::Entry { snapshot: Some(self.snapshot(snapshot)) };
+            Ok(wire::ListSnapshotsResponse {
+                entries: snapshots.iter().map(entry).collect(),
+                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
+            })
+        })
+        .await
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<wire::GetSnapshotRequest>,
+    ) -> Result<Response<wire::GetSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        rpc::traced("GetSnapshot", RpcKind::ReadOnly, &request.snapshot_id, async {
+            let id = self.requests.get_snapshot(&request)?;
+            let snapshot = self.operations.unlocked(move |volumes| volumes.snapshot(&id)).await?;
+            Ok(wire::GetSnapshotResponse { snapshot: Some(self.snapshot(&snapshot)) })
+        })
+        .await
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _request: Request<wire::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<wire::ControllerModifyVolumeResponse>, Status> {
+        Err(unimplemented("no parameter of a volume can be changed: MODIFY_VOLUME"))
+    }
+}
+
+fn unimplemented(capability: &str) -> Status {
+    Status::unimplemented(format!("{capability} is no capability of this driver"))
+}

@@ -1,0 +1,95 @@
+//! What is wrong with volumes and with the storage under them, in the words of the specification.
+//!
+//! There are two: the condition, which orchestrators in use ask for, and the health, which version 1.13 has put in its place.
+
+use loopfs::{AbnormalReason, Condition};
+
+use crate::proto::csi as wire;
+use crate::proto::csi::VolumeHealthErrorType as VolumeError;
+use crate::proto::csi::node_get_storage_health_response::StorageBackendHealth;
+use crate::proto::csi::volume_health::VolumeHealthEntry;
+use crate::volumes::VolumeInfo;
+
+impl From<Condition> for wire::VolumeCondition {
+    fn from(condition: Condition) -> Self {
+        match condition {
+            Condition::Healthy => Self { abnormal: false, message: "healthy".to_owned() },
+            Condition::Abnormal { reason: _, message } => Self { abnormal: true, message },
+        }
+    }
+}
+
+impl From<VolumeInfo> for wire::VolumeHealth {
+    fn from(info: VolumeInfo) -> Self {
+        let VolumeInfo { volume, condition, .. } = info;
+        let entry = |reason, message| VolumeHealthEntry {
+            status: error_type(reason).into(),
+            reason: reason.to_string(),
+            message,
+        };
+        let health_statuses = match condition {
+            Condition::Healthy => Vec::new(),
+            Condition::Abnormal { reason, message } => vec![entry(reason, message)],
+        };
+        Self { volume_id: volume.to_string(), health_statuses }
+    }
+}
+
+fn error_type(reason: AbnormalReason) -> VolumeError {
+    match reason {
+        AbnormalReason::ImageTruncated | AbnormalReason::ImageMissing | AbnormalReason::DeviceOfOtherFile => {
+            VolumeError::DataLoss
+        }
+        AbnormalReason::Unreadable | AbnormalReason::StorageFailed => VolumeError::Inaccessible,
+        _ => VolumeError::Degraded,
+    }
+}
+
+/// Health of the storage that all volumes here are on, given why it cannot be used.
+pub(crate) fn of_storage(trouble: Option<String>) -> Vec<StorageBackendHealth> {
+    let unreachable = |message| StorageBackendHealth {
+        status: wire::StorageHealthErrorType::StorageUnreachable.into(),
+        reason: "DataDirectoryUnusable".to_owned(),
+        message,
+        volume_capability: None,
+    };
+    trouble.map(unreachable).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::{Bytes, VolumeId};
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(AbnormalReason::ProjectChanged, VolumeError::Degraded)]
+    #[case(AbnormalReason::ProjectNotInherited, VolumeError::Degraded)]
+    #[case(AbnormalReason::FilesInForeignProject, VolumeError::Degraded)]
+    #[case(AbnormalReason::ChargedForForeignFiles, VolumeError::Degraded)]
+    #[case(AbnormalReason::DirectIoLost, VolumeError::Degraded)]
+    #[case(AbnormalReason::ImageTruncated, VolumeError::DataLoss)]
+    #[case(AbnormalReason::ImageMissing, VolumeError::DataLoss)]
+    #[case(AbnormalReason::DeviceOfOtherFile, VolumeError::DataLoss)]
+    #[case(AbnormalReason::Unreadable, VolumeError::Inaccessible)]
+    #[case(AbnormalReason::StorageFailed, VolumeError::Inaccessible)]
+    fn what_is_wrong_with_a_volume(#[case] reason: AbnormalReason, #[case] expected: VolumeError) {
+        let info = |condition| VolumeInfo {
+            volume: VolumeId::parse("v").unwrap(),
+            capacity: Some(Bytes(1)),
+            filesystem: Some("0123abcd-0000-4000-8000-00000000beef".parse().unwrap()),
+            published: false,
+            condition,
+            source: None,
+        };
+        let healthy = wire::VolumeHealth::from(info(Condition::Healthy));
+        assert_eq!((healthy.volume_id.as_str(), healthy.health_statuses), ("v", Vec::new()));
+        let health = wire::VolumeHealth::from(info(Condition::abnormal(reason, "why")));
+        let [entry] = health.health_statuses.try_into().unwrap();
+        assert_eq!(
+            (entry.status(), entry.reason.as_str(), entry.message.as_str()),
+            (expected, reason.as_str(), "why")
+        );
+    }
+}

@@ -1,0 +1,72 @@
+//! The Identity service.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status, async_trait};
+
+use super::rpc::{self, RpcKind};
+use crate::driver::DriverName;
+use crate::error::Result;
+use crate::proto::csi as wire;
+use crate::proto::csi::identity_server::Identity;
+use crate::proto::csi::plugin_capability::{self as capability, Type, service, volume_expansion};
+use crate::storage::{Probe, Readiness};
+
+#[derive(Debug)]
+pub(crate) struct IdentityService {
+    driver_name: DriverName,
+    probe: Arc<Probe>,
+}
+
+impl IdentityService {
+    pub(crate) fn new(driver_name: DriverName, probe: Arc<Probe>) -> Self {
+        Self { driver_name, probe }
+    }
+}
+
+#[async_trait]
+impl Identity for IdentityService {
+    async fn get_plugin_info(
+        &self,
+        _request: Request<wire::GetPluginInfoRequest>,
+    ) -> Result<Response<wire::GetPluginInfoResponse>, Status> {
+        Ok(Response::new(wire::GetPluginInfoResponse {
+            name: self.driver_name.to_string(),
+            vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
+            manifest: std::collections::HashMap::new(),
+        }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _request: Request<wire::GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
+        let capabilities = [
+            Type::Service(capability::Service { r#type: service::Type::ControllerService as i32 }),
+            Type::Service(capability::Service {
+                r#type: service::Type::VolumeAccessibilityConstraints as i32,
+            }),
+            // A snapshot is where its volume is.
+            Type::Service(capability::Service {
+                r#type: service::Type::SnapshotAccessibilityConstraints as i32,
+            }),
+            Type::VolumeExpansion(capability::VolumeExpansion {
+                r#type: volume_expansion::Type::Online as i32,
+            }),
+        ];
+        let capabilities = capabilities.map(|kind| wire::PluginCapability { r#type: Some(kind) }).to_vec();
+        Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities }))
+    }
+
+    /// Not a constant: the file system is written to and the loop driver asked each time.
+    async fn probe(
+        &self,
+        _request: Request<wire::ProbeRequest>,
+    ) -> Result<Response<wire::ProbeResponse>, Status> {
+        rpc::traced("Probe", RpcKind::ReadOnly, "", async {
+            let health = self.probe.health().await?;
+            Ok(wire::ProbeResponse { ready: Some(health == Readiness::Ready) })
+        })
+        .await
+    }
+}

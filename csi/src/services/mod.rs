@@ -1,0 +1,15 @@
+//! The gRPC services: messages in, messages out.
+
+mod controller;
+mod health;
+mod identity;
+mod node;
+mod registration;
+mod responses;
+mod rpc;
+mod status;
+
+pub(crate) use controller::ControllerService;
+pub(crate) use identity::IdentityService;
+pub(crate) use node::NodeService;
+pub(crate) use registration::Registrar;

@@ -1,0 +1,200 @@
+//! Registration with the kubelet, which watches a directory for sockets and asks whoever listens there what it is.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status, async_trait};
+
+use crate::async_fd;
+use crate::backoff::Backoff;
+use crate::driver::DriverName;
+use crate::proto::registration as wire;
+use crate::proto::registration::registration_server::{Registration, RegistrationServer};
+use crate::transport::connection;
+use crate::transport::socket::{self, SocketFile};
+
+/// How the kubelet calls a CSI driver.
+const PLUGIN_TYPE: &str = "CSIPlugin";
+
+/// Version of the CSI service; the kubelet asks for any 1.x.
+const CSI_VERSION: &str = "1.0.0";
+
+/// What is registered, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Registrar {
+    pub(crate) driver_name: DriverName,
+    /// The kubelet's `plugins_registry`.
+    pub(crate) directory: PathBuf,
+    /// The CSI socket, as the kubelet sees it.
+    pub(crate) csi_socket: PathBuf,
+}
+
+/// Why a registration socket is no longer served.
+enum ServeEnd {
+    /// The process ends.
+    Stopped,
+    /// The kubelet could not register the driver.
+    RegistrationFailed,
+    /// Somebody removed or replaced the socket, as a kubelet that starts may do.
+    SocketRemoved,
+}
+
+impl Registrar {
+    fn socket(&self) -> PathBuf {
+        self.directory.join(self.driver_name.registration_socket())
+    }
+
+    /// Takes away the socket of an earlier process, so that the kubelet forgets a driver that cannot serve yet.
+    pub(crate) fn remove_stale_socket(&self) -> anyhow::Result<()> {
+        socket::remove_stale(&self.socket())
+    }
+
+    /// Keeps the driver registered until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.serve(&stop, &mut backoff).await? {
+                ServeEnd::Stopped => return Ok(()),
+                ServeEnd::SocketRemoved => {
+                    tracing::warn!(socket = %self.socket().display(), "the registration socket vanished; it is made again")
+                }
+                ServeEnd::RegistrationFailed => {
+                    let wait = backoff.next();
+                    tracing::warn!(?wait, "the registration socket is made again, for another attempt");
+                    if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves one socket for as long as it is of use.
+    async fn serve(&self, stop: &CancellationToken, backoff: &mut Backoff) -> anyhow::Result<ServeEnd> {
+        // Watched from before the socket is there, so that its end is never missed.
+        let watch = DirectoryWatch::new(&self.directory)?;
+        let (listener, file) = socket::listen(&self.socket())?;
+        let (sender, mut outcomes) = mpsc::unbounded_channel();
+        let service = RegistrationServer::new(Service { registrar: self.clone(), outcomes: sender });
+        let end_of_socket = CancellationToken::new();
+        let server = Server::builder().add_service(service).serve_with_incoming_shutdown(
+            connection::incoming(listener),
+            end_of_socket.clone().cancelled_owned(),
+        );
+        let mut server = std::pin::pin!(server);
+        tracing::info!(socket = %self.socket().display(), "waiting for the kubelet to register the driver");
+        let end = loop {
+            tokio::select! {
+                () = stop.cancelled() => break ServeEnd::Stopped,
+                ended = &mut server => {
+                    ended.context("serve the registration socket")?;
+                    bail!("the registration socket was closed");
+                }
+                changed = watch.changed() => {
+                    changed?;
+                    if !file.is_in_place() {
+                        break ServeEnd::SocketRemoved;
+                    }
+                }
+                Some(registered) = outcomes.recv() => {
+                    if !registered {
+                        break ServeEnd::RegistrationFailed;
+                    }
+                    backoff.reset();
+                }
+            }
+        };
+        // First out of the kubelet's sight; then a call that runs may finish.
+        drop::<SocketFile>(file);
+        end_of_socket.cancel();
+        server.await.context("serve the registration socket")?;
+        Ok(end)
+    }
+}
+
+struct Service {
+    registrar: Registrar,
+    outcomes: mpsc::UnboundedSender<bool>,
+}
+
+#[async_trait]
+impl Registration for Service {
+    async fn get_info(
+        &self,
+        _request: Request<wire::InfoRequest>,
+    ) -> Result<Response<wire::PluginInfo>, Status> {
+        Ok(Response::new(wire::PluginInfo {
+            r#type: PLUGIN_TYPE.to_owned(),
+            name: self.registrar.driver_name.to_string(),
+            endpoint: self.registrar.csi_socket.display().to_string(),
+            supported_versions: vec![CSI_VERSION.to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<wire::RegistrationStatus>,
+    ) -> Result<Response<wire::RegistrationStatusResponse>, Status> {
+        let wire::RegistrationStatus { plugin_registered, error } = request.into_inner();
+        if plugin_registered {
+            tracing::info!("the kubelet has registered the driver");
+        } else {
+            tracing::error!(?error, "the kubelet could not register the driver");
+        }
+        // Nobody receives once the socket is on its way out; then the next one's outcome counts.
+        self.outcomes.send(plugin_registered).ok();
+        Ok(Response::new(wire::RegistrationStatusResponse {}))
+    }
+}
+
+/// Tells when names in a directory have changed (inotify(7)).
+struct DirectoryWatch {
+    inotify: Inotify,
+    /// A duplicate of its descriptor.
+    readable: AsyncFd<OwnedFd>,
+}
+
+impl DirectoryWatch {
+    fn new(directory: &Path) -> anyhow::Result<Self> {
+        let context = || format!("watch {}", directory.display());
+        let events = AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVE
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).with_context(context)?;
+        inotify.add_watch(directory, events).with_context(context)?;
+        let duplicate = inotify.as_fd().try_clone_to_owned().with_context(context)?;
+        let readable = async_fd::register(duplicate, Interest::READABLE).with_context(context)?;
+        Ok(Self { inotify, readable })
+    }
+
+    async fn changed(&self) -> anyhow::Result<()> {
+        loop {
+            let mut ready = self.readable.readable().await?;
+            match ready.try_io(|_| Ok(self.inotify.read_events()?)) {
+                // The directory itself is gone. A new one of that name is not seen through this process's mount.
+                Ok(Ok(events))
+                    if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) =>
+                {
+                    bail!("the registration directory was removed");
+                }
+                Ok(events) => {
+                    events?;
+                    return Ok(());
+                }
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::time::Duration;
+
+use nix::libc::O_PATH;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+
+use super::*;
+use crate::proto::registration::registration_client::RegistrationClient;
+
+/// A socket that was there. It is kept open, as a file that is gone gives its inode number to the next one.
+#[derive(Debug)]
+struct Seen(File);
+
+impl Seen {
+    fn at(path: &Path) -> io::Result<Self> {
+        OpenOptions::new().read(true).custom_flags(O_PATH).open(path).map(Self)
+    }
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Self) -> bool {
+        let [one, other] = [self, other].map(|Self(file)| file.metadata().unwrap());
+        (one.dev(), one.ino()) == (other.dev(), other.ino())
+    }
+}
+
+struct Running {
+    directory: TempDir,
+    stop: CancellationToken,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let registrar = Registrar {
+            driver_name: "csi.loopfs.dev".parse().unwrap(),
+            directory: directory.path().to_owned(),
+            csi_socket: "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock".into(),
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(registrar.run(stop.clone()));
+        Self { directory, stop, task }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("csi.loopfs.dev-reg.sock")
+    }
+
+    /// Waits for a socket.
+    async fn first_socket(&self) -> Seen {
+        self.socket_that(|_| true).await
+    }
+
+    /// Waits for a socket in the place of `other`.
+    async fn socket_after(&self, other: &Seen) -> Seen {
+        self.socket_that(|seen| seen != other).await
+    }
+
+    async fn socket_that(&self, fits: impl Fn(&Seen) -> bool) -> Seen {
+        let watch = DirectoryWatch::new(self.directory.path()).unwrap();
+        let appears = async {
+            loop {
+                match Seen::at(&self.socket()) {
+                    Ok(seen) if fits(&seen) => return seen,
+                    _ => watch.changed().await.unwrap(),
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), appears).await.expect("a socket that fits")
+    }
+
+    async fn kubelet(&self) -> RegistrationClient<Channel> {
+        let address = format!("unix://{}", self.socket().display());
+        let channel = Endpoint::try_from(address).unwrap().connect().await.unwrap();
+        RegistrationClient::new(channel)
+    }
+
+    async fn notify(&self, plugin_registered: bool) {
+        let status = wire::RegistrationStatus { plugin_registered, error: String::new() };
+        self.kubelet().await.notify_registration_status(status).await.unwrap();
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+        assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0, "the socket is left behind");
+    }
+}
+
+#[tokio::test]
+async fn the_kubelet_learns_where_the_driver_is() {
+    let running = Running::start();
+    running.first_socket().await;
+    let info = running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap().into_inner();
+    assert_eq!(info.r#type, "CSIPlugin");
+    assert_eq!(info.name, "csi.loopfs.dev");
+    assert_eq!(info.endpoint, "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock");
+    assert_eq!(info.supported_versions, ["1.0.0"]);
+    running.stop().await;
+}
+
+/// A frame of HTTP/2 on stream `stream`.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// As grpc-go does that was given a bare path: it takes the path for the name of the server.
+#[tokio::test]
+async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
+    let running = Running::start();
+    running.first_socket().await;
+    let literal =
+        |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let authority = literal(0x41, "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock");
+    let path = literal(0x44, "/pluginregistration.Registration/GetInfo");
+    // content-type is 31 in the static table; te is not in it.
+    let rest = [literal(0x5f, "application/grpc"), literal(0x40, "te"), literal(0, "trailers")[1..].to_vec()]
+        .concat();
+    // :method: POST, :scheme: http, and all the others, which go into the table.
+    let first = [&[0x83, 0x86][..], &path, &authority, &rest].concat();
+    // They are entries 65 (the oldest) down to 62 there.
+    let second = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+    let empty_message = [0; 5];
+
+    let mut kubelet = tokio::net::UnixStream::connect(running.socket()).await.unwrap();
+    let settings = frame(4, 0, 0, &[]);
+    kubelet.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..]].concat()).await.unwrap();
+    for (stream, block) in [(1, &first[..]), (3, &second[..])] {
+        let request = [frame(1, 0x4, stream, block), frame(0, 0x1, stream, &empty_message)].concat();
+        kubelet.write_all(&request).await.unwrap();
+        let answer = async {
+            let mut answer = Vec::new();
+            while !answer.windows(9).any(|window| window == b"CSIPlugin") {
+                assert_ne!(kubelet.read_buf(&mut answer).await.unwrap(), 0, "hung up after {answer:x?}");
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), answer).await.expect("an answer");
+    }
+    drop(kubelet);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_registration_that_succeeded_leaves_the_socket_in_place() {
+    let running = Running::start();
+    let socket = running.first_socket().await;
+    running.notify(true).await;
+    running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+    assert_eq!(Seen::at(&running.socket()).unwrap(), socket);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_registration_that_failed_is_offered_again() {
+    let running = Running::start();
+    let socket = running.first_socket().await;
+    running.notify(false).await;
+    running.socket_after(&socket).await;
+    running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_socket_that_is_removed_comes_back() {
+    let running = Running::start();
+    let socket = running.first_socket().await;
+    fs::remove_file(running.socket()).unwrap();
+    running.socket_after(&socket).await;
+    running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_stale_socket_of_an_earlier_process_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.b-reg.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let registrar = Registrar {
+        driver_name: "a.b".parse().unwrap(),
+        directory: directory.path().to_owned(),
+        csi_socket: "/s".into(),
+    };
+    registrar.remove_stale_socket().unwrap();
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_registration_directory_that_is_removed_ends_the_task() {
+    let running = Running::start();
+    running.first_socket().await;
+    fs::remove_dir_all(running.directory.path()).unwrap();
+    let error = running.task.await.unwrap().unwrap_err();
+    assert!(
+        format!("{error:#}").contains(running.directory.path().to_str().unwrap())
+            || error.to_string().contains("removed"),
+        "{error:#}"
+    );
+}

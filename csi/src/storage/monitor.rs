@@ -1,0 +1,370 @@
+//! The node's storage, and whether it is available.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use loopfs::{ErrorKind, FilesystemUuid, LoopControl, StoreOptions, VolumeStore};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::async_fd;
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::target::PublishRoot;
+
+/// The maximum duration of a write to the data disk. After that time the disk counts as hanging. It is less than the
+/// ten seconds after which the probes in the manifest time out.
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The volume store, and the loop devices to which the images of Block volumes are attached.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub(crate) store: VolumeStore,
+    pub(crate) loops: Arc<LoopControl>,
+}
+
+impl Storage {
+    /// Returns an error if a volume that was recorded on `filesystem` cannot be on this node.
+    pub(crate) fn require_filesystem(&self, filesystem: Option<FilesystemUuid>) -> Result<()> {
+        let here = self.store.filesystem_uuid();
+        match filesystem {
+            Some(elsewhere) if elsewhere != here => Err(Error::Precondition(format!(
+                "the volume is on file system {elsewhere}, but this node's volumes are on {here}; \
+                 reattach the disk on which the volume was created"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The state of the storage.
+#[derive(Clone, Debug)]
+enum State {
+    /// The driver has not tried to open the storage yet.
+    Starting,
+    Available(Arc<Storage>),
+    /// The storage is unavailable for this reason.
+    Unavailable(Arc<str>),
+    /// No file system was ever mounted at the data directory. That is no failure: a node may have no disk for volumes.
+    Absent(Arc<str>),
+}
+
+/// The successful results of a probe.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    Starting,
+    Ready,
+}
+
+/// Opens the storage when possible, and reports the reason while it is unavailable.
+///
+/// The process starts, serves calls and responds to probes without its file system, so that administrators learn what
+/// is missing. It continues by itself when the file system has been mounted.
+#[derive(Debug)]
+pub(crate) struct StorageMonitor {
+    data_dir: PathBuf,
+    /// The directory below which volumes are published.
+    root: Arc<PublishRoot>,
+    state: watch::Sender<State>,
+    /// The start of the probe that is in progress. A probe writes to the disk.
+    probe_started: watch::Sender<Option<Instant>>,
+}
+
+impl StorageMonitor {
+    pub(crate) fn new(data_dir: PathBuf, root: Arc<PublishRoot>) -> Self {
+        Self {
+            data_dir,
+            root,
+            state: watch::Sender::new(State::Starting),
+            probe_started: watch::Sender::new(None),
+        }
+    }
+
+    /// Returns the storage, even if it has failed since it was opened. Returns an error while its disk hangs. Does not
+    /// block.
+    pub(crate) fn current(&self) -> Result<Arc<Storage>> {
+        let storage = self.last_opened()?;
+        match self.hang_error() {
+            Some(error) => Err(error),
+            None => Ok(storage),
+        }
+    }
+
+    fn last_opened(&self) -> Result<Arc<Storage>> {
+        match &*self.state.borrow() {
+            State::Available(storage) => Ok(Arc::clone(storage)),
+            State::Starting => Err(Error::StorageStarting),
+            State::Unavailable(reason) | State::Absent(reason) => {
+                Err(Error::StorageUnavailable(reason.to_string()))
+            }
+        }
+    }
+
+    /// Returns an error if a probe has waited for the disk for longer than [`WRITE_TIMEOUT`].
+    pub(crate) fn hang_error(&self) -> Option<Error> {
+        let waited = self.probe_started.borrow().map(|began| began.elapsed())?;
+        (waited >= WRITE_TIMEOUT).then(|| self.hang_error_after(waited))
+    }
+
+    pub(crate) fn hang_error_after(&self, waited: Duration) -> Error {
+        Error::StorageUnavailable(format!(
+            "a write to the data directory {} has not ended for {waited:.0?}; look for a hanging disk in the kernel \
+             log, and whether the file system is frozen (fsfreeze)",
+            self.data_dir.display()
+        ))
+    }
+
+    /// Records the start of a probe. The caller calls this before [`probe`](Self::probe), and drops the result after
+    /// it.
+    pub(crate) fn begin_probe(&self) -> ProbeInProgress {
+        self.probe_started.send_replace(Some(Instant::now()));
+        ProbeInProgress(self.probe_started.clone())
+    }
+
+    /// Returns `true` if this node never had storage. The driver does not register there, so no pod depends on it.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(*self.state.borrow(), State::Absent(_))
+    }
+
+    /// Verifies and returns the storage. Blocks.
+    pub(crate) fn verified(&self) -> Result<Arc<Storage>> {
+        self.verify(self.current()?)
+    }
+
+    fn verify(&self, storage: Arc<Storage>) -> Result<Arc<Storage>> {
+        let Err(error) = storage.store.verify() else { return Ok(storage) };
+        let reason: Arc<str> = error.to_string().into();
+        // Only the storage that failed becomes unavailable, not one that was opened in its place in the meantime.
+        let changed = self.state.send_if_modified(|state| match state {
+            State::Available(current) if Arc::ptr_eq(current, &storage) => {
+                *state = State::Unavailable(Arc::clone(&reason));
+                true
+            }
+            _ => false,
+        });
+        if changed {
+            tracing::error!(%reason, "the storage failed; the driver opens it again when possible");
+        }
+        Err(Error::StorageUnavailable(reason.to_string()))
+    }
+
+    /// Probes the storage, more thoroughly and more slowly than [`verified`](Self::verified). Blocks, without a limit
+    /// if the disk hangs.
+    pub(crate) fn probe(&self) -> Result<Readiness> {
+        let storage = match self.last_opened() {
+            Ok(storage) => storage,
+            Err(Error::StorageStarting) => return Ok(Readiness::Starting),
+            Err(error) => return Err(error),
+        };
+        let storage = self.verify(storage)?;
+        storage.store.prove_writable().map_err(unavailable)?;
+        // Filesystem volumes are served even if the loop driver does not work.
+        storage.loops.verify().map_err(|error| Error::Precondition(error.to_string()))?;
+        Ok(Readiness::Ready)
+    }
+
+    /// Completes when the disk hangs, with the error to return.
+    pub(crate) async fn wait_until_hanging(&self) -> Error {
+        let mut since = self.probe_started.subscribe();
+        loop {
+            let began = *since.borrow_and_update();
+            let timeout = async {
+                match began {
+                    Some(began) => sleep_until(began + WRITE_TIMEOUT).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = timeout => return self.hang_error_after(WRITE_TIMEOUT),
+                // The sender lives as long as `self`, so this is not an error.
+                changed = since.changed() => drop(changed),
+            }
+        }
+    }
+
+    /// Completes when the storage is available.
+    pub(crate) async fn wait_until_available(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives as long as `self`.
+        drop(state.wait_for(|state| matches!(state, State::Available(_))).await);
+    }
+
+    /// Completes when the storage is unavailable.
+    pub(crate) async fn wait_until_unavailable(&self) {
+        let mut state = self.state.subscribe();
+        drop(state.wait_for(|state| !matches!(state, State::Available(_))).await);
+    }
+
+    /// Opens the storage, and opens it again after each failure, until `stop`.
+    pub(crate) async fn keep_open(self: Arc<Self>, stop: CancellationToken) -> anyhow::Result<()> {
+        let mounts = MountWatch::new()?;
+        let mut loops = None;
+        let mut backoff = Backoff::new();
+        let mut logged = None;
+        loop {
+            if stop.run_until_cancelled(self.wait_until_unavailable()).await.is_none() {
+                return Ok(());
+            }
+            match self.open(&mut loops).await {
+                Ok(storage) => {
+                    tracing::info!(
+                        data_dir = %self.data_dir.display(),
+                        filesystem = %storage.store.filesystem_uuid(),
+                        "the storage is available"
+                    );
+                    self.state.send_replace(State::Available(Arc::new(storage)));
+                    backoff.reset();
+                    logged = None;
+                    continue;
+                }
+                Err(OpenError { reason, absent })
+                    if logged.as_ref() == Some(&(Arc::clone(&reason), absent)) => {}
+                Err(OpenError { reason, absent }) => {
+                    logged = Some((Arc::clone(&reason), absent));
+                    self.state.send_replace(if absent {
+                        tracing::warn!(
+                            %reason,
+                            "this node has no storage; the driver registers once a file system is mounted at the data directory"
+                        );
+                        State::Absent(reason)
+                    } else {
+                        tracing::error!(
+                            %reason,
+                            "volumes cannot be served; the driver tries again after each change of a mount and at intervals"
+                        );
+                        State::Unavailable(reason)
+                    });
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                changed = mounts.changed() => changed?,
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// Opens the storage. Keeps the [`LoopControl`] of the previous attempt, because it holds the pool of idle devices.
+    async fn open(&self, loops: &mut Option<Arc<LoopControl>>) -> Result<Storage, OpenError> {
+        let data_dir = self.data_dir.clone();
+        let known = loops.clone();
+        let root = Arc::clone(&self.root);
+        let opened = tokio::task::spawn_blocking(move || {
+            let store = VolumeStore::open(&data_dir, StoreOptions::default())?;
+            store.verify()?;
+            if known.is_none() {
+                // No call is in progress yet that could change a mount in between.
+                sync_publications(&store, &root);
+            }
+            let loops = known.map_or_else(|| LoopControl::open().map(Arc::new), Ok)?;
+            Ok(Storage { store, loops })
+        });
+        match opened.await {
+            Ok(Ok(storage)) => {
+                *loops = Some(Arc::clone(&storage.loops));
+                Ok(storage)
+            }
+            Ok(Err(error)) => {
+                let error: loopfs::Error = error;
+                let absent = error.kind() == ErrorKind::NeverMounted;
+                Err(OpenError { reason: error.to_string().into(), absent })
+            }
+            Err(panic) => Err(OpenError { reason: format!("a defect: {panic}").into(), absent: false }),
+        }
+    }
+}
+
+/// The reason why the storage could not be opened.
+#[derive(Debug)]
+struct OpenError {
+    reason: Arc<str>,
+    /// No file system was ever mounted at the data directory.
+    absent: bool,
+}
+
+/// Synchronises the publication records with the mount table. A driver that was killed, or an older version, may have
+/// left records and mounts that do not match.
+fn sync_publications(store: &VolumeStore, root: &PublishRoot) {
+    let settled = root.mounts().and_then(|mounts| Ok(store.settle_uses(&mounts)?));
+    if let Err(error) = settled {
+        tracing::warn!(%error, "could not record which volumes are published; a volume that is in use may be deleted");
+    }
+}
+
+/// A probe that is in progress until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ProbeInProgress(watch::Sender<Option<Instant>>);
+
+impl Drop for ProbeInProgress {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
+    }
+}
+
+fn unavailable(error: loopfs::Error) -> Error {
+    Error::StorageUnavailable(error.to_string())
+}
+
+/// Reports when a file system is mounted or unmounted in this process's mount namespace. The kernel then makes
+/// `/proc/self/mountinfo` readable with priority (proc(5)).
+struct MountWatch(AsyncFd<OwnedFd>);
+
+impl MountWatch {
+    fn new() -> anyhow::Result<Self> {
+        const TABLE: &str = "/proc/self/mountinfo";
+        let table = File::open(TABLE).with_context(|| format!("open {TABLE}"))?;
+        Ok(Self(
+            async_fd::register(table.into(), Interest::PRIORITY).with_context(|| format!("watch {TABLE}"))?,
+        ))
+    }
+
+    async fn changed(&self) -> anyhow::Result<()> {
+        self.0.ready(Interest::PRIORITY).await?.clear_ready();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::of_a_node_that_never_had_storage(false)]
+    #[case::of_a_node_that_lost_its_storage(true)]
+    #[tokio::test]
+    async fn a_directory_that_is_not_a_mount_point_is_unavailable_storage(#[case] recorded: bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        if recorded {
+            std::fs::write(directory.path().join("data.filesystem-uuid"), "").unwrap();
+        }
+        let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
+        let monitor = Arc::new(StorageMonitor::new(data.clone(), root));
+        assert_eq!(monitor.probe().unwrap(), Readiness::Starting);
+        assert!(!monitor.is_absent(), "absence is reported before the first attempt");
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));
+        let mut state = monitor.state.subscribe();
+        state.wait_for(|state| matches!(state, State::Unavailable(_) | State::Absent(_))).await.unwrap();
+        assert_eq!(monitor.is_absent(), !recorded);
+        for error in
+            [monitor.probe().unwrap_err(), monitor.verified().unwrap_err(), monitor.current().unwrap_err()]
+        {
+            let text = error.to_string();
+            assert!(text.contains(data.to_str().unwrap()) && text.contains("prjquota"), "{text}");
+        }
+        stop.cancel();
+        task.await.unwrap().unwrap();
+        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
+    }
+}

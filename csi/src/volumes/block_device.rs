@@ -1,0 +1,257 @@
+//! Block volumes: the image is attached to a loop device, whose node is bind-mounted at the target.
+//!
+//! The node is the one in devtmpfs. A bind mount keeps the flags of the mount from which it was made. Containers can
+//! therefore open the node even if the kubelet's file system is mounted nodev.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use loopfs::{
+    Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, Image, ImageDirectIo, LoopControl,
+    LoopDevice, MountFlags, Status, Volume,
+};
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::unistd::fsync;
+
+use super::loop_node::{is_loop_device, number_of};
+use super::mounted_devices::MountedDevices;
+use crate::error::{Error, Result};
+use crate::target::{Target, kind_of};
+
+/// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
+/// have it open to examine it (udev).
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A Block volume and the loop device of its image.
+///
+/// A loop device is either writable or read-only, and each device has a page cache of its own: a read-only device
+/// beside a writable one would return old data. A volume therefore has one device at a time, and
+/// [`publish`](Self::publish) refuses write access while the volume is published read-only, and read-only access while
+/// it is published for writing. There is no other means to make a device node read-only: the kernel ignores read-only
+/// mounts when a process opens a device, and the container runtime decides whether a container may write to a device.
+pub(crate) struct BlockVolume<'a> {
+    volume: &'a Volume,
+    loops: &'a LoopControl,
+    image: OwnedFd,
+    settings: Image,
+}
+
+impl<'a> BlockVolume<'a> {
+    pub(crate) fn open(volume: &'a Volume, loops: &'a LoopControl) -> Result<Self> {
+        let image = volume.open_image(Access::ReadOnly)?;
+        let settings =
+            volume.image()?.ok_or_else(|| Error::Defect("a Block volume has no image".to_owned()))?;
+        Ok(Self { volume, loops, image, settings })
+    }
+
+    /// Returns the identity of the volume's image.
+    pub(crate) fn image(&self) -> Result<BackingFile> {
+        Ok(BackingFile::of(&self.image)?)
+    }
+
+    pub(crate) fn devices(&self) -> Result<Vec<LoopDevice>> {
+        Ok(self.loops.find(self.image.as_fd())?)
+    }
+
+    /// Returns the device with this access, and attaches it if necessary. The device gets the logical block size that
+    /// was fixed at the creation of the volume, because the content depends on it.
+    pub(crate) fn attach(&self, access: Access) -> Result<LoopDevice> {
+        if access == Access::ReadWrite {
+            // A truncated image can still be attached for reading.
+            self.volume.require_whole()?;
+        }
+        // Opened for reading only: a descriptor that is open for writing would defeat the check by read lease, and the
+        // library would query every device of the node.
+        let image = &self.image;
+        let options = AttachOptions::new(access)
+            .block_size(BlockSize::Exact(self.settings.logical_block_size.bytes()))
+            .direct_io(self.settings.direct_io.wish())
+            .discard(self.settings.provisioning.discard())
+            .label(self.volume.id().as_str());
+        let device = self.loops.ensure_attached(image.as_fd(), &options)?;
+        // The image may have been expanded while it was being attached. The refresh after the expansion did not find
+        // this device.
+        let status = device.status()?;
+        if status.size < file_size(image)? {
+            device.refresh_capacity(image)?;
+        }
+        if let Some(problem) = self.device_problem(&device, &status)? {
+            tracing::warn!(%problem, "the loop device was attached without a preferred property");
+        }
+        Ok(device)
+    }
+
+    /// Flushes the page caches of the devices to the image. Does not flush a file system on a device, whose cached data
+    /// is not part of the device.
+    pub(crate) fn flush(&self) -> Result<()> {
+        for device in self.devices()? {
+            let path = device.path();
+            fsync(&device).map_err(|errno| Error::Target { operation: "fsync", path, errno })?;
+        }
+        Ok(())
+    }
+
+    /// Publishes the volume at the target.
+    pub(crate) fn publish(&self, target: &Target, access: Access) -> Result<()> {
+        let device = self.attach(access)?;
+        let node = open_node(&device)?;
+        target.ensure_file()?;
+        // The device itself is read-only. This flag only makes the mount table agree.
+        let read_only = access == Access::ReadOnly;
+        let flags = MountFlags { read_only, nosuid: true, noexec: true, ..MountFlags::default() };
+        target.bind_mount(node.as_fd(), flags)
+    }
+
+    /// Detaches a device of the other access, which staging or an ended workload may have left attached.
+    ///
+    /// # Errors
+    /// [`Error::Precondition`]: the volume is published with the other access. [`Error::Temporary`]: a process has the
+    /// device open.
+    pub(crate) fn detach_other_access(&self, mounted: &MountedDevices, access: Access) -> Result<()> {
+        let others = self.devices()?.into_iter().filter(|device| device.binding().access != access);
+        for device in others {
+            let number = device.device_number()?;
+            if let Some(mount_point) = mounted.find(number, None) {
+                return Err(self.published_with_other_access(mount_point, access));
+            }
+            let name = device.path();
+            let Detach::Deferred(pending) = self.loops.detach(device)? else { continue };
+            if let Detach::Deferred(_) = pending.wait(CLOSE_TIMEOUT)? {
+                return Err(Error::Temporary(format!(
+                    "publish volume {}: a process of an earlier workload still has {} open, and its page cache differs \
+                     from that of the device to be published",
+                    self.volume.id(),
+                    name.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn published_with_other_access(&self, mount_point: &Path, access: Access) -> Error {
+        let (requested, present) = match access {
+            Access::ReadOnly => ("read-only", "for writing"),
+            Access::ReadWrite => ("for writing", "read-only"),
+        };
+        Error::Precondition(format!(
+            "publish volume {} {requested}: it is published {present} at {}, and a read-only loop device beside a \
+             writable one would return old data; unpublish it there first, or publish it {present} here too",
+            self.volume.id(),
+            mount_point.display()
+        ))
+    }
+
+    /// Returns `true` if the volume is published at `target` with this access. Returns an error if it is published with
+    /// the other access, or if something else than a loop device is mounted there.
+    pub(crate) fn is_published(&self, target: &Target, access: Access) -> Result<bool> {
+        if target.mount()?.is_none() {
+            return Ok(false);
+        }
+        let Some(status) = target.status()?.filter(is_loop_device) else {
+            return Err(target.refuse("is a mount point of something else; unmount it"));
+        };
+        let Some(device) = self.device_of(&status)? else {
+            // Another program detached the device. Its number may belong to another volume by now.
+            let number = number_of(&status);
+            tracing::warn!(target = %target.path().display(), %number, "unmounting a loop device that is not attached to the volume's image");
+            target.unmount()?;
+            return Ok(false);
+        };
+        let present = device.binding().access;
+        if present == access {
+            return Ok(true);
+        }
+        Err(Error::PublishedDifferently(format!(
+            "the volume is published at {} with {present:?}, but {access:?} is requested; unpublish it there first",
+            target.path().display()
+        )))
+    }
+
+    /// Returns the volume's device whose node is at a path with this status.
+    pub(crate) fn device_of(&self, status: &FileStat) -> Result<Option<LoopDevice>> {
+        for device in self.devices()? {
+            if device.device_number()? == number_of(status) {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns a mount point of the volume, other than `except`.
+    pub(crate) fn published_at(
+        &self,
+        mounted: &MountedDevices,
+        except: Option<&Target>,
+    ) -> Result<Option<PathBuf>> {
+        for device in self.devices()? {
+            if let Some(mount_point) = mounted.find(device.device_number()?, except.map(Target::path)) {
+                return Ok(Some(mount_point.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused
+    /// for other volumes.
+    pub(crate) fn detach(&self) -> Result<()> {
+        if let Detach::Deferred(_) = self.loops.detach_all(self.image.as_fd())? {
+            tracing::info!(
+                "a process has the volume's loop device open; the kernel detaches it at the last close"
+            );
+        }
+        Ok(())
+    }
+
+    /// Refreshes the capacity of the devices, and returns the size that all of them have.
+    pub(crate) fn expand(&self) -> Result<Bytes> {
+        let mut usable = self.volume.capacity();
+        for device in self.devices()? {
+            usable = usable.min(device.refresh_capacity(&self.image)?);
+        }
+        Ok(usable)
+    }
+
+    /// Returns the problem of the devices, if there is one.
+    pub(crate) fn problem(&self) -> Result<Option<String>> {
+        for device in self.devices()? {
+            if let Some(problem) = self.device_problem(&device, &device.status()?)? {
+                return Ok(Some(problem));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the problem of one device. A missing direct I/O is no problem if the volume prefers it and shares
+    /// blocks, because sharing makes direct I/O unavailable.
+    fn device_problem(&self, device: &LoopDevice, status: &Status) -> Result<Option<String>> {
+        let preferred = self.settings.direct_io == ImageDirectIo::Preferred;
+        if status.direct_io || preferred && self.volume.may_share_blocks()? {
+            return Ok(None);
+        }
+        let name = device.path();
+        Ok(Some(format!("{} has lost direct I/O; unpublish and publish the volume", name.display())))
+    }
+}
+
+fn file_size(image: &OwnedFd) -> Result<Bytes> {
+    let failed = |errno| Error::Defect(format!("fstat an image that is open: {errno}"));
+    Ok(Bytes(u64::try_from(fstat(image).map_err(failed)?.st_size).unwrap_or_default()))
+}
+
+/// Opens the node of a device, and checks that it is the node of that device.
+fn open_node(device: &LoopDevice) -> Result<OwnedFd> {
+    let path = device.path();
+    let failed = |operation, errno| Error::Target { operation, path: path.clone(), errno };
+    let node = open(&path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| failed("open", errno))?;
+    let status = fstat(&node).map_err(|errno| failed("fstat", errno))?;
+    if kind_of(&status) != SFlag::S_IFBLK || number_of(&status) != device.device_number()? {
+        return Err(Error::Precondition(format!(
+            "{} is not the node of the loop device with that name; let this process see the host's /dev (devtmpfs)",
+            path.display()
+        )));
+    }
+    Ok(node)
+}

@@ -1,0 +1,58 @@
+//! The node's part in the expansion of a volume: its loop devices.
+
+use loopfs::{Bytes, Volume, VolumeId, VolumeKind};
+
+use super::block_device::BlockVolume;
+use super::publish::Volumes;
+use super::volume::require_kind;
+use crate::error::{Error, Result};
+use crate::request::{CapacityRange, NodeExpand};
+use crate::storage::Storage;
+
+impl Volumes {
+    /// Refreshes the size of the volume's loop devices, and returns the size that the volume has on this node. Does not
+    /// expand the image or the quota: ControllerExpandVolume or the provisioner does.
+    pub(crate) fn node_expand(&self, expand: &NodeExpand) -> Result<Bytes> {
+        let storage = self.monitor.verified()?;
+        let volume = storage.store.volume(&expand.volume)?;
+        if let Some(access_type) = expand.access_type {
+            require_kind(&volume, access_type.kind())?;
+        }
+        let size = match volume.kind() {
+            VolumeKind::Filesystem => volume.capacity(),
+            VolumeKind::Block => refresh_and_record(&volume, &storage)?,
+        };
+        let CapacityRange { at_least, at_most } = expand.capacity;
+        match (at_least, at_most) {
+            (Some(at_least), _) if size < at_least => Err(Error::Temporary(format!(
+                "volume {} has {size} on this node, but {at_least} are required; expand the volume itself first",
+                expand.volume
+            ))),
+            (_, Some(at_most)) if size > at_most => Err(Error::OutOfRange(format!(
+                "volume {} has {size} already, which is above the limit of {at_most}",
+                expand.volume
+            ))),
+            _ => Ok(size),
+        }
+    }
+
+    /// Refreshes the loop devices of a Block volume, if the volume was expanded since their size was last recorded.
+    /// Returns their size, or `None` if there was nothing to refresh.
+    ///
+    /// This needs no lock and therefore delays no call. A larger size does no harm to a device that is being attached
+    /// or detached, and attaching checks the size once more at its end.
+    pub(crate) fn refresh_devices(&self, id: &VolumeId) -> Result<Option<Bytes>> {
+        let storage = self.monitor.current()?;
+        let volume = storage.store.volume(id)?;
+        let up_to_date = volume.kind() != VolumeKind::Block
+            || volume.refreshed()?.is_some_and(|known| known >= volume.capacity());
+        if up_to_date { Ok(None) } else { refresh_and_record(&volume, &storage).map(Some) }
+    }
+}
+
+/// Refreshes the capacity of a Block volume's loop devices. Records their size, for which the provisioner waits.
+fn refresh_and_record(volume: &Volume, storage: &Storage) -> Result<Bytes> {
+    let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
+    volume.record_refreshed(size)?;
+    Ok(size)
+}

@@ -1,0 +1,27 @@
+//! Operations on volumes. Each operation reads the current state from the store, the mount table and the loop devices.
+//! It therefore works alike after a restart of the driver, and if the volume was staged without the driver's knowledge.
+//! All operations block.
+
+mod block_device;
+mod directory;
+mod expand;
+mod inventory;
+mod loop_node;
+mod mounted_devices;
+mod operations;
+mod provision;
+mod publish;
+mod published_mounts;
+mod snapshots;
+mod stale_device;
+mod stats;
+mod unavailable;
+mod volume;
+mod volume_locks;
+
+pub(crate) use inventory::Page;
+pub(crate) use operations::VolumeOperations;
+pub(crate) use publish::Volumes;
+pub(crate) use snapshots::SnapshotPage;
+pub(crate) use volume::{UNIT as MIN_VOLUME_SIZE, VolumeInfo};
+pub(crate) use volume_locks::LockMode;

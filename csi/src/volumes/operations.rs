@@ -1,0 +1,155 @@
+//! Runs the work of both services on volumes and snapshots. The work runs on blocking threads, under the locks of its
+//! objects.
+//!
+//! If the data disk hangs, each call that accesses it blocks a thread and keeps the lock of its volume. Unpublishing must
+//! succeed even then, because otherwise a pod could not stop. It therefore takes none of the locks that such a call can
+//! hold, except that of its target path, and leaves the work that needs the disk to a task of its own.
+
+use std::sync::Arc;
+
+use loopfs::VolumeId;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tracing::Instrument;
+
+use super::publish::{ClearedTarget, Volumes};
+use super::volume_locks::{LockMode, VolumeLocks};
+use crate::blocking;
+use crate::error::{Error, Result};
+use crate::object::Object;
+use crate::request::{Publish, TargetPath, Unpublish};
+use crate::storage::StorageMonitor;
+
+/// The maximum number of threads in calls that access the disk. The runtime has 512 threads; the others serve calls
+/// that do not access the disk.
+const DISK_THREADS: usize = 256;
+
+/// The maximum number of those threads that clean up after unpublish calls.
+const CLEANUP_THREADS: usize = 16;
+
+/// The volumes, and the locks of the operations that are in progress on them.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeOperations {
+    locks: VolumeLocks,
+    volumes: Arc<Volumes>,
+    monitor: Arc<StorageMonitor>,
+    disk_threads: Arc<Semaphore>,
+    cleanup_threads: Arc<Semaphore>,
+}
+
+impl VolumeOperations {
+    pub(crate) fn new(volumes: Volumes, monitor: Arc<StorageMonitor>) -> Self {
+        Self {
+            locks: VolumeLocks::default(),
+            volumes: Arc::new(volumes),
+            monitor,
+            disk_threads: Arc::new(Semaphore::new(DISK_THREADS)),
+            cleanup_threads: Arc::new(Semaphore::new(CLEANUP_THREADS)),
+        }
+    }
+
+    /// Runs work that changes a volume, under its lock.
+    pub(crate) async fn exclusive<T: Send + 'static>(
+        &self,
+        volume: &VolumeId,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.locked([(volume.clone().into(), LockMode::Change)], work).await
+    }
+
+    /// Runs work under these locks.
+    pub(crate) async fn locked<T: Send + 'static>(
+        &self,
+        wanted: impl IntoIterator<Item = (Object, LockMode)>,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let lock = self.locks.try_acquire(wanted)?;
+        self.run(move |volumes| {
+            let _lock = lock;
+            work(volumes)
+        })
+        .await
+    }
+
+    /// Runs work that changes nothing, without locks. Returns an error as soon as the disk hangs.
+    pub(crate) async fn unlocked<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if self.monitor.hang_error().is_some() {
+            // The work detects the failure too, and returns the information that is available without the disk.
+            return self.run(work).await;
+        }
+        tokio::select! {
+            outcome = self.run(work) => outcome,
+            error = self.monitor.wait_until_hanging() => Err(error),
+        }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Volumes) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        // An error would mean that the semaphore is closed, and it is never closed.
+        let thread = Arc::clone(&self.disk_threads).acquire_owned().await;
+        let volumes = Arc::clone(&self.volumes);
+        blocking::run(move || {
+            let _thread = thread;
+            work(&volumes)
+        })
+        .await
+    }
+
+    pub(crate) async fn publish(&self, publish: Publish) -> Result<()> {
+        let wanted =
+            [(publish.volume.clone().into(), LockMode::Change), (target(&publish.target), LockMode::Change)];
+        self.locked(wanted, move |volumes| volumes.publish(&publish)).await
+    }
+
+    /// Unpublishes the volume from its target, and then cleans up if the volume is not published anywhere else. If the
+    /// disk hangs, returns before the cleanup, which continues when the disk recovers.
+    pub(crate) async fn unpublish(&self, unpublish: Unpublish) -> Result<()> {
+        let work = self.clone();
+        // A separate task, because the call may be cancelled between the two steps.
+        let clearing = tokio::spawn(async move { work.clear(unpublish).await }.in_current_span());
+        let cleanup = clearing
+            .await
+            .unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))?;
+        tokio::select! {
+            _ended = cleanup => {}
+            error = self.monitor.wait_until_hanging() => {
+                tracing::warn!(%error, "the target is unmounted and removed; the cleanup of its volume continues when the data disk accepts writes again");
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears the target, and starts the cleanup of the volume.
+    async fn clear(self, unpublish: Unpublish) -> Result<JoinHandle<()>> {
+        let lock = self.locks.try_acquire([(target(&unpublish.target), LockMode::Change)])?;
+        let volumes = Arc::clone(&self.volumes);
+        let volume = unpublish.volume.clone();
+        let cleared = blocking::run(move || {
+            let _lock = lock;
+            volumes.clear_target(&unpublish.target)
+        });
+        let cleared = cleared.await?;
+        Ok(tokio::spawn(async move { self.clean_up(volume, cleared).await }.in_current_span()))
+    }
+
+    async fn clean_up(self, volume: VolumeId, cleared: ClearedTarget) {
+        let lock = self.locks.acquire(volume.clone().into(), LockMode::Change).await;
+        let thread = Arc::clone(&self.cleanup_threads).acquire_owned().await;
+        let cleaned = self.run(move |volumes| {
+            let _held = (lock, thread);
+            volumes.clean_up(&volume, &cleared)
+        });
+        if let Err(error) = cleaned.await {
+            tracing::warn!(%error, "the target is unmounted and removed, but the cleanup of its volume failed; NodeUnstageVolume repeats the cleanup");
+        }
+    }
+}
+
+fn target(path: &TargetPath) -> Object {
+    Object::Target(path.relative().to_owned())
+}

@@ -1,0 +1,123 @@
+//! Reports about published volumes while the storage is unavailable. Nothing here reads the data disk, which may hang:
+//! the mount table, sysfs and the counters that the file system keeps in memory are sufficient.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
+
+use loopfs::{
+    AbnormalReason, Bytes, Condition, DeviceNumber, InodeStats, Inodes, VolumeId, VolumeStats, mountinfo,
+};
+use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
+
+use super::loop_node::{is_loop_device, number_of};
+use super::mounted_devices::MountedDevices;
+use super::volume::VolumeInfo;
+use crate::error::{Error, Result};
+use crate::target::Target;
+
+/// Returns the published volumes in the order of their ids.
+pub(super) fn published(mounts: &[mountinfo::Mount], reason: &str) -> Result<Vec<VolumeInfo>> {
+    let directories = mounts.iter().filter_map(volume_of_mount);
+    let devices = MountedDevices::among(mounts)?;
+    let images = devices.numbers().filter_map(volume_of_device);
+    let volumes: BTreeSet<VolumeId> = directories.chain(images).collect();
+    let describe = |volume| VolumeInfo {
+        volume,
+        capacity: None,
+        filesystem: None,
+        published: true,
+        condition: condition(reason.to_owned()),
+        source: None,
+    };
+    Ok(volumes.into_iter().map(describe).collect())
+}
+
+/// Returns the use and capacity of the volume at `target`. Returns `None` if the volume is not published there.
+pub(super) fn stats(volume: &VolumeId, target: &Target, reason: String) -> Result<Option<VolumeStats>> {
+    let Some(mount) = target.mount()? else { return Ok(None) };
+    if volume_of_mount(&mount).as_ref() == Some(volume) {
+        return directory_stats(target.path(), reason).map(Some);
+    }
+    // The device node is not on the data disk, so this does not block.
+    let Some(status) = target.status()?.filter(is_loop_device) else { return Ok(None) };
+    let device = number_of(&status);
+    if volume_of_device(device).as_ref() != Some(volume) {
+        return Ok(None);
+    }
+    let size = size_of_device(device).unwrap_or_default();
+    let condition = condition(reason);
+    Ok(Some(VolumeStats { capacity: size, used: size, available: Bytes(0), inodes: None, condition }))
+}
+
+/// Reads the limits of a directory with a project quota, and the free part of them, with statfs(2).
+fn directory_stats(path: &Path, reason: String) -> Result<VolumeStats> {
+    let failed = |errno: Errno| Error::Target { operation: "statfs", path: path.to_owned(), errno };
+    let counters = statvfs(path).map_err(failed)?;
+    let bytes = |blocks: u64| Bytes(blocks * counters.fragment_size());
+    let free = bytes(counters.blocks_free());
+    Ok(VolumeStats {
+        capacity: bytes(counters.blocks()),
+        used: bytes(counters.blocks()).saturating_sub(free),
+        available: bytes(counters.blocks_available()),
+        inodes: Some(InodeStats {
+            total: Inodes(counters.files()),
+            used: Inodes(counters.files().saturating_sub(counters.files_free())),
+            free: Inodes(counters.files_free()),
+        }),
+        condition: condition(reason),
+    })
+}
+
+fn condition(reason: String) -> Condition {
+    Condition::abnormal(AbnormalReason::StorageFailed, reason)
+}
+
+/// Returns the Filesystem volume that is mounted, according to the path of its directory on the data disk.
+fn volume_of_mount(mount: &mountinfo::Mount) -> Option<VolumeId> {
+    let name = mount.root.strip_prefix("/volumes").ok().filter(|_| mount.fs_type == "xfs")?;
+    parse(name.iter().next()?)
+}
+
+/// Returns the Block volume to which a loop device is attached, according to the path of its image. Any query beyond
+/// the path would make the kernel access the data disk.
+fn volume_of_device(device: DeviceNumber) -> Option<VolumeId> {
+    let path = std::fs::read_to_string(format!("/sys/dev/block/{device}/loop/backing_file")).ok()?;
+    let path = Path::new(path.trim_end_matches('\n'));
+    let in_store = path.parent().is_some_and(|parent| parent.ends_with("volumes"));
+    path.file_name().filter(|_| in_store).and_then(parse)
+}
+
+fn size_of_device(device: DeviceNumber) -> Option<Bytes> {
+    const SECTOR: u64 = 512;
+    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{device}/size")).ok()?;
+    Some(Bytes(sectors.trim_end().parse::<u64>().ok()? * SECTOR))
+}
+
+fn parse(name: &OsStr) -> Option<VolumeId> {
+    name.to_str().and_then(|name| VolumeId::parse(name).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::volume("/volumes/pvc-1", "xfs", Some("pvc-1"))]
+    #[case::sub_path("/volumes/pvc-1/sub", "xfs", Some("pvc-1"))]
+    #[case::data_disk("/", "xfs", None)]
+    #[case::all_volumes("/volumes", "xfs", None)]
+    #[case::other_file_system("/volumes/pvc-1", "ext4", None)]
+    fn the_volume_of_a_mount_is_the_first_component_below_volumes(
+        #[case] root: &str,
+        #[case] fs_type: &str,
+        #[case] volume: Option<&str>,
+    ) {
+        let table = format!("50 40 254:16 {root} /target rw - {fs_type} /dev/vdb rw\n");
+        let found = volume_of_mount(&mountinfo::parse(table.as_bytes()).unwrap()[0]);
+        assert_eq!(found.as_ref().map(VolumeId::as_str), volume);
+    }
+}

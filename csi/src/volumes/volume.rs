@@ -1,0 +1,110 @@
+//! One volume: how operations find it, describe it, and determine where it is published.
+
+use std::path::PathBuf;
+
+use loopfs::{
+    AbnormalReason, Bytes, Condition, ErrorKind, FilesystemUuid, LoopControl, OwnedContentSource, Volume,
+    VolumeId, VolumeKind, VolumeStats, mountinfo,
+};
+
+use super::block_device::BlockVolume;
+use super::directory::Directory;
+use super::mounted_devices::MountedDevices;
+use crate::error::{Error, Result};
+use crate::storage::Storage;
+
+/// The sizes of volumes are multiples of this size, which is also the minimum.
+pub(crate) const UNIT: Bytes = Bytes(4096);
+
+/// A volume as the RPCs report it.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeInfo {
+    pub(crate) volume: VolumeId,
+    /// `None` if the capacity cannot be determined.
+    pub(crate) capacity: Option<Bytes>,
+    /// `None` if the storage is unavailable.
+    pub(crate) filesystem: Option<FilesystemUuid>,
+    /// `true` if the volume is published on this node.
+    pub(crate) published: bool,
+    pub(crate) condition: Condition,
+    /// The volume or snapshot from which this volume was created. It may no longer exist.
+    pub(crate) source: Option<OwnedContentSource>,
+}
+
+/// The result of a search for a volume whose devices and records are to be removed.
+pub(super) enum TeardownTarget {
+    Block(Volume),
+    /// A Filesystem volume, which has no loop devices.
+    WithoutDevices,
+    Deleted,
+}
+
+pub(super) fn find(storage: &Storage, volume: &VolumeId) -> Result<TeardownTarget> {
+    match storage.store.volume(volume) {
+        Ok(volume) if volume.kind() == VolumeKind::Block => Ok(TeardownTarget::Block(volume)),
+        Ok(_directory) => Ok(TeardownTarget::WithoutDevices),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound => Ok(TeardownTarget::Deleted),
+            // The store returns these errors only for directories: for one without limits, and for one without the
+            // store's mark.
+            ErrorKind::NotEnforced | ErrorKind::InvalidInput => Ok(TeardownTarget::WithoutDevices),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+pub(super) fn require_kind(volume: &Volume, requested: VolumeKind) -> Result<()> {
+    if volume.kind() == requested {
+        return Ok(());
+    }
+    let requested = match requested {
+        VolumeKind::Filesystem => "mount",
+        VolumeKind::Block => "block",
+    };
+    Err(Error::WrongAccessType(format!(
+        "{requested} access is requested for {}, which is a {} volume",
+        volume.id(),
+        volume.kind()
+    )))
+}
+
+/// Returns the use, capacity and condition of a volume. The condition includes that of its loop devices.
+pub(super) fn health(volume: &Volume, loops: &LoopControl) -> Result<VolumeStats> {
+    let mut stats = volume.stats()?;
+    if volume.kind() == VolumeKind::Block
+        && stats.condition == Condition::Healthy
+        && let Some(problem) = BlockVolume::open(volume, loops)?.problem()?
+    {
+        stats.condition = Condition::abnormal(AbnormalReason::DirectIoLost, problem);
+    }
+    Ok(stats)
+}
+
+/// Returns a mount point among `mounts` at which the volume is published.
+pub(super) fn published_at(
+    volume: &Volume,
+    loops: &LoopControl,
+    mounts: &[mountinfo::Mount],
+    mounted: &MountedDevices,
+) -> Result<Option<PathBuf>> {
+    match volume.kind() {
+        VolumeKind::Filesystem => Ok(Directory::open(volume)?.published_at(mounts, None)),
+        VolumeKind::Block => BlockVolume::open(volume, loops)?.published_at(mounted, None),
+    }
+}
+
+pub(super) fn refuse_published(volume: &Volume, mount_point: Option<PathBuf>) -> Result<()> {
+    match mount_point {
+        None => Ok(()),
+        Some(mount_point) => Err(Error::Precondition(format!(
+            "volume {} is still published at {}; unpublish it there first",
+            volume.id(),
+            mount_point.display()
+        ))),
+    }
+}
+
+/// Rounds a size down to a multiple of [`UNIT`].
+pub(super) fn whole_units(Bytes(bytes): Bytes) -> Bytes {
+    Bytes(bytes - bytes % UNIT.0)
+}

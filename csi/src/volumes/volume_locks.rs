@@ -1,0 +1,242 @@
+//! Locks on volumes, snapshots and target paths, so that two operations do not disturb each other.
+//!
+//! "The CO MAY issue multiple calls for the same volume" concurrently, says the CSI specification, and lets a driver return
+//! ABORTED for the later call.
+//!
+//! A volume that is the source of a copy can be used, changed and copied concurrently, but not removed. An operation acquires
+//! all its locks together or none of them, and waits for none. Two operations therefore cannot wait for each other.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::error::{Error, Result};
+use crate::object::Object;
+
+/// What an operation does to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockMode {
+    /// Creates, publishes or expands it. Excludes all modes but [`Copy`](Self::Copy).
+    Change,
+    /// Removes it. Excludes all modes.
+    Remove,
+    /// Copies its content to a new volume or snapshot. Excludes [`Remove`](Self::Remove).
+    Copy,
+}
+
+/// The locks of all operations that are in progress.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct VolumeLocks {
+    states: Arc<Mutex<HashMap<Object, LockState>>>,
+    released: Arc<Notify>,
+}
+
+/// The locks on one object.
+#[derive(Debug, Default)]
+struct LockState {
+    /// The mode of the operation that changes or removes the object.
+    exclusive: Option<LockMode>,
+    /// The number of operations that copy the object.
+    copies: usize,
+}
+
+/// The locks of one operation, released on drop. The work holds them, not the call: work continues after its client has
+/// disconnected.
+#[derive(Debug)]
+#[must_use = "dropping the lock releases it"]
+pub(crate) struct VolumeLock {
+    locks: VolumeLocks,
+    locked: Vec<(Object, LockMode)>,
+}
+
+impl LockState {
+    fn allows(&self, mode: LockMode) -> bool {
+        match mode {
+            LockMode::Change => self.exclusive.is_none(),
+            LockMode::Remove => self.exclusive.is_none() && self.copies == 0,
+            LockMode::Copy => self.exclusive != Some(LockMode::Remove),
+        }
+    }
+
+    fn is_unlocked(&self) -> bool {
+        self.exclusive.is_none() && self.copies == 0
+    }
+}
+
+impl VolumeLocks {
+    /// Locks all of these objects, or none of them.
+    ///
+    /// # Errors
+    /// [`Error::OperationPending`] with an object that another operation has locked.
+    pub(crate) fn try_acquire(
+        &self,
+        requested: impl IntoIterator<Item = (Object, LockMode)>,
+    ) -> Result<VolumeLock> {
+        let mut lock = VolumeLock { locks: self.clone(), locked: Vec::new() };
+        for (object, mode) in requested {
+            let mut states = self.states();
+            let state = states.entry(object.clone()).or_default();
+            if !state.allows(mode) {
+                // Dropping `lock` releases the locks acquired so far, and needs the mutex for that.
+                drop(states);
+                return Err(Error::OperationPending(object));
+            }
+            match mode {
+                LockMode::Copy => state.copies += 1,
+                LockMode::Change | LockMode::Remove => state.exclusive = Some(mode),
+            }
+            lock.locked.push((object, mode));
+        }
+        Ok(lock)
+    }
+
+    /// Waits until the object can be locked, and locks it. The caller must hold no other lock.
+    pub(crate) async fn acquire(&self, object: Object, mode: LockMode) -> VolumeLock {
+        loop {
+            // Enabled before the attempt, so that no release after the attempt is missed.
+            let mut released = std::pin::pin!(self.released.notified());
+            released.as_mut().enable();
+            match self.try_acquire([(object.clone(), mode)]) {
+                Ok(lock) => return lock,
+                Err(_pending) => released.await,
+            }
+        }
+    }
+
+    /// A poisoned mutex is used all the same: the map is consistent after each single step.
+    fn states(&self) -> MutexGuard<'_, HashMap<Object, LockState>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for VolumeLock {
+    fn drop(&mut self) {
+        if self.locked.is_empty() {
+            // A failed attempt. It releases nothing, and a notification would wake its own caller.
+            return;
+        }
+        let mut states = self.locks.states();
+        for (object, mode) in self.locked.drain(..) {
+            let Some(state) = states.get_mut(&object) else { continue };
+            match mode {
+                LockMode::Copy => state.copies -= 1,
+                LockMode::Change | LockMode::Remove => state.exclusive = None,
+            }
+            if state.is_unlocked() {
+                states.remove(&object);
+            }
+        }
+        drop(states);
+        self.locks.released.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::{SnapshotId, VolumeId};
+    use rstest::rstest;
+
+    use super::*;
+
+    fn volume(id: &str) -> Object {
+        Object::Volume(VolumeId::parse(id).unwrap())
+    }
+
+    fn snapshot(id: &str) -> Object {
+        Object::Snapshot(SnapshotId::parse(id).unwrap())
+    }
+
+    #[rstest]
+    #[case::change_and_change(LockMode::Change, LockMode::Change, false)]
+    #[case::change_and_remove(LockMode::Change, LockMode::Remove, false)]
+    #[case::remove_and_remove(LockMode::Remove, LockMode::Remove, false)]
+    #[case::copy_and_remove(LockMode::Copy, LockMode::Remove, false)]
+    #[case::copy_and_change(LockMode::Copy, LockMode::Change, true)]
+    #[case::copy_and_copy(LockMode::Copy, LockMode::Copy, true)]
+    fn two_modes_exclude_each_other_or_not(
+        #[case] first: LockMode,
+        #[case] second: LockMode,
+        #[case] together: bool,
+    ) {
+        for (first, second) in [(first, second), (second, first)] {
+            let locks = VolumeLocks::default();
+            let held = locks.try_acquire([(volume("a"), first)]).unwrap();
+            match locks.try_acquire([(volume("a"), second)]) {
+                Ok(_both) => assert!(together, "{first:?} and {second:?}"),
+                Err(Error::OperationPending(object)) => assert!(!together && object == volume("a")),
+                Err(error) => panic!("{error}"),
+            }
+            // Operations on other objects proceed, even on a snapshot of the same name.
+            drop(locks.try_acquire([(volume("b"), second), (snapshot("a"), second)]).unwrap());
+            drop(held);
+            drop(locks.try_acquire([(volume("a"), second)]).unwrap());
+            assert!(locks.states().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_failed_attempt_locks_nothing() {
+        let locks = VolumeLocks::default();
+        let held = locks.try_acquire([(volume("b"), LockMode::Change)]).unwrap();
+        let wanted = || {
+            [
+                (volume("a"), LockMode::Change),
+                (snapshot("s"), LockMode::Copy),
+                (volume("b"), LockMode::Change),
+            ]
+        };
+        assert!(
+            matches!(locks.try_acquire(wanted()), Err(Error::OperationPending(object)) if object == volume("b"))
+        );
+        drop(
+            locks.try_acquire([(volume("a"), LockMode::Remove), (snapshot("s"), LockMode::Remove)]).unwrap(),
+        );
+        drop(held);
+        drop(locks.try_acquire(wanted()).unwrap());
+        assert!(locks.states().is_empty());
+    }
+
+    #[test]
+    fn one_operation_can_change_and_copy_the_same_volume() {
+        let locks = VolumeLocks::default();
+        drop(locks.try_acquire([(volume("a"), LockMode::Change), (volume("a"), LockMode::Copy)]).unwrap());
+        assert!(locks.states().is_empty());
+    }
+
+    #[test]
+    fn the_source_is_unlocked_when_the_last_copy_ends() {
+        let locks = VolumeLocks::default();
+        let copies = [0; 2].map(|_| locks.try_acquire([(snapshot("s"), LockMode::Copy)]).unwrap());
+        for copy in copies {
+            assert!(locks.try_acquire([(snapshot("s"), LockMode::Remove)]).is_err());
+            drop(copy);
+        }
+        drop(locks.try_acquire([(snapshot("s"), LockMode::Remove)]).unwrap());
+    }
+
+    #[tokio::test]
+    async fn acquire_waits_until_the_lock_is_dropped() {
+        let locks = VolumeLocks::default();
+        let held = locks.try_acquire([(volume("a"), LockMode::Change)]).unwrap();
+        let waiting = locks.clone();
+        let waiting = tokio::spawn(async move { waiting.acquire(volume("a"), LockMode::Change).await });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(held);
+        drop(waiting.await.unwrap());
+        assert!(locks.states().is_empty());
+    }
+
+    #[test]
+    fn a_panic_releases_the_lock() {
+        let locks = VolumeLocks::default();
+        let held = locks.try_acquire([(volume("a"), LockMode::Change)]).unwrap();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = held;
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        assert!(locks.try_acquire([(volume("a"), LockMode::Change)]).is_ok());
+    }
+}
