@@ -27,6 +27,7 @@
 #[cfg(feature = "breakage")]
 #[doc(hidden)]
 pub mod breakage;
+mod descriptor;
 mod error;
 mod flock;
 #[cfg(feature = "bench")]
@@ -34,7 +35,6 @@ mod flock;
 pub mod floor;
 mod loop_device;
 mod mount;
-pub mod mountinfo;
 #[cfg(feature = "kernel-tests")]
 #[doc(hidden)]
 pub mod probe;
@@ -50,6 +50,7 @@ pub use loop_device::{
     Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DeviceCensus, DirectIo, Discard, Extent,
     IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
+pub use mount::table as mountinfo;
 pub use mount::{AccessTime, MountFlags, MountOptionError, bind_mount, unmount};
 pub use project_quota::{
     Bounds, Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, Reclaimed, Release,

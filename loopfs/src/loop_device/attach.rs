@@ -4,26 +4,23 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag, open};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::fstat;
 
+use super::binding::{Access, Binding};
 use super::control::CONTROL;
+use super::detach::{Detach, PendingDetach};
+use super::device::{LoopDevice, Status, node_name, read_status};
 use super::discard::{self, Outcome};
 use super::exclusion::Exclusion;
-use super::hint::Absence;
+use super::hint::{self, Absence};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
-use super::{Access, Binding, Detach, LoopDevice, PendingDetach, Status, hint, node_name, read_status};
+use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
 use crate::units::Bytes;
-
-/// Opens the file behind a descriptor anew, with an open file description of its own.
-pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
-}
 
 /// Binds `image`, which the caller has locked and knows not to be attached with this access; `absence` says how.
 pub(super) fn attach(

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 
+use super::binding::{Access, BackingFile, Binding};
+use super::detach::{Detach, PendingDetach};
+use super::device::{LoopDevice, Status, node_name, open_device, read_status};
 use super::exclusion::Exclusion;
 use super::hint::{self, Absence, Hint};
-use super::options::AttachOptions;
+use super::options::{AttachOptions, Lifetime};
 use super::pool::{self, Pool, PoolOptions};
-use super::{
-    Access, BackingFile, Binding, Detach, LoopDevice, PendingDetach, Status, attach, discard, node_name,
-    open_device, read_status,
-};
+use super::{attach, discard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev;
@@ -141,7 +141,7 @@ impl LoopControl {
         }
         let device = device.into_writable()?;
         // It may be on its way out, kept only by somebody who has it open.
-        if options.lifetime == super::Lifetime::Persistent {
+        if options.lifetime == Lifetime::Persistent {
             device.keep()?;
         }
         // Whoever attached it may have died before this was done, and taking a detach back may have undone it. One that

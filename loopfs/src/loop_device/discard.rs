@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use super::{LoopDevice, node_name};
+use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev::{self, DiscardLimit};
 

@@ -14,14 +14,15 @@
 //! recorded; without it (`trusted.*` can only be written with `CAP_SYS_ADMIN`) a search walks over all devices.
 
 use std::ffi::CStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
-use super::Access;
+use super::binding::Access;
 use crate::sys::file_lease::is_open_for_writing;
 use crate::sys::file_lock::lock_of;
+use crate::sys::loop_dev;
 
 const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";
@@ -118,6 +119,15 @@ fn first_place(access: Access) -> i64 {
         Access::ReadWrite => FIRST_PLACE,
         Access::ReadOnly => FIRST_PLACE + PLACES,
     }
+}
+
+/// The device that keeps `image`, an open file that the caller holds flock(2) of: bound by this library, in whichever
+/// process, and not about to go. No device is opened, so nodes need not be there.
+pub(crate) fn kept_by(image: BorrowedFd<'_>) -> Option<u32> {
+    [Access::ReadWrite, Access::ReadOnly].into_iter().find_map(|access| match read(image, access) {
+        Hint::Index(index) => loop_dev::stays_bound(index).then_some(index),
+        _ => None,
+    })
 }
 
 #[cfg(test)]

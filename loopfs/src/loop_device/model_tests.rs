@@ -10,6 +10,8 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use crate::descriptor::reopen;
+use crate::error::{Error, ErrorKind};
 use crate::flock;
 use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
 

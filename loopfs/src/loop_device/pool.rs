@@ -13,7 +13,7 @@ use std::thread::ScopedJoinHandle;
 
 use nix::errno::Errno;
 
-use super::node_name;
+use super::device::node_name;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev;
 

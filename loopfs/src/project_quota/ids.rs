@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use nix::fcntl::{Flock, OFlag};
 
+use super::limits::{self, Limits, Usage};
+use super::project_id::ProjectId;
+use super::quota::{ProjectQuota, assign_project};
+use super::refusal::{Interface, explain};
 use super::search::{self, Ids};
-use super::{Interface, Limits, ProjectId, ProjectQuota, Usage, assign_project, explain, limits};
+use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
-use crate::loop_device::reopen;
 use crate::sys::{fsxattr, random};
 
 /// Gives out the project ids of a range of its own on one file system.

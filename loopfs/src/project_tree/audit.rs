@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::REPORT_EVERY;
 use super::inode::{Inode, Kind};
 use super::left_out::LeftOut;
-use super::walk::{Course, Place, Visitor, walk};
+use super::walk::{Course, Place, REPORT_EVERY, Visitor, walk};
 use crate::error::Result;
 use crate::project_quota::ProjectId;
 

@@ -5,13 +5,12 @@ use std::os::fd::BorrowedFd;
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, fstat};
 
-use super::REPORT_EVERY;
 use super::flags::{FREEZING, Flags};
 use super::hard_links::HardLinks;
 use super::inode::{Inode, Kind};
 use super::left_out::{LeftOut, SpecialFiles};
 use super::target::{During, Refusal, SHARE, Target};
-use super::walk::{Course, Place, Visitor, walk};
+use super::walk::{Course, Place, REPORT_EVERY, Visitor, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::file_handle;
 

@@ -33,6 +33,3 @@ pub use clone::{CloneReport, clone_tree, clone_tree_reporting};
 pub(crate) use foreign::{ForeignInodes, find_foreign};
 pub use left_out::{LeftOut, LeftOutInode, LeftOutReason, SpecialFiles};
 pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree, tag_tree_reporting};
-
-/// Names between two reports of progress.
-const REPORT_EVERY: u64 = 1024;

@@ -4,10 +4,9 @@ use std::os::fd::BorrowedFd;
 
 use nix::errno::Errno;
 
-use super::REPORT_EVERY;
 use super::inode::{Inode, Kind};
 use super::left_out::LeftOut;
-use super::walk::{Course, Place, Visitor, walk};
+use super::walk::{Course, Place, REPORT_EVERY, Visitor, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
 

@@ -21,6 +21,9 @@ use crate::error::{Error, Result};
 use crate::sys::getdents;
 use crate::sys::xfs;
 
+/// Names between two reports of progress.
+pub(super) const REPORT_EVERY: u64 = 1024;
+
 /// Beyond what a tree can have by the size of its file system: room for what is made meanwhile.
 const SLACK: u64 = 1 << 16;
 /// How often a pass enters the tree again. Who moves directories more often than this is not waited for.

@@ -13,9 +13,10 @@ use super::{
     ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, recorded_capacity,
     rounded, sharing,
 };
+use crate::descriptor::reopen;
 use crate::error::{Context, Result};
 use crate::flock;
-use crate::loop_device::{Access, reopen};
+use crate::loop_device::Access;
 use crate::project_quota::Limits;
 use crate::units::Bytes;
 

@@ -15,7 +15,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::mountinfo;
+use crate::mount::table as mountinfo;
 use crate::project_quota::ProjectQuota;
 use crate::sys::{statx, xfs};
 

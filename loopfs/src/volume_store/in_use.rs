@@ -34,7 +34,7 @@ use super::{ContentSource, VolumeStore};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
-use crate::mountinfo::{self, Mount};
+use crate::mount::table::{self as mountinfo, Mount};
 use crate::units::DeviceNumber;
 
 /// Nobody uses the volume, and nobody begins to while this lives.

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device::reopen;
 use crate::sys::file_lock::lock_of;
 use crate::sys::random;
 use crate::units::Bytes;

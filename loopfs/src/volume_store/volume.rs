@@ -154,7 +154,7 @@ impl Volume {
             Access::ReadWrite => OFlag::O_RDWR,
             Access::ReadOnly => OFlag::O_RDONLY,
         };
-        crate::loop_device::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
+        crate::descriptor::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
     }
 
     /// What it was made from, whether that is still there or not; None where it was made empty.

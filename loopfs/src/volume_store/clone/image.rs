@@ -9,9 +9,10 @@ use nix::sys::stat::fstat;
 use super::super::grow::allocate;
 use super::super::{Image, Provisioning, VolumeStore, sharing};
 use super::{Original, Target};
+use crate::descriptor::reopen;
 use crate::error::{Context, Error, Result};
 use crate::flock;
-use crate::loop_device::{Access, reopen};
+use crate::loop_device::Access;
 use crate::reflink;
 use crate::units::Bytes;
 
