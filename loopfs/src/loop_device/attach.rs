@@ -8,9 +8,8 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::fstat;
 
 use super::binding::{Access, Binding};
-use super::control::CONTROL;
 use super::detach::{Detach, PendingDetach};
-use super::device::{LoopDevice, Status, node_name, read_status};
+use super::device::{CONTROL, LoopDevice, Status, node_name, read_status};
 use super::discard::{self, Outcome};
 use super::exclusion::Exclusion;
 use super::hint::{self, Absence};

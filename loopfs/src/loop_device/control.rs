@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::binding::{Access, BackingFile, Binding};
 use super::detach::{Detach, PendingDetach};
-use super::device::{LoopDevice, Status, node_name, open_device, read_status};
+use super::device::{CONTROL, LoopDevice, Status, node_name, open_device, read_status};
 use super::exclusion::Exclusion;
 use super::hint::{self, Absence, Hint};
 use super::options::{AttachOptions, Lifetime};
@@ -17,8 +17,6 @@ use super::{attach, discard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev;
-
-pub(super) const CONTROL: &str = "/dev/loop-control";
 
 /// Minor numbers have 20 bits.
 const BEYOND_ALL_INDICES: u32 = 1 << 20;

@@ -13,6 +13,9 @@ use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
 use crate::units::{Bytes, DeviceNumber};
 
+/// The node that adds and removes devices.
+pub(super) const CONTROL: &str = "/dev/loop-control";
+
 /// What the kernel reports of a bound device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -26,7 +29,7 @@ pub struct Status {
     pub direct_io: bool,
     /// Whether the kernel unbinds the device at its last close.
     pub auto_clear: bool,
-    /// What [`AttachOptions::label`] set, or the path that another program gave.
+    /// What [`AttachOptions::label`](super::AttachOptions::label) set, or the path that another program gave.
     pub label: String,
 }
 
@@ -39,7 +42,7 @@ impl Status {
 }
 
 /// A bound loop device, held open. Dropping it closes the descriptor and leaves the device
-/// bound (unless it was attached with [`Lifetime::AutoClear`]): a volume outlives the process that
+/// bound (unless it was attached with [`Lifetime::AutoClear`](super::Lifetime::AutoClear)): a volume outlives the process that
 /// attached it.
 #[derive(Debug)]
 pub struct LoopDevice {

@@ -6,15 +6,14 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{fsync, ftruncate, linkat};
 
-use super::attributes::Attributes;
 use super::grow::allocate;
 use super::id::VolumeId;
-use super::reservation::promise_of;
-use super::space::Promise;
-use super::{
-    ContentSource, Image, OwnedContentSource, Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for,
-};
-use super::{recorded_capacity, refreshed};
+use super::on_disk::{Attributes, Image, sizes};
+use super::source::{ContentSource, OwnedContentSource};
+use super::space::{Promise, promise_of};
+use super::spec::{VolumeKind, VolumeSpec, inodes_for};
+use super::store::VolumeStore;
+use super::volume::Volume;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device;
 use crate::units::Bytes;
@@ -106,7 +105,7 @@ impl VolumeStore {
 
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let promise = self.promise(entry, promise_of(capacity, spec), "create")?;
+        let promise = self.space_book().promise(entry, promise_of(capacity, spec), "create")?;
         self.make_image(entry, promise, |image| {
             let settings = Image::settle(spec.image, image, id)?;
             settings.record(image, entry)?;
@@ -152,9 +151,9 @@ impl VolumeStore {
         let parent = self.layout.parent(entry)?;
         loop_device::record_attachments(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
-        recorded_capacity::write(image, size)?;
+        sizes::write_capacity(image, size)?;
         // It has no devices yet.
-        refreshed::write(image, size).context("set up", entry)?;
+        sizes::write_device_size(image, size).context("set up", entry)?;
         fsync(image).context("fsync", entry)?;
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
         linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)

@@ -7,12 +7,13 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
-use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{
-    ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, recorded_capacity,
-    rounded, sharing,
-};
+use super::on_disk::{Attributes, Image, shares, sizes};
+use super::source::ContentSource;
+use super::space::margin;
+use super::spec::{Provisioning, VolumeKind, inodes_for, rounded};
+use super::store::VolumeStore;
+use super::volume::Volume;
 use crate::descriptor::reopen;
 use crate::error::{Context, Result};
 use crate::flock;
@@ -52,7 +53,7 @@ impl VolumeStore {
                 self.require_undeleted(&volume.entry, entry, "grow")?;
                 volume.limit()
             };
-            self.reserve_limit(
+            self.space_book().reserve_limit(
                 entry,
                 "grow",
                 || Ok(capacity.saturating_sub(limit()?)),
@@ -74,7 +75,7 @@ impl VolumeStore {
         let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", id)?;
         let _lock =
             flock::exclusive(own, self.options.lock_timeout, "grow the volume, which locks its image")?;
-        let recorded = recorded_capacity::read(&image)?.unwrap_or_default();
+        let recorded = sizes::read_capacity(&image)?.unwrap_or_default();
         let current = size_of(&image, id)?;
         if current.max(recorded) < capacity {
             volume.require_whole()?;
@@ -83,7 +84,7 @@ impl VolumeStore {
         // Another call that made it as large as this may have died before that was recorded.
         let size = size_of(&image, id)?;
         if recorded < size {
-            recorded_capacity::write(&image, size)?;
+            sizes::write_capacity(&image, size)?;
             return fsync(&image).context("fsync volume", id);
         }
         // Nor need it have been durable.
@@ -93,11 +94,10 @@ impl VolumeStore {
     fn allocate_more(&self, image: &OwnedFd, id: &VolumeId, current: Bytes, capacity: Bytes) -> Result<()> {
         let provisioning = Image::read(image)?.provisioning;
         let mut more = capacity.saturating_sub(current);
-        if provisioning == Provisioning::Thin || sharing::may_share(image)? {
-            let margin = sharing::margin(capacity).saturating_sub(sharing::margin(current));
-            more = more.saturating_add(margin);
+        if provisioning == Provisioning::Thin || shares::may_share(image)? {
+            more = more.saturating_add(margin(capacity).saturating_sub(margin(current)));
         }
-        let promise = self.promise(ContentSource::Volume(id), more, "grow")?;
+        let promise = self.space_book().promise(ContentSource::Volume(id), more, "grow")?;
         let allocated = allocate(image, current, capacity, provisioning);
         if allocated.is_err() && size_of(image, id).is_ok_and(|size| size == current) {
             promise.withdraw();

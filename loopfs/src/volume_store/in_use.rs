@@ -28,9 +28,10 @@ use nix::sys::stat::{fstat, major, minor};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
 use super::id::VolumeId;
-use super::layout::{self, Layout};
-use super::ledger::Boot;
-use super::{ContentSource, VolumeStore};
+use super::on_disk::Boot;
+use super::on_disk::layout::{self, Layout};
+use super::source::ContentSource;
+use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;

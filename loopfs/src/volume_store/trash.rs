@@ -13,12 +13,12 @@ use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::fstatat;
 use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
 
-use super::attributes::Attributes;
 use super::id::{SnapshotId, VolumeId};
-use super::image_space::{self, Released};
-use super::{ContentSource, VolumeStore, layout};
+use super::on_disk::{Attributes, layout};
+use super::source::ContentSource;
+use super::space::{Released, recorded};
+use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::ProjectId;
 use crate::sys::file_lease;
 
 impl VolumeStore {
@@ -80,7 +80,7 @@ impl VolumeStore {
     /// As [`empty_trash`](Self::empty_trash).
     pub fn empty_trash_giving_way(&self, mut give_way: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
-        let mut first_error = self.retry_draining().err();
+        let mut first_error = self.space_book().retry_draining().err();
         // Removing them again in this call would fail again.
         let mut failed = HashSet::new();
         loop {
@@ -141,7 +141,7 @@ impl VolumeStore {
         quota.finish_frees(project)?;
         // The directory itself is the one inode left. Until then it marks the id as taken.
         if quota.usage(project)?.is_some_and(|usage| usage.inodes.0 > 1) {
-            self.limit_to_usage(project)?;
+            self.space_book().limit_to_usage(project)?;
             return Ok(Removal::Postponed);
         }
         drop(directory);
@@ -150,7 +150,7 @@ impl VolumeStore {
         if !self.unlink(name, UnlinkatFlags::RemoveDir)? {
             return Ok(Removal::Postponed);
         }
-        self.release_project(project)?;
+        self.space_book().release_project(project)?;
         Ok(Removal::Done { volume: true })
     }
 
@@ -159,27 +159,20 @@ impl VolumeStore {
     fn remove_image(&self, name: &str) -> Result<Removal> {
         let Some(image) = self.open_unused_image(name)? else { return Ok(Removal::Postponed) };
         let released = Released::of(&image)?;
-        if image_space::recorded(&image).is_some() {
+        if recorded(&image).is_some() {
             // Frees the blocks now. After the last name is removed the file system would do it in the background, and a
             // count would take them for its own. The record keeps the reservation, also if the process dies here.
             ftruncate(&image, 0).context("free the blocks of", name)?;
         }
-        let removed = self.with_account(|account| {
-            let removed = self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
-            match released {
-                _ if !removed => {}
-                Released::Bytes(bytes) => account.withdraw(bytes),
-                Released::Unknown => account.promised = None,
-            }
-            Ok(removed)
-        })?;
+        let removed =
+            self.space_book().remove_image(released, || self.unlink(name, UnlinkatFlags::NoRemoveDir))?;
         Ok(if removed { Removal::Done { volume: true } } else { Removal::Postponed })
     }
 
     /// Returns `None` if the image is open elsewhere, or was removed by another process.
     fn open_unused_image(&self, name: &str) -> Result<Option<OwnedFd>> {
         // A count in another process has images open for a moment, and holds this.
-        let _account = self.layout.ledger()?;
+        let _account = self.space_book().lock_out_counts()?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         let image = match layout::open_beneath(self.layout.trash.as_fd(), name, flags) {
             Ok(image) => image,
@@ -204,35 +197,6 @@ impl VolumeStore {
             Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
             Err(errno) => Err(refused(name, errno)),
         }
-    }
-
-    /// Frees the id of a removed directory, and releases what its limit reserved. While the directory is still open or
-    /// mounted somewhere its inode is charged to the id, which then keeps its limit. The next emptying tries again, or
-    /// recovery finds the id.
-    ///
-    /// Other processes may free the same id concurrently. Only the one that removes the limit releases the reservation,
-    /// and it does so with the account locked.
-    pub(super) fn release_project(&self, project: ProjectId) -> Result<()> {
-        // Before the account is locked. Otherwise all creations would wait for the files that any tenant has deleted.
-        let finished = self.filesystem.quota().finish_frees(project);
-        self.with_account(|account| {
-            self.ids.release_finished(project, finished, |usage| account.withdraw_limit(usage)).map(drop)
-        })
-    }
-
-    /// Tries again to free ids that were draining. The exclusive lock keeps other processes from creating volumes in the
-    /// meantime. An id that a directory carries was freed and allocated again by another process, and is left alone.
-    fn retry_draining(&self) -> Result<()> {
-        if self.ids.draining().is_empty() {
-            return Ok(());
-        }
-        // Before anything is locked, as above. Files that are closed after this are left to the next emptying.
-        self.finish_all_frees()?;
-        let _lock = self.layout.lock_exclusive()?;
-        let carried = self.carried()?;
-        self.with_account(|account| {
-            self.ids.retry_finished(&carried, |usage| account.withdraw_limit(usage)).map(drop)
-        })
     }
 
     /// Removes everything in a directory of the trash. A directory that is not empty is lifted

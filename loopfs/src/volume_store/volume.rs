@@ -7,12 +7,12 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 use nix::sys::statvfs::fstatvfs;
 
-use super::attributes::Attributes;
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
-use super::{
-    Image, OwnedContentSource, VolumeKind, VolumeSpec, layout, recorded_capacity, settings, sharing, source,
-};
+use super::on_disk::{Attributes, Image, Record, layout, made_from, shares, sizes};
+use super::settings;
+use super::source::OwnedContentSource;
+use super::spec::{VolumeKind, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::Access;
 use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
@@ -115,7 +115,7 @@ impl Volume {
     pub fn may_share_blocks(&self) -> Result<bool> {
         match self.kind {
             VolumeKind::Filesystem => Ok(false),
-            VolumeKind::Block => sharing::may_share(&self.entry),
+            VolumeKind::Block => shares::may_share(&self.entry),
         }
     }
 
@@ -162,7 +162,7 @@ impl Volume {
     /// # Errors
     /// Those of fgetxattr(2).
     pub fn source(&self) -> Result<Option<OwnedContentSource>> {
-        source::read(&self.entry)
+        made_from::read(&self.entry)
     }
 
     /// Use and capacity, in constant time.
@@ -217,7 +217,7 @@ impl Volume {
                 ),
             )
         } else {
-            self.foreign_condition()?
+            Record::read(&self.entry)?.map_or(Condition::Healthy, |record| record.condition())
         })
     }
 
@@ -239,9 +239,9 @@ impl Volume {
         })
     }
 
-    /// In this order: see [`recorded_capacity`].
+    /// In this order: see [`sizes`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
-        let recorded = recorded_capacity::read(&self.entry)?.unwrap_or_default();
+        let recorded = sizes::read_capacity(&self.entry)?.unwrap_or_default();
         let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
         Ok((recorded, Bytes(size)))
     }

@@ -5,14 +5,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 
-use super::super::attributes::Attributes;
-use super::super::staging::Staged;
-use super::super::{VolumeStore, inodes_for};
-use super::{Original, Target};
+use super::target::{Original, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::Usage;
 use crate::project_tree::{LeftOutReason, clone_tree};
 use crate::units::{Bytes, Inodes};
+use crate::volume_store::on_disk::Attributes;
+use crate::volume_store::spec::inodes_for;
+use crate::volume_store::staging::Staged;
+use crate::volume_store::store::VolumeStore;
 
 /// A limit of 0 would be none. The directory itself is an inode, and need not have a block.
 const LEAST: Bytes = Bytes(4096);

@@ -6,15 +6,18 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 
-use super::super::grow::allocate;
-use super::super::{Image, Provisioning, VolumeStore, sharing};
-use super::{Original, Target};
+use super::target::{Original, Target};
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, Result};
 use crate::flock;
 use crate::loop_device::Access;
 use crate::reflink;
 use crate::units::Bytes;
+use crate::volume_store::grow::allocate;
+use crate::volume_store::on_disk::{Image, shares};
+use crate::volume_store::space::margin;
+use crate::volume_store::spec::Provisioning;
+use crate::volume_store::store::VolumeStore;
 
 impl VolumeStore {
     /// The shared lock must be held.
@@ -38,11 +41,11 @@ impl VolumeStore {
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
         let promised = promise_of(target, &original, of_source, size)?;
-        let promise = self.promise(target.entry(), promised, target.operation())?;
+        let promise = self.space_book().promise(target.entry(), promised, target.operation())?;
         self.make_image(target.entry(), promise, |image| {
             settings.record(image, target.entry())?;
-            sharing::mark(&original).context("mark the source of", target.entry())?;
-            sharing::mark(image).context("set up", target.entry())?;
+            shares::mark(&original).context("mark the source of", target.entry())?;
+            shares::mark(image).context("set up", target.entry())?;
             share(&original, image, target)?;
             target.record(image, source, size)?;
             match target {
@@ -53,18 +56,18 @@ impl VolumeStore {
             }
         })
         // What the source shares now depends on how far it went.
-        .inspect_err(|_| self.count_anew())
+        .inspect_err(|_| self.space_book().count_anew())
     }
 }
 
 /// What the copy of an image, and its source, may come to take beyond what the source was promised.
 fn promise_of(target: Target<'_>, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
     let copy = match target {
-        Target::Volume { capacity, .. } => capacity.saturating_add(sharing::margin(capacity)),
+        Target::Volume { capacity, .. } => capacity.saturating_add(margin(capacity)),
         Target::Snapshot { .. } => size,
     };
-    let has_margin = of_source.provisioning == Provisioning::Thin || sharing::may_share(original)?;
-    Ok(if has_margin { copy } else { copy.saturating_add(sharing::margin(size)) })
+    let has_margin = of_source.provisioning == Provisioning::Thin || shares::may_share(original)?;
+    Ok(if has_margin { copy } else { copy.saturating_add(margin(size)) })
 }
 
 fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> {
@@ -84,9 +87,9 @@ fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> 
 mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
 
-    use super::super::super::SnapshotId;
     use super::*;
     use crate::error::ErrorKind;
+    use crate::volume_store::id::SnapshotId;
 
     #[test]
     fn a_file_system_that_cannot_share_blocks_is_named_with_what_to_do() {

@@ -8,10 +8,11 @@
 
 use std::ffi::CStr;
 
-use super::{VolumeStore, layout};
+use super::book::SpaceBook;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{xattr, xfs};
 use crate::units::Bytes;
+use crate::volume_store::on_disk::layout;
 
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
 const NAME: &CStr = c"trusted.loopfs.overhead";
@@ -21,9 +22,9 @@ const CHUNK: u64 = 64;
 /// What the lists of free blocks take goes up and down by a few blocks.
 const FLUCTUATION: Bytes = Bytes(256 << 10);
 
-impl VolumeStore {
+impl SpaceBook<'_> {
     /// Writes down what the file system takes while nothing else does. Nobody may be opening the store.
-    pub(super) fn remember_overhead(&self) -> Result<()> {
+    pub(crate) fn remember_overhead(&self) -> Result<()> {
         if self.remembered()?.is_some() || !self.is_empty()? {
             return Ok(());
         }

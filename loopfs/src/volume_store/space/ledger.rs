@@ -7,13 +7,16 @@
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
-use nix::fcntl::Flock;
+use nix::fcntl::{Flock, OFlag};
 
 use super::pending::{self, Pending};
 use crate::error::{Context, Result};
+use crate::flock;
 use crate::project_quota::Usage;
 use crate::sys::xattr;
 use crate::units::Bytes;
+use crate::volume_store::on_disk::Boot;
+use crate::volume_store::on_disk::layout::{self, Layout};
 
 const FILE: &str = ".loopfs/promised";
 const NAME: &CStr = c"trusted.loopfs.promised";
@@ -67,23 +70,6 @@ impl Account {
     }
 }
 
-/// Which boot this is: `/proc/sys/kernel/random/boot_id` (random(4)).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Boot(String);
-
-impl std::fmt::Display for Boot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Boot {
-    pub(super) fn current() -> Result<Self> {
-        const PATH: &str = "/proc/sys/kernel/random/boot_id";
-        Ok(Self(std::fs::read_to_string(PATH).context("read", PATH)?.trim().to_owned()))
-    }
-}
-
 /// The account, locked while this lives. Whoever holds it waits for project ids at most.
 #[derive(Debug)]
 pub(super) struct Ledger<'a> {
@@ -92,8 +78,12 @@ pub(super) struct Ledger<'a> {
 }
 
 impl<'a> Ledger<'a> {
-    pub(super) fn new(file: Flock<OwnedFd>, boot: &'a Boot) -> Self {
-        Self { file, boot }
+    /// What is promised, as it is while nobody else changes it.
+    pub(super) fn lock(layout: &'a Layout) -> Result<Self> {
+        // A store of an earlier version has none.
+        let file = layout::open_file(&layout.private, "promised", OFlag::O_RDWR | OFlag::O_CREAT)?;
+        let file = flock::exclusive(file, layout.lock_timeout, "account for space, which takes the lock")?;
+        Ok(Self { file, boot: &layout.boot })
     }
 
     pub(super) fn read(&self) -> Result<Account> {
