@@ -24,24 +24,24 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod baseline;
 #[cfg(feature = "breakage")]
 #[doc(hidden)]
 pub mod breakage;
 mod descriptor;
 mod error;
 mod flock;
-#[cfg(feature = "bench")]
-#[doc(hidden)]
-pub mod floor;
 mod loop_device;
 mod mount;
-#[cfg(feature = "kernel-tests")]
-#[doc(hidden)]
-pub mod probe;
 mod project_quota;
 mod project_tree;
 mod reflink;
 mod sys;
+#[cfg(feature = "kernel-tests")]
+#[doc(hidden)]
+pub mod test_support;
 mod units;
 mod volume_store;
 

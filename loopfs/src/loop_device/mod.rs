@@ -10,7 +10,7 @@ mod detach;
 mod device;
 mod discard;
 mod exclusion;
-mod hint;
+mod index_lock;
 #[cfg(test)]
 mod model_tests;
 mod options;
@@ -26,4 +26,4 @@ pub use discard::Discard;
 pub use options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 pub use pool::PoolOptions;
 
-pub(crate) use hint::{kept_by, start as record_attachments};
+pub(crate) use index_lock::{attached_index, mark_new_file_tracked};

@@ -12,15 +12,15 @@
 //! The limits of id 0 are the defaults of all ids, its grace periods those of all: it is no [`ProjectId`].
 
 mod enforcement;
+mod errors;
 mod ids;
 mod limits;
 mod project_id;
 mod quota;
-mod refusal;
 mod search;
 
+pub(crate) use errors::{Interface, explain};
 pub(crate) use quota::project_and_inheritance_of;
-pub(crate) use refusal::{Interface, explain};
 
 pub use enforcement::Enforcement;
 pub use ids::{ProjectIds, Reclaimed, Release};

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::errno::Errno;
 
 use super::enforcement::Enforcement;
+use super::errors::{Interface, explain};
 use super::limits::{self, Limits, StoredLimits, Usage};
 use super::project_id::ProjectId;
-use super::refusal::{Interface, explain};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fsxattr;
 use crate::sys::quotactl;

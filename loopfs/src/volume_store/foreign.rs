@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 use super::id::{SnapshotId, VolumeId};
-use super::on_disk::{Attributes, Record, Told, layout};
+use super::on_disk::{Attributes, ForeignFinding, ForeignRecord, layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
@@ -96,7 +96,7 @@ impl VolumeStore {
         for name in layout::names(&self.layout.volumes, "volumes")? {
             let Some(directory) = open_if_directory(&self.layout.volumes, &name)? else { continue };
             let Ok(id) = VolumeId::parse(&name) else { continue };
-            if Record::read(&directory)?.is_some() {
+            if ForeignRecord::read(&directory)?.is_some() {
                 evidence.recorded.insert(id);
             }
             let Some(Attributes { project, .. }) = Attributes::read(&directory)? else { continue };
@@ -163,7 +163,7 @@ impl VolumeStore {
         let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
         let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options);
         // What is charged beyond a limit, here or there, is reserved too.
-        self.space_book().count_anew();
+        self.space_book().invalidate_total();
         tagged.map(|report| report.changed)
     }
 
@@ -210,23 +210,27 @@ impl VolumeStore {
             let holds = found.iter().find(|files| files.volume.as_str() == name);
             let is_charged = |files: &&ForeignFiles| matches!(&files.charged, ChargedTo::Volume(id) if id.as_str() == name);
             let now = match (holds, found.iter().find(is_charged)) {
-                (Some(files), _) => {
-                    Some(Record::Holds(Told::new(files.names, files.charged.to_string(), &files.example)))
-                }
-                (None, Some(files)) => {
-                    Some(Record::Charged(Told::new(files.names, files.volume.to_string(), &files.example)))
-                }
+                (Some(files), _) => Some(ForeignRecord::Holds(ForeignFinding::new(
+                    files.names,
+                    files.charged.to_string(),
+                    &files.example,
+                ))),
+                (None, Some(files)) => Some(ForeignRecord::Charged(ForeignFinding::new(
+                    files.names,
+                    files.volume.to_string(),
+                    &files.example,
+                ))),
                 (None, None) => None,
             };
-            let recorded = Record::read(&directory)?;
+            let recorded = ForeignRecord::read(&directory)?;
             let keep = now.is_none()
                 && match &recorded {
-                    Some(Record::Holds(_)) => unsure(&name),
-                    Some(Record::Charged(told)) => unsure(&told.other),
+                    Some(ForeignRecord::Holds(_)) => unsure(&name),
+                    Some(ForeignRecord::Charged(finding)) => unsure(&finding.other),
                     None => true,
                 };
             if !keep && now != recorded {
-                Record::write(now.as_ref(), &directory).context("record the files of", name)?;
+                ForeignRecord::write(now.as_ref(), &directory).context("record the files of", name)?;
             }
         }
         Ok(())
@@ -287,16 +291,16 @@ mod tests {
             example in "\\PC{0,300}|[\n\t a=]{0,20}",
             holds: bool,
         ) {
-            let told = Told::new(names, charged.to_string(), std::path::Path::new(&example));
-            let record = if holds { Record::Holds(told) } else { Record::Charged(told) };
+            let finding = ForeignFinding::new(names, charged.to_string(), std::path::Path::new(&example));
+            let record = if holds { ForeignRecord::Holds(finding) } else { ForeignRecord::Charged(finding) };
             let text = record.print();
             prop_assert!(text.len() <= MAX_RECORD, "{}", text.len());
-            prop_assert_eq!(Record::parse(&text), Some(record));
+            prop_assert_eq!(ForeignRecord::parse(&text), Some(record));
         }
 
         #[test]
         fn any_text_is_a_record_or_none(text in "(holds |charged |names=|other=|example=|[0-9]{0,22}|\\PC){0,8}") {
-            Record::parse(&text);
+            ForeignRecord::parse(&text);
         }
     }
 

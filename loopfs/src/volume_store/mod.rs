@@ -6,13 +6,13 @@
 mod clone;
 mod condition;
 mod create;
+mod device_size;
+mod expand;
 mod foreign;
-mod grow;
 mod id;
 mod in_use;
 mod on_disk;
 mod recover;
-mod refreshed;
 mod settings;
 mod snapshot;
 mod source;
@@ -24,11 +24,11 @@ mod trash;
 mod volume;
 
 pub use condition::{AbnormalReason, Condition};
+pub use device_size::{Changes, VolumeWatch};
 pub use foreign::{ChargedTo, ForeignEvidence, ForeignFiles};
 pub use id::{SnapshotId, VolumeId};
 pub use on_disk::{FilesystemUuid, Image};
 pub use recover::Recovered;
-pub use refreshed::{Changes, VolumeWatch};
 pub use settings::{Setting, SettingError};
 pub use snapshot::Snapshot;
 pub use source::{ContentSource, OwnedContentSource};

@@ -7,7 +7,7 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{fstat, fstatat};
 use nix::unistd::ftruncate;
 
-use super::on_disk::{carried, layout};
+use super::on_disk::{assigned_ids, layout};
 use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
 use crate::units::Bytes;
@@ -40,19 +40,19 @@ impl VolumeStore {
             recovered.unfinished += usize::from(self.remove_abandoned(&name)?);
         }
         for name in layout::names(&self.layout.volumes, "volumes")? {
-            recovered.trimmed += usize::from(self.trim(&name)?);
+            recovered.trimmed += usize::from(self.free_eof_blocks(&name)?);
         }
-        let reclaimed = self.ids.recover(&carried(&self.layout)?)?;
+        let reclaimed = self.ids.recover(&assigned_ids(&self.layout)?)?;
         recovered.released_ids = reclaimed.freed.len();
         recovered.busy_ids = reclaimed.draining.len();
         // Directories that were removed from staging and ids that were freed have nothing reserved any more.
-        self.space_book().count_anew();
+        self.space_book().invalidate_total();
         Ok(recovered)
     }
 
     /// Drops the blocks that an image has past its end: growing allocates first. Blocks of the map of
     /// its blocks count too, so more blocks than bytes are only a reason to look.
-    fn trim(&self, name: &str) -> Result<bool> {
+    fn free_eof_blocks(&self, name: &str) -> Result<bool> {
         let absent_or = |errno| match errno {
             Errno::ENOENT => Ok(false),
             errno => Err(Error::sys("look for blocks past the end of", name, errno)),

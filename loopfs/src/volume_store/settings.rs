@@ -96,7 +96,7 @@ pub(super) fn other_ratio(found: NonZeroU64, asked: NonZeroU64) -> Option<String
 
 impl Image {
     /// Settles what an empty image will be, given the file.
-    pub(super) fn settle(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
+    pub(super) fn resolve(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
         let unit = statx::direct_io_alignment(image).context("statx the image of volume", id)?;
         let least = LogicalBlockSize::at_least(unit);
@@ -113,7 +113,7 @@ impl Image {
 
     /// Settles what an image with the content of `self`, the image of `source`, will be. It has its block size, which
     /// the content was made for.
-    pub(super) fn settle_clone(
+    pub(super) fn resolve_clone(
         self,
         source: ContentSource<'_>,
         spec: ImageSpec,
@@ -285,8 +285,8 @@ mod tests {
         let spec = ImageSpec { direct_io, ..ImageSpec::default() };
         let preferring = image(ImageDirectIo::Preferred, size);
         let outcomes = [
-            image(direct_io, size).settle_clone(ContentSource::Volume(&id), ImageSpec::default(), &id),
-            preferring.settle_clone(ContentSource::Volume(&id), spec, &id),
+            image(direct_io, size).resolve_clone(ContentSource::Volume(&id), ImageSpec::default(), &id),
+            preferring.resolve_clone(ContentSource::Volume(&id), spec, &id),
         ];
         for outcome in outcomes {
             match outcome {
@@ -305,7 +305,7 @@ mod tests {
     fn the_content_of_a_clone_keeps_its_block_size() {
         let id = VolumeId::parse("clone").unwrap();
         let asked = ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
-        let error = Image::UNRECORDED.settle_clone(ContentSource::Volume(&id), asked, &id).unwrap_err();
+        let error = Image::UNRECORDED.resolve_clone(ContentSource::Volume(&id), asked, &id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains("made for 512"), "{error}");
     }

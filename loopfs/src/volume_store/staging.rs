@@ -115,7 +115,7 @@ impl Staged<'_> {
     }
 
     /// Changes its limits to what they shall be in the end, and takes back what was promised beyond that.
-    pub(super) fn settle(&mut self, bytes: Bytes, inodes: Inodes) -> Result<()> {
+    pub(super) fn set_final_limits(&mut self, bytes: Bytes, inodes: Inodes) -> Result<()> {
         let surplus = self.limit.saturating_sub(bytes);
         let limits = Limits::hard(bytes, inodes);
         let set = || self.quota().set_limits(self.project, limits).map(drop);

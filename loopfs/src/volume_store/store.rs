@@ -55,7 +55,7 @@ impl VolumeStore {
             filesystem.write_record()?;
         }
         let store = Self::over(filesystem, options)?;
-        store.space_book().remember_overhead()?;
+        store.space_book().record_overhead()?;
         Ok(store)
     }
 
@@ -207,7 +207,7 @@ impl VolumeStore {
         }
     }
 
-    /// Room on the file system for new volumes. While images are being created or grown, `available` may be too small by
+    /// Available on the file system for new volumes. While images are being created or grown, `available` may be too small by
     /// what they get. Afterwards it is exact again, but for what the file system has taken for itself since the last
     /// count.
     ///

@@ -47,7 +47,7 @@ impl VolumeStore {
     fn discard(&self, entry: ContentSource<'_>) -> Result<bool> {
         let _lock = self.layout.lock_shared()?;
         let held = match entry {
-            ContentSource::Volume(id) => Some(self.require_unused(id)?),
+            ContentSource::Volume(id) => Some(self.guard_deletion(id)?),
             // Nobody can be shown one.
             ContentSource::Snapshot(_) => None,
         };
@@ -73,14 +73,14 @@ impl VolumeStore {
     }
 
     /// As [`empty_trash`](Self::empty_trash), for a caller who does more urgent things with the same disk and processors:
-    /// `give_way` is called before each file is removed, and can wait as long as it wants. No lock is held then, and
+    /// `yield_now` is called before each file is removed, and can wait as long as it wants. No lock is held then, and
     /// what is left in the trash is complete for whoever else empties it.
     ///
     /// # Errors
     /// As [`empty_trash`](Self::empty_trash).
-    pub fn empty_trash_giving_way(&self, mut give_way: impl FnMut()) -> Result<usize> {
+    pub fn empty_trash_giving_way(&self, mut yield_now: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
-        let mut first_error = self.space_book().retry_draining().err();
+        let mut first_error = self.space_book().retry_deferred_releases().err();
         // Removing them again in this call would fail again.
         let mut failed = HashSet::new();
         loop {
@@ -89,7 +89,7 @@ impl VolumeStore {
                 if failed.contains(&name) {
                     continue;
                 }
-                match self.remove_entry(&name, &mut give_way, &mut progress) {
+                match self.remove_entry(&name, &mut yield_now, &mut progress) {
                     Ok(Removal::Done { volume }) => {
                         progress = true;
                         removed += usize::from(volume);
@@ -108,8 +108,8 @@ impl VolumeStore {
     }
 
     /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if there are new entries.
-    fn remove_entry(&self, name: &str, give_way: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
-        give_way();
+    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
+        yield_now();
         let trash = &self.layout.trash;
         let status = match fstatat(trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => status,
@@ -130,7 +130,7 @@ impl VolumeStore {
             directory => directory?,
         };
         let attributes = Attributes::read(&directory)?;
-        if self.empty_directory(&directory, name, give_way, progress)? {
+        if self.empty_directory(&directory, name, yield_now, progress)? {
             return Ok(Removal::Postponed);
         }
         let Some(Attributes { project, .. }) = attributes else {
@@ -209,7 +209,7 @@ impl VolumeStore {
         &self,
         directory: &OwnedFd,
         name: &str,
-        give_way: &mut impl FnMut(),
+        yield_now: &mut impl FnMut(),
         progress: &mut bool,
     ) -> Result<bool> {
         let (mut any_lifted, mut first_error) = (false, None);
@@ -222,7 +222,7 @@ impl VolumeStore {
             if matches!(child.to_bytes(), b"." | b"..") {
                 continue;
             }
-            give_way();
+            yield_now();
             match self.remove_child(directory, name, child) {
                 Ok(Child::Removed) => {}
                 Ok(Child::Lifted) => any_lifted = true,

@@ -9,7 +9,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
-use super::on_disk::{Attributes, Image, Record, layout, made_from, shares, sizes};
+use super::on_disk::{Attributes, ForeignRecord, Image, layout, made_from, shares, sizes};
 use super::settings;
 use super::source::OwnedContentSource;
 use super::spec::{VolumeKind, VolumeSpec};
@@ -217,7 +217,7 @@ impl Volume {
                 ),
             )
         } else {
-            Record::read(&self.entry)?.map_or(Condition::Healthy, |record| record.condition())
+            ForeignRecord::read(&self.entry)?.map_or(Condition::Healthy, |record| record.condition())
         })
     }
 
@@ -232,7 +232,7 @@ impl Volume {
             used,
             available: capacity.saturating_sub(used),
             inodes: None,
-            condition: match cut_off(recorded, size) {
+            condition: match truncation(recorded, size) {
                 None => Condition::Healthy,
                 Some(message) => Condition::abnormal(AbnormalReason::ImageTruncated, message),
             },
@@ -256,7 +256,7 @@ impl Volume {
             return Ok(());
         }
         let (recorded, size) = self.recorded_and_size()?;
-        match cut_off(recorded, size) {
+        match truncation(recorded, size) {
             None => Ok(()),
             Some(message) => Err(Error::new(ErrorKind::Damaged, "use volume", &self.id, message)),
         }
@@ -297,7 +297,7 @@ impl Volume {
 }
 
 /// What is wrong with an image that is shorter than it was made.
-fn cut_off(recorded: Bytes, size: Bytes) -> Option<String> {
+fn truncation(recorded: Bytes, size: Bytes) -> Option<String> {
     (size < recorded).then(|| {
         format!(
             "the image was cut off: {size} of {recorded} are left, and what was past them is lost; restore the volume \

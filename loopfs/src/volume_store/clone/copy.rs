@@ -72,7 +72,7 @@ impl VolumeStore {
     fn copy(&self, source: ContentSource<'_>, target: Target<'_>) -> Result<()> {
         let lock = self.layout.lock_shared()?;
         // Asked before the source is: that may be gone by the time the call is repeated.
-        if self.is_durably_there(|| self.has_copy(source, target))? {
+        if self.exists_durably(|| self.has_copy(source, target))? {
             return Ok(());
         }
         let original = self.original(source)?;
@@ -82,7 +82,7 @@ impl VolumeStore {
             VolumeKind::Block => self.copy_image(&original, target),
             VolumeKind::Filesystem => self.copy_directory(lock, &original, target),
         };
-        copied.or_else(|error| self.unless_made_by_other(error, || self.has_copy(source, target)))
+        copied.or_else(|error| self.unless_created_concurrently(error, || self.has_copy(source, target)))
     }
 
     /// Whether the target is there, as it is asked.

@@ -13,7 +13,7 @@ use crate::flock;
 use crate::loop_device::Access;
 use crate::reflink;
 use crate::units::Bytes;
-use crate::volume_store::grow::allocate;
+use crate::volume_store::expand::allocate;
 use crate::volume_store::on_disk::{Image, shares};
 use crate::volume_store::space::margin;
 use crate::volume_store::spec::Provisioning;
@@ -29,20 +29,20 @@ impl VolumeStore {
         let own = reopen(original.as_fd(), OFlag::O_RDONLY).context("open the image of", source)?;
         let _lock_source =
             flock::exclusive(own, self.options.lock_timeout, "copy an image, which locks the source")?;
-        if self.is_durably_there(|| self.has_copy(source, target))? {
+        if self.exists_durably(|| self.has_copy(source, target))? {
             return Ok(());
         }
         let size = Bytes(fstat(&original).context("fstat", source)?.st_size as u64);
-        target.require_room_for(source, size)?;
+        target.require_capacity_for(source, size)?;
         let of_source = Image::read(&original)?;
         let settings = match target {
-            Target::Volume { id, spec, .. } => of_source.settle_clone(source, spec.image, id)?,
+            Target::Volume { id, spec, .. } => of_source.resolve_clone(source, spec.image, id)?,
             // As its source.
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
-        let promised = promise_of(target, &original, of_source, size)?;
-        let promise = self.space_book().promise(target.entry(), promised, target.operation())?;
-        self.make_image(target.entry(), promise, |image| {
+        let promised = reservation_of(target, &original, of_source, size)?;
+        let promise = self.space_book().reserve(target.entry(), promised, target.operation())?;
+        self.create_image_from(target.entry(), promise, |image| {
             settings.record(image, target.entry())?;
             shares::mark(&original).context("mark the source of", target.entry())?;
             shares::mark(image).context("set up", target.entry())?;
@@ -56,12 +56,12 @@ impl VolumeStore {
             }
         })
         // What the source shares now depends on how far it went.
-        .inspect_err(|_| self.space_book().count_anew())
+        .inspect_err(|_| self.space_book().invalidate_total())
     }
 }
 
 /// What the copy of an image, and its source, may come to take beyond what the source was promised.
-fn promise_of(target: Target<'_>, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
+fn reservation_of(target: Target<'_>, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
     let copy = match target {
         Target::Volume { capacity, .. } => capacity.saturating_add(margin(capacity)),
         Target::Snapshot { .. } => size,

@@ -52,7 +52,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    pub(super) fn require_room_for(self, source: ContentSource<'_>, size: Bytes) -> Result<()> {
+    pub(super) fn require_capacity_for(self, source: ContentSource<'_>, size: Bytes) -> Result<()> {
         match self {
             Self::Volume { capacity, .. } if capacity < size => {
                 let detail = format!("{capacity} asked, and {source} has {size}");

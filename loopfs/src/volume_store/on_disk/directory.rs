@@ -60,16 +60,16 @@ impl Attributes {
 }
 
 /// The project ids that a directory of the store carries or is recorded to carry.
-pub(crate) fn carried(layout: &Layout) -> Result<HashSet<ProjectId>> {
-    let mut carried = HashSet::new();
-    for directory in layout.shelves().chain([&layout.staging]) {
-        carry(directory, &mut carried)?;
+pub(crate) fn assigned_ids(layout: &Layout) -> Result<HashSet<ProjectId>> {
+    let mut assigned = HashSet::new();
+    for directory in layout.entry_directories().chain([&layout.staging]) {
+        add_assigned_ids(directory, &mut assigned)?;
     }
-    Ok(carried)
+    Ok(assigned)
 }
 
 /// Adds the project ids that the directories of `parent` carry or are recorded to carry.
-fn carry(parent: &OwnedFd, carried: &mut HashSet<ProjectId>) -> Result<()> {
+fn add_assigned_ids(parent: &OwnedFd, assigned: &mut HashSet<ProjectId>) -> Result<()> {
     for name in layout::names(parent, "volumes and trash")? {
         let directory =
             match layout::open_beneath(parent.as_fd(), &name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
@@ -77,8 +77,8 @@ fn carry(parent: &OwnedFd, carried: &mut HashSet<ProjectId>) -> Result<()> {
                 Err(Errno::ENOTDIR | Errno::ENOENT) => continue,
                 Err(errno) => return Err(Error::sys("open", name, errno)),
             };
-        carried.extend(Attributes::read(&directory)?.map(|attributes| attributes.project));
-        carried.extend(ProjectId::new(project_of(&directory)?));
+        assigned.extend(Attributes::read(&directory)?.map(|attributes| attributes.project));
+        assigned.extend(ProjectId::new(project_of(&directory)?));
     }
     Ok(())
 }

@@ -10,29 +10,29 @@ use crate::error::{Context, Result};
 use crate::sys::xattr;
 use crate::volume_store::condition::{AbnormalReason, Condition};
 
-/// On the directory of a volume, see [`Record`].
+/// On the directory of a volume, see [`ForeignRecord`].
 const NAME: &CStr = c"trusted.loopfs.foreign";
 /// The longest value of an attribute that the store reads is 256 bytes.
 pub(crate) const MAX_RECORD: usize = 240;
 
 /// What a search found of a volume, as the condition of the volume reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
+pub(crate) enum ForeignRecord {
     /// It holds files that are charged to `other`.
-    Holds(Told),
+    Holds(ForeignFinding),
     /// It is charged for files that volume `other` holds.
-    Charged(Told),
+    Charged(ForeignFinding),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ForeignFinding {
     names: u64,
     pub(crate) other: String,
     /// Without control characters, and cut where it would be too long.
     example: String,
 }
 
-impl Told {
+impl ForeignFinding {
     pub(crate) fn new(names: u64, other: String, example: &Path) -> Self {
         let prefix = format!("charged names={names} other={} example=", other.replace(' ', "+"));
         let example = shortened(example, MAX_RECORD - prefix.len());
@@ -51,7 +51,7 @@ impl Told {
     }
 }
 
-impl Record {
+impl ForeignRecord {
     /// None where nothing is recorded, or nothing that this version understands.
     pub(crate) fn read(directory: &OwnedFd) -> Result<Option<Self>> {
         let value = xattr::get(directory, NAME).context("read the attribute of", "a volume's directory")?;
@@ -67,22 +67,22 @@ impl Record {
 
     pub(crate) fn print(&self) -> String {
         match self {
-            Self::Holds(told) => told.print("holds"),
-            Self::Charged(told) => told.print("charged"),
+            Self::Holds(finding) => finding.print("holds"),
+            Self::Charged(finding) => finding.print("charged"),
         }
     }
 
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text.split_once(' ')? {
-            ("holds", rest) => Told::parse(rest).map(Self::Holds),
-            ("charged", rest) => Told::parse(rest).map(Self::Charged),
+            ("holds", rest) => ForeignFinding::parse(rest).map(Self::Holds),
+            ("charged", rest) => ForeignFinding::parse(rest).map(Self::Charged),
             _ => None,
         }
     }
 
     pub(crate) fn condition(&self) -> Condition {
         match self {
-            Self::Holds(Told { names, other, example }) => Condition::abnormal(
+            Self::Holds(ForeignFinding { names, other, example }) => Condition::abnormal(
                 AbnormalReason::FilesInForeignProject,
                 format!(
                     "{names} files or directories of this volume carry another project id than the volume, {example:?} for \
@@ -90,7 +90,7 @@ impl Record {
                      `loopfs quota tag` on the volume's directory, or loopfs-provisioner with --repair-projects, puts them back"
                 ),
             ),
-            Self::Charged(Told { names, other, example }) => Condition::abnormal(
+            Self::Charged(ForeignFinding { names, other, example }) => Condition::abnormal(
                 AbnormalReason::ChargedForForeignFiles,
                 format!(
                     "{names} files or directories of volume {other}, {example:?} for example, carry the project id of this \

@@ -5,7 +5,7 @@
 //! .loopfs/lock           flock: shared by changes, exclusive for recovery
 //! .loopfs/promised       flock: the account of promised bytes
 //! .loopfs/project-ids    flock: one allocation of a project id at a time
-//! .loopfs/users/ID       a link: in which boot the directory ID was shown, and where; flock of users: changes
+//! .loopfs/users/ID       a link: in which boot the directory ID was shown, and where; flock of publications: changes
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
 //! snapshots/ID           likewise, and never written to
 //! staging/ID.SUFFIX      a directory being made, not yet a volume or snapshot
@@ -30,7 +30,7 @@ use crate::sys::random;
 use crate::volume_store::source::ContentSource;
 
 const FORMAT: &str = "loopfs store 1\n";
-const USERS: &str = ".loopfs/users";
+const PUBLICATIONS: &str = ".loopfs/users";
 
 /// Directories of the store, held open; everything else is reached beneath them.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(crate) struct Layout {
     /// None in a store of an earlier version that was opened to look at, or is read-only.
     pub(crate) snapshots: Option<OwnedFd>,
     /// As `snapshots`.
-    pub(crate) users: Option<OwnedFd>,
+    pub(crate) publications: Option<OwnedFd>,
     pub(crate) staging: OwnedFd,
     pub(crate) trash: OwnedFd,
     pub(crate) boot: Boot,
@@ -70,7 +70,7 @@ impl Layout {
 
     /// Makes what is missing. The format file comes last, so a half-made store is made again.
     pub(crate) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
-        for name in [".loopfs", USERS, "volumes", "snapshots", "staging", "trash"] {
+        for name in [".loopfs", PUBLICATIONS, "volumes", "snapshots", "staging", "trash"] {
             make_directory(root, name)?;
         }
         let private = open_directory(root, ".loopfs")?;
@@ -88,7 +88,7 @@ impl Layout {
 
     /// Makes what a store of an earlier version lacks. Where nothing can be made, nothing needs it.
     pub(crate) fn complete(root: BorrowedFd<'_>) -> Result<()> {
-        let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, USERS));
+        let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, PUBLICATIONS));
         match made {
             Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
             made => made,
@@ -105,7 +105,7 @@ impl Layout {
             private: open_directory(root, ".loopfs")?,
             volumes: open_directory(root, "volumes")?,
             snapshots: open_if_there("snapshots")?,
-            users: open_if_there(USERS)?,
+            publications: open_if_there(PUBLICATIONS)?,
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
@@ -174,7 +174,7 @@ impl Layout {
     }
 
     /// Everything that is promised space is in one of these.
-    pub(crate) fn shelves(&self) -> impl Iterator<Item = &OwnedFd> {
+    pub(crate) fn entry_directories(&self) -> impl Iterator<Item = &OwnedFd> {
         [&self.volumes, &self.trash].into_iter().chain(&self.snapshots)
     }
 

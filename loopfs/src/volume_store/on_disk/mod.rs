@@ -12,11 +12,11 @@ pub(crate) mod sizes;
 mod taken;
 
 pub(crate) use boot::Boot;
-pub(crate) use directory::{Attributes, carried};
+pub(crate) use directory::{Attributes, assigned_ids};
 pub(crate) use filesystem::{DataFilesystem, classify_missing};
 #[cfg(test)]
 pub(crate) use foreign_record::MAX_RECORD;
-pub(crate) use foreign_record::{Record, Told};
+pub(crate) use foreign_record::{ForeignFinding, ForeignRecord};
 pub(crate) use layout::Layout;
 pub(crate) use taken::{Taken, is_snapshot};
 

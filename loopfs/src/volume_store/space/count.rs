@@ -4,7 +4,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::book::SpaceBook;
 use super::image_space::ImageSpace;
-use super::ledger::Promised;
+use super::record::Reserved;
 use super::shared_blocks::SharedBlocks;
 use crate::error::{Context, Result};
 use crate::units::Bytes;
@@ -17,7 +17,7 @@ impl SpaceBook<'_> {
         Ok((Bytes(status.blocks() * unit), Bytes(status.blocks_available() * unit)))
     }
 
-    pub(super) fn count(&self) -> Result<Promised> {
+    pub(super) fn count(&self) -> Result<Reserved> {
         let (mut volumes, mut in_use) = (Bytes(0), Bytes(0));
         for usage in self.filesystem.quota().ids(self.range.clone()) {
             let usage = usage?;
@@ -26,10 +26,10 @@ impl SpaceBook<'_> {
             in_use = in_use.saturating_add(usage.bytes);
         }
         let mut shared = SharedBlocks::default();
-        for directory in self.layout.shelves() {
+        for directory in self.layout.entry_directories() {
             for name in layout::names(directory, "volumes, snapshots and trash")? {
                 if let Some(image) = ImageSpace::count(directory, &name, &mut shared)? {
-                    volumes = volumes.saturating_add(image.promised);
+                    volumes = volumes.saturating_add(image.reserved);
                     in_use = in_use.saturating_add(image.alone);
                 }
             }
@@ -37,6 +37,6 @@ impl SpaceBook<'_> {
         in_use = in_use.saturating_add(shared.once());
         let (total, free) = self.blocks()?;
         let overhead = total.saturating_sub(free).saturating_sub(in_use).max(self.least_overhead(total)?);
-        Ok(Promised { volumes, overhead, exact: true })
+        Ok(Reserved { volumes, overhead, exact: true })
     }
 }

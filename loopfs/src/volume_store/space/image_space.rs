@@ -14,7 +14,7 @@ use crate::volume_store::spec::Provisioning;
 
 /// What a count finds of an image.
 pub(super) struct ImageSpace {
-    pub(super) promised: Bytes,
+    pub(super) reserved: Bytes,
     /// In use, without the blocks that it shares.
     pub(super) alone: Bytes,
 }
@@ -40,7 +40,7 @@ impl ImageSpace {
             alone = alone.saturating_sub(common);
             sharing = common > Bytes(0);
         }
-        let promised = if is_snapshot(&image)? {
+        let reserved = if is_snapshot(&image)? {
             // It is not written to: its blocks stay, and the tree of its extents came on top when it was made.
             size.max(allocated)
         } else {
@@ -49,7 +49,7 @@ impl ImageSpace {
             let more = if sharing || is_thin(&image) { margin(size) } else { Bytes(0) };
             size.max(alone).saturating_add(more)
         };
-        Ok(Some(Self { promised, alone }))
+        Ok(Some(Self { reserved, alone }))
     }
 }
 

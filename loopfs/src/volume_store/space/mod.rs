@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | of a directory: the hard limit in the quota record of its project id | when the limit is set | when the limit is removed, which is after the directory is gone and nothing is charged to the id |
 //! | of an image: the capacity that is recorded on it, and what its extent tree may take | when it gets its name, or is grown | when its name is removed from the trash, which is after no process or loop device has it open, and after its blocks are free |
-//! | pending: for an image that a live process creates or grows ([`Promise`]) | before the first block is allocated | when the image has its name or size, or has neither |
+//! | pending: for an image that a live process creates or grows ([`PendingReservation`]) | before the first block is allocated | when the image has its name or size, or has neither |
 //!
 //! **The total** of all of them is kept in the account (`ledger`). It changes only with the account locked, and in the same
 //! section as the reservation: the call that removes a limit or a name releases what that reserved, and a call that
@@ -25,15 +25,15 @@
 mod book;
 mod count;
 mod image_space;
-mod ledger;
 mod overhead;
 mod pending;
+mod record;
 mod release;
 mod reservation;
 mod shared_blocks;
 
-pub(crate) use book::{Promise, SpaceBook};
+pub(crate) use book::{PendingReservation, SpaceBook};
 pub(crate) use image_space::{Released, recorded};
-pub(crate) use reservation::{margin, promise_of};
+pub(crate) use reservation::{margin, reservation_of};
 
 pub use reservation::Space;

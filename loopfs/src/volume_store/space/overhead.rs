@@ -3,7 +3,7 @@
 //! It is what is left of the space that is not free when all that volumes use is taken from it. But files of
 //! directories that share blocks, after a copy by the store or by a tenant's `cp --reflink`, are charged for them
 //! each; then that difference is too small, and asking each file where its blocks lie would take as long as there are
-//! files. So what it was while the store was empty is remembered, and it is never less, but for the inodes: those
+//! files. So what it was while the store was empty is recorded_overhead, and it is never less, but for the inodes: those
 //! come and go, and are counted.
 
 use std::ffi::CStr;
@@ -24,8 +24,8 @@ const FLUCTUATION: Bytes = Bytes(256 << 10);
 
 impl SpaceBook<'_> {
     /// Writes down what the file system takes while nothing else does. Nobody may be opening the store.
-    pub(crate) fn remember_overhead(&self) -> Result<()> {
-        if self.remembered()?.is_some() || !self.is_empty()? {
+    pub(crate) fn record_overhead(&self) -> Result<()> {
+        if self.recorded_overhead()?.is_some() || !self.is_empty()? {
             return Ok(());
         }
         let (total, free) = self.blocks()?;
@@ -45,7 +45,7 @@ impl SpaceBook<'_> {
 
     /// The least that is in use by no volume, of a file system of that size.
     pub(super) fn least_overhead(&self, total: Bytes) -> Result<Bytes> {
-        let Some((bytes, of)) = self.remembered()? else { return Ok(Bytes(0)) };
+        let Some((bytes, of)) = self.recorded_overhead()? else { return Ok(Bytes(0)) };
         let (inodes, size) = self.inodes()?;
         // One that was made larger takes more.
         let now = u128::from(bytes) * u128::from(total.0) / u128::from(of.max(1));
@@ -53,7 +53,7 @@ impl SpaceBook<'_> {
     }
 
     fn is_empty(&self) -> Result<bool> {
-        for directory in self.layout.shelves().chain([&self.layout.staging]) {
+        for directory in self.layout.entry_directories().chain([&self.layout.staging]) {
             if !layout::names(directory, "the directories of the store")?.is_empty() {
                 return Ok(false);
             }
@@ -61,7 +61,7 @@ impl SpaceBook<'_> {
         Ok(true)
     }
 
-    fn remembered(&self) -> Result<Option<(u64, u64)>> {
+    fn recorded_overhead(&self) -> Result<Option<(u64, u64)>> {
         const OPERATION: &str = "read the attribute of";
         let Some(value) = xattr::get(&self.layout.private, NAME).context(OPERATION, OBJECT)? else {
             return Ok(None);

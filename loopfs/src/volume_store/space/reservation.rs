@@ -20,14 +20,14 @@ pub(crate) fn margin(size: Bytes) -> Bytes {
 
 /// Returns the space that the store reserves for a new volume. A thin image also reserves the extent tree that it may come
 /// to have, which no preallocation has set aside.
-pub(crate) fn promise_of(capacity: Bytes, spec: &VolumeSpec) -> Bytes {
+pub(crate) fn reservation_of(capacity: Bytes, spec: &VolumeSpec) -> Bytes {
     match (spec.kind, spec.image.provisioning) {
         (VolumeKind::Block, Provisioning::Thin) => capacity.saturating_add(margin(capacity)),
         (VolumeKind::Block, Provisioning::Thick) | (VolumeKind::Filesystem, _) => capacity,
     }
 }
 
-/// Room on the file system.
+/// Available on the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Its size.
@@ -61,7 +61,7 @@ impl Space {
     }
 }
 
-/// Returns the largest capacity whose reservation fits into `space`: the inverse of [`promise_of`].
+/// Returns the largest capacity whose reservation fits into `space`: the inverse of [`reservation_of`].
 fn largest_within(space: Bytes, spec: &VolumeSpec) -> Bytes {
     let capacity = match (spec.kind, spec.image.provisioning) {
         // `margin` adds 1/128 of the capacity and 1 MiB.
@@ -98,8 +98,8 @@ mod tests {
         ) {
             let largest = largest_within(Bytes(space), &spec);
             prop_assert_eq!(largest.0 % UNIT, 0);
-            prop_assert!(largest == Bytes(0) || promise_of(largest, &spec) <= Bytes(space));
-            prop_assert!(promise_of(largest.saturating_add(Bytes(UNIT)), &spec) > Bytes(space));
+            prop_assert!(largest == Bytes(0) || reservation_of(largest, &spec) <= Bytes(space));
+            prop_assert!(reservation_of(largest.saturating_add(Bytes(UNIT)), &spec) > Bytes(space));
         }
 
         #[test]
@@ -109,7 +109,7 @@ mod tests {
             for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
                 let spec = VolumeSpec { kind, ..spec };
                 prop_assert!(largest <= space.largest_volume(&spec));
-                prop_assert!(largest == Bytes(0) || promise_of(largest, &spec) <= space.available);
+                prop_assert!(largest == Bytes(0) || reservation_of(largest, &spec) <= space.available);
             }
         }
     }

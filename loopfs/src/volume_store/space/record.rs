@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use nix::fcntl::{Flock, OFlag};
 
-use super::pending::{self, Pending};
+use super::pending::{self, PendingLock};
 use crate::error::{Context, Result};
 use crate::flock;
 use crate::project_quota::Usage;
@@ -28,7 +28,7 @@ const UPPER_BOUND: &str = "~";
 
 /// What is promised, and what can be promised to nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Promised {
+pub(super) struct Reserved {
     /// To volumes, deleted ones in the trash among them.
     pub(super) volumes: Bytes,
     /// In use by no volume: metadata, and files that are not the store's.
@@ -37,47 +37,47 @@ pub(super) struct Promised {
     pub(super) exact: bool,
 }
 
-impl Promised {
+impl Reserved {
     pub(super) fn sum(&self) -> Bytes {
         self.volumes.saturating_add(self.overhead)
     }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Account {
-    /// Promised to what is being made now, and so perhaps in no volume to count. In whole units, as they are held.
+pub(super) struct ReservationTotals {
+    /// Reserved to what is being made now, and so perhaps in no volume to count. In whole units, as they are held.
     pub(super) pending: Bytes,
     /// All that is promised, pending or not. None where it is to be counted.
-    pub(super) promised: Option<Promised>,
+    pub(super) total: Option<Reserved>,
 }
 
-impl Account {
+impl ReservationTotals {
     /// The same account with a total that the next question for the space counts again.
     pub(super) fn upper_bound(self) -> Self {
-        Self { promised: self.promised.map(|promised| Promised { exact: false, ..promised }), ..self }
+        Self { total: self.total.map(|total| Reserved { exact: false, ..total }), ..self }
     }
 
     /// Takes back what was promised to a volume that is gone.
-    pub(super) fn withdraw(&mut self, bytes: Bytes) {
-        if let Some(promised) = &mut self.promised {
-            promised.volumes = promised.volumes.saturating_sub(bytes);
+    pub(super) fn release(&mut self, bytes: Bytes) {
+        if let Some(total) = &mut self.total {
+            total.volumes = total.volumes.saturating_sub(bytes);
         }
     }
 
     /// Releases what the limit of a project reserved. The caller has removed that limit.
-    pub(super) fn withdraw_limit(&mut self, cleared: &Usage) {
-        self.withdraw(cleared.limits.bytes.hard.unwrap_or_default());
+    pub(super) fn release_limit(&mut self, cleared: &Usage) {
+        self.release(cleared.limits.bytes.hard.unwrap_or_default());
     }
 }
 
 /// The account, locked while this lives. Whoever holds it waits for project ids at most.
 #[derive(Debug)]
-pub(super) struct Ledger<'a> {
+pub(super) struct ReservationRecord<'a> {
     file: Flock<OwnedFd>,
     boot: &'a Boot,
 }
 
-impl<'a> Ledger<'a> {
+impl<'a> ReservationRecord<'a> {
     /// What is promised, as it is while nobody else changes it.
     pub(super) fn lock(layout: &'a Layout) -> Result<Self> {
         // A store of an earlier version has none.
@@ -86,53 +86,53 @@ impl<'a> Ledger<'a> {
         Ok(Self { file, boot: &layout.boot })
     }
 
-    pub(super) fn read(&self) -> Result<Account> {
+    pub(super) fn read(&self) -> Result<ReservationTotals> {
         let text = xattr::get(&*self.file, NAME).context("read", FILE)?.unwrap_or_default();
-        let account = parse(&String::from_utf8_lossy(&text), self.boot).unwrap_or_default();
-        if account.pending == Bytes(0) {
-            return Ok(account);
+        let totals = parse(&String::from_utf8_lossy(&text), self.boot).unwrap_or_default();
+        if totals.pending == Bytes(0) {
+            return Ok(totals);
         }
-        let alive = pending::alive(&*self.file)?;
-        if alive == account.pending {
-            return Ok(account);
+        let live = pending::live_total(&*self.file)?;
+        if live == totals.pending {
+            return Ok(totals);
         }
         // Somebody died, and only the volumes can tell whether before or after making one.
-        Ok(Account { pending: alive, promised: None })
+        Ok(ReservationTotals { pending: live, total: None })
     }
 
     /// Holds bytes for what is being made, as long as its maker lives. The account must be written then.
-    pub(super) fn hold(&self, bytes: Bytes) -> Result<Pending> {
-        Pending::new(&*self.file, bytes)
+    pub(super) fn hold(&self, bytes: Bytes) -> Result<PendingLock> {
+        PendingLock::new(&*self.file, bytes)
     }
 
-    pub(super) fn write(&self, account: Account) -> Result<()> {
-        xattr::set(&*self.file, NAME, print(account, self.boot).as_bytes()).context("write", FILE)
+    pub(super) fn write(&self, totals: ReservationTotals) -> Result<()> {
+        xattr::set(&*self.file, NAME, print(totals, self.boot).as_bytes()).context("write", FILE)
     }
 }
 
-fn print(account: Account, Boot(boot): &Boot) -> String {
-    let Account { pending: Bytes(pending), promised } = account;
-    let number = |of: fn(&Promised) -> Bytes| {
-        promised.as_ref().map_or(UNKNOWN.to_owned(), |promised| {
-            format!("{}{}", if promised.exact { "" } else { UPPER_BOUND }, of(promised).0)
+fn print(totals: ReservationTotals, Boot(boot): &Boot) -> String {
+    let ReservationTotals { pending: Bytes(pending), total } = totals;
+    let number = |of: fn(&Reserved) -> Bytes| {
+        total.as_ref().map_or(UNKNOWN.to_owned(), |total| {
+            format!("{}{}", if total.exact { "" } else { UPPER_BOUND }, of(total).0)
         })
     };
-    let (volumes, overhead) = (number(|promised| promised.volumes), number(|promised| promised.overhead));
+    let (volumes, overhead) = (number(|total| total.volumes), number(|total| total.overhead));
     format!("{boot} {pending} {volumes} {overhead}")
 }
 
 /// None for what was not written in this boot.
-fn parse(text: &str, Boot(boot): &Boot) -> Option<Account> {
+fn parse(text: &str, Boot(boot): &Boot) -> Option<ReservationTotals> {
     let fields: Vec<&str> = text.split(' ').collect();
     match fields.as_slice() {
-        [written_in, pending, volumes, overhead] if written_in == boot => {
-            Some(Account {
-                pending: Bytes(pending.parse().ok()?),
-                promised: parse_total(volumes).zip(parse_total(overhead)).map(|(volumes, overhead)| {
-                    Promised { volumes: volumes.0, overhead: overhead.0, exact: volumes.1 && overhead.1 }
-                }),
-            })
-        }
+        [written_in, pending, volumes, overhead] if written_in == boot => Some(ReservationTotals {
+            pending: Bytes(pending.parse().ok()?),
+            total: parse_total(volumes).zip(parse_total(overhead)).map(|(volumes, overhead)| Reserved {
+                volumes: volumes.0,
+                overhead: overhead.0,
+                exact: volumes.1 && overhead.1,
+            }),
+        }),
         _ => None,
     }
 }
@@ -152,22 +152,22 @@ mod tests {
     #[test]
     fn an_earlier_boot_has_written_nothing() {
         let (earlier, now) = (Boot("earlier".to_owned()), Boot::current().unwrap());
-        let account = Account { pending: Bytes(3), promised: None };
-        assert_eq!(parse(&print(account, &earlier), &now), None);
-        assert_eq!(parse(&print(account, &now), &now), Some(account));
+        let totals = ReservationTotals { pending: Bytes(3), total: None };
+        assert_eq!(parse(&print(totals, &earlier), &now), None);
+        assert_eq!(parse(&print(totals, &now), &now), Some(totals));
     }
 
     proptest! {
         #[test]
         fn an_account_reads_back_as_printed(
             pending in any::<u64>(),
-            promised in proptest::option::of((any::<u64>(), any::<u64>(), any::<bool>())),
+            total in proptest::option::of((any::<u64>(), any::<u64>(), any::<bool>())),
         ) {
             let boot = Boot("b".to_owned());
-            let promised = promised
-                .map(|(volumes, overhead, exact)| Promised { volumes: Bytes(volumes), overhead: Bytes(overhead), exact });
-            let account = Account { pending: Bytes(pending), promised };
-            prop_assert_eq!(parse(&print(account, &boot), &boot), Some(account));
+            let total = total
+                .map(|(volumes, overhead, exact)| Reserved { volumes: Bytes(volumes), overhead: Bytes(overhead), exact });
+            let totals = ReservationTotals { pending: Bytes(pending), total };
+            prop_assert_eq!(parse(&print(totals, &boot), &boot), Some(totals));
         }
 
         #[test]

@@ -36,15 +36,15 @@ impl VolumeStore {
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
         match volume.kind() {
-            VolumeKind::Filesystem => self.grow_directory(&volume, capacity)?,
-            VolumeKind::Block => self.grow_image(&volume, capacity)?,
+            VolumeKind::Filesystem => self.expand_directory(&volume, capacity)?,
+            VolumeKind::Block => self.expand_image(&volume, capacity)?,
         }
         self.volume(id)
     }
 
     /// The limit is read, reserved and set with the account locked. So of concurrent calls each finds what the others have
     /// set, and none lowers it. (The directory itself is no place for a lock: its owner could hold it.)
-    fn grow_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
+    fn expand_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
             let Attributes { project, bytes_per_inode } = volume.attributes()?;
@@ -68,7 +68,7 @@ impl VolumeStore {
         self.layout.make_durable()
     }
 
-    fn grow_image(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
+    fn expand_image(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         let id = volume.id();
         let image = volume.open_image(Access::ReadWrite)?;
         // A lock of its own file description: two calls must not truncate each other's work away, nor reserve it twice.
@@ -97,10 +97,10 @@ impl VolumeStore {
         if provisioning == Provisioning::Thin || shares::may_share(image)? {
             more = more.saturating_add(margin(capacity).saturating_sub(margin(current)));
         }
-        let promise = self.space_book().promise(ContentSource::Volume(id), more, "grow")?;
+        let promise = self.space_book().reserve(ContentSource::Volume(id), more, "grow")?;
         let allocated = allocate(image, current, capacity, provisioning);
         if allocated.is_err() && size_of(image, id).is_ok_and(|size| size == current) {
-            promise.withdraw();
+            promise.release();
         }
         allocated.context("grow volume", id)
     }
