@@ -24,7 +24,7 @@ use crate::units::Bytes;
 impl VolumeStore {
     /// Makes a volume at least `capacity` large. Nothing happens to one that is as large already,
     /// so the call can be repeated. Of concurrent calls the largest capacity counts. A loop device learns of it by
-    /// [`refresh_capacity`](crate::LoopDevice::refresh_capacity).
+    /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);

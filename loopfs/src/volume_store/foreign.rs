@@ -114,7 +114,7 @@ impl VolumeStore {
     /// incomplete; what an earlier search recorded for it is kept then.
     ///
     /// # Errors
-    /// Those of [`audit_tree`](crate::audit_tree) and fsetxattr(2). Nothing is recorded if the walk of a volume fails.
+    /// Those of [`audit_tree`](crate::project_tree::audit_tree) and fsetxattr(2). Nothing is recorded if the walk of a volume fails.
     pub fn find_foreign_files(
         &self,
         volumes: Option<&BTreeSet<VolumeId>>,
@@ -150,12 +150,12 @@ impl VolumeStore {
     }
 
     /// Puts all files and directories of a Filesystem volume back into the project of the volume, as
-    /// [`tag_tree`](crate::tag_tree) does, and returns how many were changed. The volume may have more than its limit
+    /// [`tag_tree`](crate::project_tree::tag_tree) does, and returns how many were changed. The volume may have more than its limit
     /// afterwards; the space counts for it, and not twice. The conditions of the volumes change with the next
     /// [`find_foreign_files`](Self::find_foreign_files).
     ///
     /// # Errors
-    /// As [`tag_tree`](crate::tag_tree), most of all [`ErrorKind::Busy`](crate::ErrorKind::Busy) if their owner keeps changing the ids.
+    /// As [`tag_tree`](crate::project_tree::tag_tree), most of all [`ErrorKind::Busy`](crate::ErrorKind::Busy) if their owner keeps changing the ids.
     pub fn repair_project(&self, id: &VolumeId) -> Result<u64> {
         let volume = self.volume(id)?;
         let directory = volume.open_dir()?;

@@ -133,7 +133,7 @@ impl Volume {
         }
     }
 
-    /// The directory of a Filesystem volume, for [`bind_mount`](crate::bind_mount).
+    /// The directory of a Filesystem volume, for [`bind_mount`](crate::mount::bind_mount).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Block volume.
@@ -143,7 +143,7 @@ impl Volume {
             .context("open the directory of volume", &self.id)
     }
 
-    /// The image of a Block volume, for [`LoopControl`](crate::LoopControl).
+    /// The image of a Block volume, for [`LoopControl`](crate::loop_device::LoopControl).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Filesystem volume. EROFS: read-write on a read-only

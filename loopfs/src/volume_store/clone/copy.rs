@@ -18,7 +18,7 @@ impl VolumeStore {
     /// it lies in), and 1/128 of the size and 1 MiB more are promised for what pieces cost, to the new volume and
     /// once to the source.
     ///
-    /// For a Filesystem volume it takes as long as there are files ([`clone_tree`](crate::clone_tree)); other volumes are
+    /// For a Filesystem volume it takes as long as there are files ([`clone_tree`](crate::project_tree::clone_tree)); other volumes are
     /// made, deleted and recovered meanwhile. What the files have counts in full against the limit of the new
     /// volume, and while it lasts a sixteenth of that and 4 MiB are promised beside the capacity, for metadata that
     /// lies differently in the copy. A volume that is full can be copied to one of its size, which is full then: also what
@@ -38,7 +38,7 @@ impl VolumeStore {
     /// From Linux 6.15 on a file that shares blocks takes direct I/O in whole blocks of the file system only,
     /// the source no less than the clone, until nothing of it is shared. A device attached before keeps what it
     /// has; one attached later has the sectors that the content was made for and, if those are of 512 bytes, no
-    /// direct I/O ([`ImageDirectIo`](crate::ImageDirectIo)). The volume takes the logical block size of its source over.
+    /// direct I/O ([`ImageDirectIo`](crate::volume_store::ImageDirectIo)). The volume takes the logical block size of its source over.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no such source. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the source is of another kind than

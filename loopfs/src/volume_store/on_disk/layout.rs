@@ -127,7 +127,7 @@ impl Layout {
         flock::exclusive(self.lock_file()?, self.lock_timeout, "recover the store, which takes the lock")
     }
 
-    /// The lock file of [`ProjectIds`](crate::ProjectIds).
+    /// The lock file of [`ProjectIds`](crate::project_quota::ProjectIds).
     pub(crate) fn project_ids(&self) -> Result<OwnedFd> {
         open_file(&self.private, "project-ids", OFlag::O_RDONLY)
     }

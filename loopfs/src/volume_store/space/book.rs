@@ -60,7 +60,7 @@ pub(crate) struct SpaceBook<'s> {
 }
 
 impl<'s> SpaceBook<'s> {
-    /// As [`VolumeStore::space`](crate::VolumeStore::space).
+    /// As [`VolumeStore::space`](crate::volume_store::VolumeStore::space).
     pub(crate) fn space(&self) -> Result<Space> {
         let mut frees_finished = false;
         loop {
