@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nix::fcntl::{Flock, OFlag};
+use nix::fcntl::Flock;
 
 use super::errors::{Interface, explain};
 use super::limits::{self, Limits, Usage};
 use super::project_id::ProjectId;
 use super::quota::{ProjectQuota, assign_project};
 use super::search::{self, Ids};
-use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::{fsxattr, random};
@@ -307,9 +306,8 @@ impl ProjectIds {
     /// The lock belongs to an open file description, so each caller opens its own: threads exclude each other as
     /// processes do.
     fn lock(&self) -> Result<Flock<OwnedFd>> {
-        let own =
-            reopen(self.lock.as_fd(), OFlag::O_RDONLY).context("open", "the lock of the project ids")?;
-        flock::exclusive(own, self.lock_timeout, "allocate or free a project id, which takes the lock")
+        let operation = "allocate or free a project id, which takes the lock";
+        flock::exclusive_reopened(self.lock.as_fd(), self.lock_timeout, operation)
     }
 
     fn lock_draining(&self) -> MutexGuard<'_, Vec<ProjectId>> {

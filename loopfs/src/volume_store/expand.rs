@@ -3,18 +3,17 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, OFlag, fallocate};
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
-use super::on_disk::{Attributes, Image, shares, sizes};
+use super::on_disk::{Attributes, Image, sizes};
 use super::source::ContentSource;
-use super::space::margin;
+use super::space::{reservation_to_expand, reserves_margin};
 use super::spec::{Provisioning, VolumeKind, inodes_for, rounded};
 use super::store::VolumeStore;
 use super::volume::Volume;
-use crate::descriptor::reopen;
 use crate::error::{Context, Result};
 use crate::flock;
 use crate::loop_device::Access;
@@ -72,9 +71,8 @@ impl VolumeStore {
         let id = volume.id();
         let image = volume.open_image(Access::ReadWrite)?;
         // A lock of its own file description: two calls must not truncate each other's work away, nor reserve it twice.
-        let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", id)?;
-        let _lock =
-            flock::exclusive(own, self.options.lock_timeout, "grow the volume, which locks its image")?;
+        let operation = "grow the volume, which locks its image";
+        let _lock = flock::exclusive_reopened(image.as_fd(), self.options.lock_timeout, operation)?;
         let recorded = sizes::read_capacity(&image)?.unwrap_or_default();
         let current = size_of(&image, id)?;
         if current.max(recorded) < capacity {
@@ -93,10 +91,7 @@ impl VolumeStore {
 
     fn allocate_more(&self, image: &OwnedFd, id: &VolumeId, current: Bytes, capacity: Bytes) -> Result<()> {
         let provisioning = Image::read(image)?.provisioning;
-        let mut more = capacity.saturating_sub(current);
-        if provisioning == Provisioning::Thin || shares::may_share(image)? {
-            more = more.saturating_add(margin(capacity).saturating_sub(margin(current)));
-        }
+        let more = reservation_to_expand(current, capacity, reserves_margin(image, provisioning)?);
         let promise = self.space_book().reserve(ContentSource::Volume(id), more, "grow")?;
         let allocated = allocate(image, current, capacity, provisioning);
         if allocated.is_err() && size_of(image, id).is_ok_and(|size| size == current) {

@@ -3,11 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 
 use super::target::{Original, Target};
-use crate::descriptor::reopen;
 use crate::error::{Context, Error, Result};
 use crate::flock;
 use crate::loop_device::Access;
@@ -15,8 +13,7 @@ use crate::reflink;
 use crate::units::Bytes;
 use crate::volume_store::expand::allocate;
 use crate::volume_store::on_disk::{Image, shares};
-use crate::volume_store::space::margin;
-use crate::volume_store::spec::Provisioning;
+use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, reserves_margin};
 use crate::volume_store::store::VolumeStore;
 
 impl VolumeStore {
@@ -26,9 +23,8 @@ impl VolumeStore {
         let original = original.content.open_image(Access::ReadOnly)?;
         // One copy of a source at a time, and it must not grow between the question how large it is and the copy.
         // A lock of its own file description, as in growing.
-        let own = reopen(original.as_fd(), OFlag::O_RDONLY).context("open the image of", source)?;
-        let _lock_source =
-            flock::exclusive(own, self.options.lock_timeout, "copy an image, which locks the source")?;
+        let operation = "copy an image, which locks the source";
+        let _lock_source = flock::exclusive_reopened(original.as_fd(), self.options.lock_timeout, operation)?;
         if self.exists_durably(|| self.has_copy(source, target))? {
             return Ok(());
         }
@@ -40,8 +36,12 @@ impl VolumeStore {
             // As its source.
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
-        let promised = reservation_of(target, &original, of_source, size)?;
-        let promise = self.space_book().reserve(target.entry(), promised, target.operation())?;
+        let source_has_margin = reserves_margin(&original, of_source.provisioning)?;
+        let bytes = match target {
+            Target::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
+            Target::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
+        };
+        let promise = self.space_book().reserve(target.entry(), bytes, target.operation())?;
         self.create_image_from(target.entry(), promise, |image| {
             settings.record(image, target.entry())?;
             shares::mark(&original).context("mark the source of", target.entry())?;
@@ -58,16 +58,6 @@ impl VolumeStore {
         // What the source shares now depends on how far it went.
         .inspect_err(|_| self.space_book().invalidate_total())
     }
-}
-
-/// What the copy of an image, and its source, may come to take beyond what the source was promised.
-fn reservation_of(target: Target<'_>, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
-    let copy = match target {
-        Target::Volume { capacity, .. } => capacity.saturating_add(margin(capacity)),
-        Target::Snapshot { .. } => size,
-    };
-    let has_margin = of_source.provisioning == Provisioning::Thin || shares::may_share(original)?;
-    Ok(if has_margin { copy } else { copy.saturating_add(margin(size)) })
 }
 
 fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> {

@@ -34,6 +34,8 @@ mod shared_blocks;
 
 pub(crate) use book::{PendingReservation, SpaceBook};
 pub(crate) use image_space::{Released, recorded};
-pub(crate) use reservation::{margin, reservation_of};
+pub(crate) use reservation::{
+    reservation_of, reservation_to_clone, reservation_to_expand, reservation_to_snapshot, reserves_margin,
+};
 
 pub use reservation::Space;
