@@ -4,8 +4,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
+use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a caller waits for a lock unless it says otherwise. No lock of the store is held while files are copied or
@@ -26,6 +27,20 @@ pub(crate) fn exclusive(
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
     lock(file.into(), FlockArg::LockExclusiveNonblock, timeout, operation)
+}
+
+/// Opens the file of a descriptor again and locks it as [`exclusive`] does. The lock belongs to the new open file
+/// description, so threads that share `file` exclude each other as processes do.
+///
+/// # Errors
+/// As [`exclusive`], and those of open(2).
+pub(crate) fn exclusive_reopened(
+    file: BorrowedFd<'_>,
+    timeout: Duration,
+    operation: &'static str,
+) -> Result<Flock<OwnedFd>> {
+    let own = reopen(file, OFlag::O_RDONLY).map_err(|errno| Error::sys(operation, path_of(file), errno))?;
+    exclusive(own, timeout, operation)
 }
 
 /// Locks `file` as [`exclusive`] does, but for any number of callers that ask for shared access.

@@ -1,66 +1,86 @@
 //! Linux loop devices, XFS project quotas, and a store of volumes built on both.
 //!
-//! - [`LoopControl`] and [`LoopDevice`]: attach a file as a block device with direct I/O, find the
-//!   device of a file, grow it in use, detach it.
-//! - [`ProjectQuota`]: limits on the bytes and inodes of a directory tree; [`ProjectIds`] gives out ids for them.
-//! - [`tag_tree`], [`audit_tree`]: a directory tree that exists is put into a project, or compared with one.
-//! - [`clone_tree`]: a directory tree copied with the blocks of its files shared, and all else that it is.
-//! - [`bind_mount`], [`unmount`], [`mountinfo`]: mounts that are never visible without their flags.
-//! - [`VolumeStore`]: a file system full of volumes, each a directory with a quota or a
-//!   preallocated image.
+//! Each module has a cargo feature of its own, and each feature builds alone:
 //!
-//! Calls block. Nothing is logged, nothing is remembered that the kernel could contradict, and no thread is
-//! started but one that removes surplus idle devices. The caller decides what to do with an [`Error`], which
-//! names the operation, the object, the errno and, where there is one, the remedy.
+//! | feature | module | what it has |
+//! |---|---|---|
+//! | `loop-device` | [`loop_device`] | attaches a file as a block device with direct I/O, finds the device of a file, refreshes its capacity while it is in use, and detaches it |
+//! | `project-quota` | [`project_quota`] | limits the bytes and inodes of a directory tree, and allocates the project ids for it |
+//! | `project-quota` | [`project_tree`] | puts an existing directory tree into a project, compares a tree with its project, and clones a tree with shared blocks and all attributes |
+//! | `mount` | [`mount`] | bind mounts that are never visible without their flags, and the mount table |
+//! | `volume-store` (default, enables the others) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
+//!
+//! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts no thread except
+//! one that removes surplus idle loop devices. The caller decides what to do with an [`Error`], which names the operation,
+//! the object, the errno and, where there is one, the remedy.
 //!
 //! # Requirements
-//! Linux 5.14 (`quotactl_fd`); 5.12 suffices for mounts and 5.8 for loop devices. `CAP_SYS_ADMIN`
-//! for all of it; `CAP_FOWNER`, `CAP_DAC_OVERRIDE` and `CAP_CHOWN` as well to keep other users' directories.
+//! Linux 5.14 (`quotactl_fd`); mounts need 5.12 and loop devices 5.8. All of it needs `CAP_SYS_ADMIN`. To keep directories
+//! of other users, `CAP_FOWNER`, `CAP_DAC_OVERRIDE` and `CAP_CHOWN` are needed too.
 //!
-//! # What a quota is worth
-//! The owner of a directory can change its project id and so leave its limit: for a process that
-//! runs as that user in the initial user namespace, a directory's limit is cooperative. An image
-//! behind a loop device is a hard limit. [`VolumeStore::stats`] reports a changed id.
+//! # What a quota guarantees
+//! The owner of a directory can change its project id and so leave its limit. For a process that runs as that user in the
+//! initial user namespace, the limit of a directory is therefore cooperative. An image behind a loop device is a hard
+//! limit. [`VolumeStore::stats`](volume_store::VolumeStore::stats) reports a changed id.
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
+#![cfg_attr(
+    not(feature = "volume-store"),
+    allow(dead_code, unused_imports, reason = "the lower modules have what only the volume store uses")
+)]
 
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod baseline;
 #[cfg(feature = "breakage")]
 #[doc(hidden)]
 pub mod breakage;
+#[cfg(any(feature = "loop-device", feature = "project-quota"))]
+mod descriptor;
 mod error;
+#[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod flock;
-#[cfg(feature = "bench")]
-#[doc(hidden)]
-pub mod floor;
-mod loop_device;
-mod mount;
-pub mod mountinfo;
-#[cfg(feature = "kernel-tests")]
-#[doc(hidden)]
-pub mod probe;
-mod project_quota;
-mod project_tree;
+#[cfg(feature = "loop-device")]
+pub mod loop_device;
+#[cfg(feature = "mount")]
+pub mod mount;
+#[cfg(feature = "project-quota")]
+pub mod project_quota;
+#[cfg(feature = "project-quota")]
+pub mod project_tree;
+#[cfg(feature = "project-quota")]
 mod reflink;
 mod sys;
+#[cfg(feature = "kernel-tests")]
+#[doc(hidden)]
+pub mod test_support;
 mod units;
-mod volume_store;
+#[cfg(feature = "volume-store")]
+pub mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "loop-device")]
 pub use loop_device::{
     Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DeviceCensus, DirectIo, Discard, Extent,
     IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
+#[cfg(feature = "mount")]
+pub use mount::table as mountinfo;
+#[cfg(feature = "mount")]
 pub use mount::{AccessTime, MountFlags, MountOptionError, bind_mount, unmount};
+#[cfg(feature = "project-quota")]
 pub use project_quota::{
     Bounds, Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, Reclaimed, Release,
     StoredLimits, Usage, assign_project, project_of,
 };
+#[cfg(feature = "project-quota")]
 pub use project_tree::{
     CloneReport, HardLinks, LeftOut, LeftOutInode, LeftOutReason, SpecialFiles, StrayInode, TagOptions,
     TreeAudit, TreeReport, audit_tree, audit_tree_reporting, clear_tree, clone_tree, clone_tree_reporting,
     tag_tree, tag_tree_reporting,
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
+#[cfg(feature = "volume-store")]
 pub use volume_store::{
     AbnormalReason, Census, Changes, ChargedTo, Condition, ContentSource, FilesystemUuid, ForeignEvidence,
     ForeignFiles, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize, OwnedContentSource,
@@ -69,6 +89,6 @@ pub use volume_store::{
 };
 
 /// The README's example compiles.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "volume-store"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use loopfs::{LoopDevice, floor};
+use loopfs::{LoopDevice, baseline};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
@@ -106,9 +106,9 @@ impl Series {
 
 /// The files that are attached and detached again, one for each method.
 struct Scene {
-    configuration: floor::Configuration,
+    configuration: baseline::Configuration,
     image: File,
-    port_configuration: floor::Configuration,
+    port_configuration: baseline::Configuration,
     has_losetup: bool,
     _configured: [File; 2],
 }
@@ -130,8 +130,8 @@ impl Scene {
             eprintln!("losetup is not installed: its rows will be missing");
         }
         Ok(Self {
-            configuration: floor::Configuration::new(floor_image.as_fd(), LABEL),
-            port_configuration: floor::Configuration::new(port_image.as_fd(), LABEL),
+            configuration: baseline::Configuration::new(floor_image.as_fd(), LABEL),
+            port_configuration: baseline::Configuration::new(port_image.as_fd(), LABEL),
             image,
             has_losetup,
             _configured: [floor_image, port_image],
@@ -153,7 +153,7 @@ impl Scene {
         for run in 0..runs {
             stop::check()?;
             let bare =
-                |samples: &mut Samples| samples.time(|| floor::attach(FLOOR_INDEX, &self.configuration));
+                |samples: &mut Samples| samples.time(|| baseline::attach(FLOOR_INDEX, &self.configuration));
             let ours = |samples: &mut Samples| {
                 samples.time(|| population.control.attach(self.image.as_fd(), &options()))
             };
@@ -181,10 +181,10 @@ impl Scene {
                     population.raw.remove(index)?;
                 }
                 let (device, index) = port;
-                floor::detach(device)?;
+                baseline::detach(device)?;
                 population.raw.remove(index)?;
             }
-            let bare = |samples: &mut Samples| samples.time(|| floor::detach(floor_device));
+            let bare = |samples: &mut Samples| samples.time(|| baseline::detach(floor_device));
             let ours = |samples: &mut Samples| samples.time(|| population.control.detach(device));
             if run % 2 == 0 {
                 bare(floor_detach)?;
@@ -202,7 +202,7 @@ impl Scene {
     fn attach_by_get_free(&self, population: &Population) -> Result<(OwnedFd, u32)> {
         loop {
             let index = population.raw.get_free()?;
-            match floor::attach(index, &self.port_configuration) {
+            match baseline::attach(index, &self.port_configuration) {
                 Ok(device) => return Ok((device, index)),
                 Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {}
                 Err(error) => return Err(error.into()),
@@ -238,8 +238,8 @@ impl Scene {
             background.push(started.elapsed() / u32::try_from(removed)?);
             for _ in 0..plan.removed_one_at_a_time / plan.removals {
                 stop::check()?;
-                let device = floor::attach(FLOOR_INDEX, &self.configuration)?;
-                serial.time(|| floor::detach(device).and_then(|()| population.raw.remove(FLOOR_INDEX)))?;
+                let device = baseline::attach(FLOOR_INDEX, &self.configuration)?;
+                serial.time(|| baseline::detach(device).and_then(|()| population.raw.remove(FLOOR_INDEX)))?;
                 population.raw.add(FLOOR_INDEX)?;
             }
         }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use loopfs::{Bytes, Inodes, Limits, ProjectId, ProjectIds, ProjectQuota, floor};
+use loopfs::{Bytes, Inodes, Limits, ProjectId, ProjectIds, ProjectQuota, baseline};
 
 use crate::samples::Samples;
 use crate::{Result, Size, machine, stop};
@@ -54,7 +54,7 @@ fn measure(directory: &Path, fs: &File, plan: &Plan) -> Result<()> {
                 stop::check()?;
                 eprintln!("{count} ids: {in_use} made");
             }
-            floor::limit_id(fs, FIRST + in_use, Bytes::MIB.0, 1000)?;
+            baseline::limit_id(fs, FIRST + in_use, Bytes::MIB.0, 1000)?;
             in_use += 1;
         }
         // As a driver that has just been started: it knows no more than the file system does.
@@ -69,10 +69,10 @@ fn measure(directory: &Path, fs: &File, plan: &Plan) -> Result<()> {
                 eprintln!("{count} ids: run {run} of {}", plan.runs);
             }
             let taken = ours.time(|| ids.reserve(limits))?;
-            floor::limit_id(fs, taken.get(), 0, 0)?;
+            baseline::limit_id(fs, taken.get(), 0, 0)?;
             if run % plan.runs.div_ceil(scans) == 0 {
                 let taken = scan.time(|| first_gap(fs))?;
-                floor::limit_id(fs, taken, 0, 0)?;
+                baseline::limit_id(fs, taken, 0, 0)?;
             }
         }
         ours.print();
@@ -84,10 +84,10 @@ fn measure(directory: &Path, fs: &File, plan: &Plan) -> Result<()> {
 /// The first id that is not in use, found by asking for each the next that is, and limited as ours.
 fn first_gap(fs: &File) -> Result<u32> {
     let mut candidate = FIRST;
-    while floor::next_id(fs, candidate)? == Some(candidate) {
+    while baseline::next_id(fs, candidate)? == Some(candidate) {
         candidate += 1;
     }
-    floor::limit_id(fs, candidate, Bytes::MIB.0, 1000)?;
+    baseline::limit_id(fs, candidate, Bytes::MIB.0, 1000)?;
     Ok(candidate)
 }
 
@@ -95,7 +95,7 @@ fn remove(fs: &File) -> Result<()> {
     let ids: Vec<_> = ProjectQuota::of(fs.as_fd()).ids(id(FIRST)?..=id(LAST)?).collect();
     eprintln!("removing {} ids", ids.len());
     for usage in ids {
-        floor::limit_id(fs, usage?.id.get(), 0, 0)?;
+        baseline::limit_id(fs, usage?.id.get(), 0, 0)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use loopfs::{Access, AttachOptions, IndexPolicy, LoopControl, LoopDevice, PoolOptions, floor};
+use loopfs::{Access, AttachOptions, IndexPolicy, LoopControl, LoopDevice, PoolOptions, baseline};
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::syncfs;
 
@@ -24,7 +24,7 @@ pub(crate) const FLOOR_INDEX: u32 = POOL.end;
 
 pub(crate) struct Population {
     pub(crate) control: LoopControl,
-    pub(crate) raw: floor::Control,
+    pub(crate) raw: baseline::Control,
     directory: PathBuf,
     attached: Vec<File>,
     /// Detached, to be attached again.
@@ -46,9 +46,9 @@ impl Population {
         let directory = directory.join(LABEL);
         clean_up(&directory)?;
         std::fs::create_dir_all(&directory)?;
-        let raw = floor::Control::open()?;
+        let raw = baseline::Control::open()?;
         let idle = |index: &u32| !RANGE.contains(index) && LoopDevice::open_index(*index).is_err();
-        let before = floor::indices()?;
+        let before = baseline::indices()?;
         let borrowed = before.iter().copied().filter(idle).collect();
         raw.add(FLOOR_INDEX)?;
         let control = LoopControl::with_pool(PoolOptions { range: POOL, keep_idle: POOL.len() })?;
@@ -73,7 +73,7 @@ impl Population {
     pub(crate) fn image(&self, name: &str) -> Result<File> {
         let image = File::options().read(true).write(true).create_new(true).open(self.path(name))?;
         image.set_len(1 << 20)?;
-        floor::record_attachments(&image)?;
+        baseline::mark_new_file_tracked(&image)?;
         // Open for reading only, as a driver gives it: one that is open for writing looks like another program's device.
         drop(image);
         Ok(File::open(self.path(name))?)
@@ -130,7 +130,7 @@ impl Population {
 
 /// How many devices the pool has, bound or idle.
 fn pool() -> Result<usize> {
-    Ok(floor::indices()?.into_iter().filter(|index| POOL.contains(index)).count())
+    Ok(baseline::indices()?.into_iter().filter(|index| POOL.contains(index)).count())
 }
 
 impl Drop for Population {

@@ -4,26 +4,22 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag, open};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::fstat;
 
-use super::control::CONTROL;
+use super::binding::{Access, Binding};
+use super::detach::{Detach, PendingDetach};
+use super::device::{CONTROL, LoopDevice, Status, node_name, read_status};
 use super::discard::{self, Outcome};
 use super::exclusion::Exclusion;
-use super::hint::Absence;
+use super::index_lock::{self, Absence};
 use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
-use super::{Access, Binding, Detach, LoopDevice, PendingDetach, Status, hint, node_name, read_status};
+use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
 use crate::units::Bytes;
-
-/// Opens the file behind a descriptor anew, with an open file description of its own.
-pub(crate) fn reopen(file: BorrowedFd<'_>, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
-}
 
 /// Binds `image`, which the caller has locked and knows not to be attached with this access; `absence` says how.
 pub(super) fn attach(
@@ -40,21 +36,21 @@ pub(super) fn attach(
     let mut retries = Retries::new(options.deadline);
     loop {
         let (index, turn) = match options.index {
-            IndexPolicy::Pool => (pool.take(control)?, None),
+            IndexPolicy::Pool => (pool.acquire(control)?, None),
             IndexPolicy::Any => {
                 let turn = lock_control(&mut retries)?;
                 (loop_dev::get_free(control).context("find", "a free loop device")?, Some(turn))
             }
             IndexPolicy::Exact(index) => (make(control, index)?, None),
         };
-        let give_up = || pool.give_back(index);
+        let give_up = || pool.release(index);
         // Before the device is bound, so that a crash in between leaves no device that nobody finds.
-        match hint::write(&backing, options.access, index) {
+        match index_lock::write(&backing, options.access, index) {
             // Best effort: without it the next search asks every device once more.
-            Ok(()) if absence == Absence::Scanned && !hint::is_recorded(&backing, options.access) => {
-                hint::set_recorded(&backing, options.access).ok();
+            Ok(()) if absence == Absence::Scanned && !index_lock::is_tracked(&backing, options.access) => {
+                index_lock::mark_tracked(&backing, options.access).ok();
             }
-            Err(errno) if absence == Absence::Recorded || errno == Errno::EAGAIN => {
+            Err(errno) if absence == Absence::Tracked || errno == Errno::EAGAIN => {
                 give_up();
                 let error = Error::sys("lock", "the backing file", errno);
                 return Err(error.explain("another program has it locked, or its file system has no locks"));
@@ -70,11 +66,11 @@ pub(super) fn attach(
                 let error = match checked {
                     Ok((binding, Outcome::Done)) => {
                         if options.lifetime == Lifetime::AutoClear {
-                            pool.give_back_later(index);
+                            pool.release_on_close(index);
                         }
                         return Ok(LoopDevice::new(fd, binding));
                     }
-                    Ok((binding, Outcome::StaysMasked)) => {
+                    Ok((binding, Outcome::StaysDisabled)) => {
                         // Its last file had discards masked, and the kernel has kept that. Removing takes 45 ms, and is
                         // done once for each index that was used so.
                         loop_dev::clear(&fd).context("detach", node_name(index))?;
@@ -84,9 +80,9 @@ pub(super) fn attach(
                             let detail = "its discards are masked, and it cannot be made anew while somebody has it open";
                             return Err(Error::new(ErrorKind::Busy, "attach", node_name(index), detail));
                         }
-                        hint::clear(&backing, options.access).context("unlock", "the backing file")?;
+                        index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                         if loop_dev::remove(control, index).is_err() {
-                            pool.give_back_later(index);
+                            pool.release_on_close(index);
                         }
                         continue;
                     }
@@ -111,7 +107,7 @@ pub(super) fn attach(
             {
                 retries.lost += 1;
                 // The next index has another place.
-                hint::clear(&backing, options.access).context("unlock", "the backing file")?;
+                index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                 // The pool names another index. LOOP_CTL_GET_FREE may name the same one for as long as a program has it
                 // open exclusively, and others wait for the turn.
                 if options.index == IndexPolicy::Any {

@@ -6,19 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 
+use super::binding::{Access, BackingFile, Binding};
+use super::detach::{Detach, PendingDetach};
+use super::device::{CONTROL, LoopDevice, Status, node_name, open_device, read_status};
 use super::exclusion::Exclusion;
-use super::hint::{self, Absence, Hint};
-use super::options::AttachOptions;
+use super::index_lock::{self, Absence, IndexLock};
+use super::options::{AttachOptions, Lifetime};
 use super::pool::{self, Pool, PoolOptions};
-use super::{
-    Access, BackingFile, Binding, Detach, LoopDevice, PendingDetach, Status, attach, discard, node_name,
-    open_device, read_status,
-};
+use super::{attach, discard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev;
-
-pub(super) const CONTROL: &str = "/dev/loop-control";
 
 /// Minor numbers have 20 bits.
 const BEYOND_ALL_INDICES: u32 = 1 << 20;
@@ -141,7 +139,7 @@ impl LoopControl {
         }
         let device = device.into_writable()?;
         // It may be on its way out, kept only by somebody who has it open.
-        if options.lifetime == super::Lifetime::Persistent {
+        if options.lifetime == Lifetime::Persistent {
             device.keep()?;
         }
         // Whoever attached it may have died before this was done, and taking a detach back may have undone it. One that
@@ -176,8 +174,8 @@ impl LoopControl {
         let index = device.index();
         let detached = device.detach()?;
         match &detached {
-            Detach::Gone => self.shared.pool.give_back(index),
-            Detach::Deferred(_) => self.shared.pool.give_back_later(index),
+            Detach::Gone => self.shared.pool.release(index),
+            Detach::Deferred(_) => self.shared.pool.release_on_close(index),
         }
         self.remove_surplus();
         Ok(detached)
@@ -194,10 +192,10 @@ impl LoopControl {
             let binding = device.binding().clone();
             match device.detach() {
                 Ok(Detach::Deferred(_)) => {
-                    self.shared.pool.give_back_later(binding.index);
+                    self.shared.pool.release_on_close(binding.index);
                     deferred.push(binding);
                 }
-                Ok(Detach::Gone) => self.shared.pool.give_back(binding.index),
+                Ok(Detach::Gone) => self.shared.pool.release(binding.index),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -246,7 +244,7 @@ impl LoopControl {
     /// in the background anyway; this waits, about 45 ms for each 64.
     #[doc(alias = "LOOP_CTL_REMOVE")]
     pub fn trim(&self, keep: usize) -> usize {
-        self.shared.pool.trim(self.shared.control.as_fd(), keep)
+        self.shared.pool.remove_idle(self.shared.control.as_fd(), keep)
     }
 
     fn bind(
@@ -265,14 +263,14 @@ impl LoopControl {
 
     /// Starts a thread that removes surplus idle devices, unless one is at it.
     fn remove_surplus(&self) {
-        if !self.shared.pool.is_over_full() || self.shared.removing.swap(true, Ordering::AcqRel) {
+        if !self.shared.pool.has_surplus() || self.shared.removing.swap(true, Ordering::AcqRel) {
             return;
         }
         let removal = Removal(Arc::clone(&self.shared));
         let run = move || {
             let shared = &removal.0;
-            while shared.pool.is_over_full() {
-                shared.pool.trim(shared.control.as_fd(), shared.pool.keep_idle());
+            while shared.pool.has_surplus() {
+                shared.pool.remove_idle(shared.control.as_fd(), shared.pool.keep_idle());
             }
         };
         // Without a thread to be had they stay until the next call.
@@ -281,21 +279,21 @@ impl LoopControl {
 
     fn search(&self, image: BorrowedFd<'_>, backing: BackingFile, access: Access) -> Result<Search> {
         let wanted = |binding: &Binding| binding.backing == backing && binding.access == access;
-        let writer = hint::writer(image, access);
+        let writer = index_lock::writer(image, access);
         if writer == Some(false) {
             return Ok(Search::None(Absence::NoWriter));
         }
-        match hint::read(image, access) {
-            Hint::Index(index) => {
+        match index_lock::read(image, access) {
+            IndexLock::Index(index) => {
                 if let Some(device) = open_hinted(index)?.filter(|device| wanted(device.binding())) {
                     return Ok(Search::Found(device));
                 }
             }
             // A writer is perhaps a device of another program.
-            Hint::NoLock if writer.is_none() && hint::is_recorded(image, access) => {
-                return Ok(Search::None(Absence::Recorded));
+            IndexLock::NoLock if writer.is_none() && index_lock::is_tracked(image, access) => {
+                return Ok(Search::None(Absence::Tracked));
             }
-            Hint::NoLock | Hint::Unreadable => {}
+            IndexLock::NoLock | IndexLock::Unreadable => {}
         }
         for index in pool::indices()? {
             match open_if_bound(index) {

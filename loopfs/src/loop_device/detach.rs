@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::{Binding, LoopDevice, node_name};
+use super::binding::Binding;
+use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 

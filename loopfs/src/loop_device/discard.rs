@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use super::{LoopDevice, node_name};
+use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev::{self, DiscardLimit};
 
@@ -61,7 +61,7 @@ impl LoopDevice {
         self.check_bound()?;
         match set(self, self.index(), discard)? {
             Outcome::Done => Ok(()),
-            Outcome::StaysMasked => {
+            Outcome::StaysDisabled => {
                 let detail = "this kernel keeps the mask for the life of the index; detach the file and attach it again";
                 Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), detail))
             }
@@ -76,7 +76,7 @@ const OPERATION: &str = "set the discard limit of";
 pub(super) enum Outcome {
     Done,
     /// Only a device that is made anew lets discards through.
-    StaysMasked,
+    StaysDisabled,
 }
 
 /// Of an open device, so that the index is no other's meanwhile.
@@ -127,11 +127,11 @@ fn unmask(index: u32) -> Result<Outcome> {
     // refuses everything but 0.
     let unit = read(index, DiscardLimit::Unit)?;
     if unit == 0 {
-        return Ok(Outcome::StaysMasked);
+        return Ok(Outcome::StaysDisabled);
     }
     write(index, most - most % unit)?;
     let unmasked = read(index, DiscardLimit::Set)? > 0;
-    Ok(if unmasked { Outcome::Done } else { Outcome::StaysMasked })
+    Ok(if unmasked { Outcome::Done } else { Outcome::StaysDisabled })
 }
 
 fn read(index: u32, limit: DiscardLimit) -> Result<u64> {

@@ -13,7 +13,8 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 
-use super::{BackingFile, attach};
+use super::binding::BackingFile;
+use crate::descriptor::reopen;
 use crate::error::{Context, Result};
 use crate::flock;
 use crate::sys::file_lock;
@@ -47,7 +48,7 @@ impl<'a> Exclusion<'a> {
             Ok(()) => None,
             // A descriptor that was opened with O_PATH.
             Err(Errno::EBADF) => {
-                let own = attach::reopen(image, OFlag::O_RDONLY).context("open", "the backing file")?;
+                let own = reopen(image, OFlag::O_RDONLY).context("open", "the backing file")?;
                 match lock_until(deadline, own.as_fd()) {
                     Err(Errno::EAGAIN) => return Err(still_locked()),
                     locked => locked.context("lock", "the backing file")?,

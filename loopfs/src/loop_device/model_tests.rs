@@ -10,6 +10,8 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use crate::descriptor::reopen;
+use crate::error::{Error, ErrorKind};
 use crate::flock;
 use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
 
@@ -70,17 +72,17 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             let (control, image) = (LoopControl::open().unwrap(), image());
             let device = control.attach(image.as_fd(), &options()).unwrap();
             let binding = device.binding().clone();
-            assert_eq!(kept_by(image.as_fd()), Some(binding.index));
+            assert_eq!(attached_index(image.as_fd()), Some(binding.index));
             let user = LoopDevice::open_index(device.index()).unwrap();
             let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("somebody has it open") };
-            assert_eq!(kept_by(image.as_fd()), None, "it is to go");
+            assert_eq!(attached_index(image.as_fd()), None, "it is to go");
             let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else {
                 panic!("still open")
             };
             assert_eq!(pending.cancel().unwrap()[0].binding(), &binding);
             drop(user);
             assert!(LoopDevice::open_binding(&binding).is_ok(), "it went at the last close");
-            assert_eq!(kept_by(image.as_fd()), Some(binding.index));
+            assert_eq!(attached_index(image.as_fd()), Some(binding.index));
 
             let user = LoopDevice::open_index(binding.index).unwrap();
             let Detach::Deferred(pending) = control.detach_all(image.as_fd()).unwrap() else {
@@ -88,7 +90,7 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             };
             drop(user);
             assert_eq!(pending.wait(Duration::from_secs(1)).unwrap(), Detach::Gone);
-            assert_eq!(kept_by(image.as_fd()), None);
+            assert_eq!(attached_index(image.as_fd()), None);
         },
     );
 }
@@ -431,7 +433,7 @@ fn a_writable_device_of_another_program_is_noticed_though_attachments_are_record
         || {
             let file = tempfile::NamedTempFile::new().unwrap();
             file.as_file().set_len(MIB).unwrap();
-            record_attachments(file.as_file()).ok();
+            mark_new_file_tracked(file.as_file()).ok();
             let reader = File::open(file.path()).unwrap();
             let control = LoopControl::open().unwrap();
             drop(control.attach(reader.as_fd(), &options()).unwrap());

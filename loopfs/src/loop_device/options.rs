@@ -3,7 +3,9 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::{Access, Discard, Extent, Status};
+use super::binding::{Access, Extent};
+use super::device::Status;
+use super::discard::Discard;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::loop_abi as abi;
 

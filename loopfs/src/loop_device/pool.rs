@@ -13,7 +13,7 @@ use std::thread::ScopedJoinHandle;
 
 use nix::errno::Errno;
 
-use super::node_name;
+use super::device::node_name;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev;
 
@@ -79,7 +79,7 @@ impl Pool {
     }
 
     /// An index that was idle when last seen. The kernel decides: binding may still find it taken.
-    pub(super) fn take(&self, control: BorrowedFd<'_>) -> Result<u32> {
+    pub(super) fn acquire(&self, control: BorrowedFd<'_>) -> Result<u32> {
         let range = &self.options.range;
         for _ in range.clone() {
             if let Some(index) = self.known_idle() {
@@ -158,14 +158,14 @@ impl Pool {
     }
 
     /// An index that is not bound (any more).
-    pub(super) fn give_back(&self, index: u32) {
+    pub(super) fn release(&self, index: u32) {
         if self.options.range.contains(&index) {
             self.lock().idle.insert(index);
         }
     }
 
     /// An index that will not be bound any more once its last user has closed it.
-    pub(super) fn give_back_later(&self, index: u32) {
+    pub(super) fn release_on_close(&self, index: u32) {
         if self.options.range.contains(&index) {
             let mut state = self.lock();
             if !state.closing.contains(&index) {
@@ -183,7 +183,7 @@ impl Pool {
     }
 
     /// Whether enough idle devices have gathered for a round of removals to be worth its while.
-    pub(super) fn is_over_full(&self) -> bool {
+    pub(super) fn has_surplus(&self) -> bool {
         self.idle() >= self.options.keep_idle + REMOVERS
     }
 
@@ -193,7 +193,7 @@ impl Pool {
 
     /// Removes idle devices until `keep` are left. One that was bound meanwhile is left alone:
     /// the kernel refuses with EBUSY.
-    pub(super) fn trim(&self, control: BorrowedFd<'_>, keep: usize) -> usize {
+    pub(super) fn remove_idle(&self, control: BorrowedFd<'_>, keep: usize) -> usize {
         let surplus: Vec<u32> = {
             let mut state = self.lock();
             let count = state.idle.len().saturating_sub(keep);

@@ -10,6 +10,7 @@ use rstest::rstest;
 
 use super::model_tests::{image, old_and_new, options};
 use super::*;
+use crate::error::ErrorKind;
 use crate::sys::loop_dev::{FOREIGN, reset, with};
 
 fn small_pool() -> LoopControl {

@@ -1,6 +1,34 @@
 //! Mount options as words: those of mount(8) that a bind mount has flags for.
 
-use super::{AccessTime, MountFlags};
+/// When reading a file updates its access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTime {
+    /// After a write, or once a day: the kernel's default.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+}
+
+/// Flags of a bind mount, of its own and not of what it shows (mount_setattr(2)). All are set
+/// as they stand here: the flags of the source mount are not inherited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// Refuse writes with EROFS.
+    pub read_only: bool,
+    /// Ignore set-user-id bits and file capabilities.
+    pub nosuid: bool,
+    /// Refuse to open device nodes.
+    pub nodev: bool,
+    /// Refuse to execute files.
+    pub noexec: bool,
+    /// When access times of files are updated.
+    pub access_time: AccessTime,
+    /// Do not update access times of directories.
+    pub nodiratime: bool,
+}
 
 /// Why mount options were not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

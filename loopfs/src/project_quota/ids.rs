@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nix::fcntl::{Flock, OFlag};
+use nix::fcntl::Flock;
 
+use super::errors::{Interface, explain};
+use super::limits::{self, Limits, Usage};
+use super::project_id::ProjectId;
+use super::quota::{ProjectQuota, assign_project};
 use super::search::{self, Ids};
-use super::{Interface, Limits, ProjectId, ProjectQuota, Usage, assign_project, explain, limits};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
-use crate::loop_device::reopen;
 use crate::sys::{fsxattr, random};
 
 /// Gives out the project ids of a range of its own on one file system.
@@ -183,27 +185,27 @@ impl ProjectIds {
     }
 
     /// Tries again to free the ids that were draining when this `ProjectIds` was asked to release or recover
-    /// them. One that is in `carried` is forgotten: another process has freed it, and given it out anew.
+    /// them. One that is in `assigned` is forgotten: another process has freed it, and given it out anew.
     ///
     /// # Errors
     /// The first one met; the other ids were tried all the same. See [`draining`](Self::draining) for those
     /// that are left.
-    pub fn retry_draining(&self, carried: &HashSet<ProjectId>) -> Result<Reclaimed> {
-        self.reclaim(&self.still_draining(carried), |id| self.release(id))
+    pub fn retry_draining(&self, assigned: &HashSet<ProjectId>) -> Result<Reclaimed> {
+        self.reclaim(&self.still_draining(assigned), |id| self.release(id))
     }
 
     /// [`retry_draining`](Self::retry_draining) for who has waited already, as for [`release_finished`](Self::release_finished).
     pub(crate) fn retry_finished(
         &self,
-        carried: &HashSet<ProjectId>,
+        assigned: &HashSet<ProjectId>,
         mut cleared: impl FnMut(&Usage),
     ) -> Result<Reclaimed> {
-        self.reclaim(&self.still_draining(carried), |id| self.release_finished(id, Ok(()), &mut cleared))
+        self.reclaim(&self.still_draining(assigned), |id| self.release_finished(id, Ok(()), &mut cleared))
     }
 
-    fn still_draining(&self, carried: &HashSet<ProjectId>) -> Vec<ProjectId> {
+    fn still_draining(&self, assigned: &HashSet<ProjectId>) -> Vec<ProjectId> {
         let mut draining = self.lock_draining();
-        draining.retain(|id| !carried.contains(id));
+        draining.retain(|id| !assigned.contains(id));
         draining.clone()
     }
 
@@ -213,16 +215,16 @@ impl ProjectIds {
         self.lock_draining().clone()
     }
 
-    /// Frees the ids of the range that are not in `carried`: those of reservations and removals that a crash
+    /// Frees the ids of the range that are not in `assigned`: those of reservations and removals that a crash
     /// interrupted. One that something is charged to stays taken, whoever carries it. Its cost grows with
     /// the ids in use: meant for once, at start.
     ///
     /// # Errors
     /// The first one met; the other ids were tried all the same.
-    pub fn recover(&self, carried: &HashSet<ProjectId>) -> Result<Reclaimed> {
+    pub fn recover(&self, assigned: &HashSet<ProjectId>) -> Result<Reclaimed> {
         let mut orphans = Vec::new();
         for usage in self.quota().ids(self.range.clone()) {
-            orphans.extend(Some(usage?.id).filter(|id| !carried.contains(id)));
+            orphans.extend(Some(usage?.id).filter(|id| !assigned.contains(id)));
         }
         // What drains is among the orphans.
         self.lock_draining().clear();
@@ -304,9 +306,8 @@ impl ProjectIds {
     /// The lock belongs to an open file description, so each caller opens its own: threads exclude each other as
     /// processes do.
     fn lock(&self) -> Result<Flock<OwnedFd>> {
-        let own =
-            reopen(self.lock.as_fd(), OFlag::O_RDONLY).context("open", "the lock of the project ids")?;
-        flock::exclusive(own, self.lock_timeout, "allocate or free a project id, which takes the lock")
+        let operation = "allocate or free a project id, which takes the lock";
+        flock::exclusive_reopened(self.lock.as_fd(), self.lock_timeout, operation)
     }
 
     fn lock_draining(&self) -> MutexGuard<'_, Vec<ProjectId>> {

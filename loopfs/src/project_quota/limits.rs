@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::ProjectId;
+use super::project_id::ProjectId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::quotactl::{self, DiskQuota};
 use crate::units::{Bytes, Inodes};

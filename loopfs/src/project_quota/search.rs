@@ -23,21 +23,21 @@ pub(super) trait Ids {
 
 /// A free id of `range`; None when all are in use.
 ///
-/// `neighbour` is tried first, the id after the one that was taken last: XFS keeps thirty quota records in a
+/// `next_fit` is tried first, the id after the one that was taken last: XFS keeps thirty quota records in a
 /// block, and never gives a block of them back. Then chance decides, so that the cost does not grow with the
 /// ids in use, and only then the used ids are walked along.
 pub(super) fn free_id<I: Ids>(
     ids: &mut I,
     range: &RangeInclusive<u32>,
-    neighbour: Option<u32>,
+    next_fit: Option<u32>,
 ) -> Result<Option<u32>, I::Error> {
     if range.is_empty() {
         return Ok(None);
     }
-    if let Some(neighbour) = neighbour.filter(|id| range.contains(id))
-        && !ids.is_used(neighbour)?
+    if let Some(next_fit) = next_fit.filter(|id| range.contains(id))
+        && !ids.is_used(next_fit)?
     {
-        return Ok(Some(neighbour));
+        return Ok(Some(next_fit));
     }
     let mut guess = *range.start();
     for _ in 0..GUESSES {
@@ -90,9 +90,9 @@ mod tests {
             Self { used, last: *range.end(), seed, asked: 0 }
         }
 
-        fn find(&mut self, range: &RangeInclusive<u32>, neighbour: Option<u32>) -> Option<u32> {
+        fn find(&mut self, range: &RangeInclusive<u32>, next_fit: Option<u32>) -> Option<u32> {
             self.asked = 0;
-            let Ok(found) = free_id(self, range, neighbour);
+            let Ok(found) = free_id(self, range, next_fit);
             found
         }
     }
@@ -130,12 +130,12 @@ mod tests {
         fn an_id_is_found_exactly_if_one_is_free(
             range in small_range(),
             used in prop::collection::btree_set(0..60u32, 0..60),
-            neighbour in prop::option::of(any::<u32>()),
+            next_fit in prop::option::of(any::<u32>()),
             seed: u64,
         ) {
             let used: BTreeSet<u32> = used.into_iter().map(|id| range.start().saturating_sub(3).saturating_add(id)).collect();
             let any_free = range.clone().any(|id| !used.contains(&id));
-            let found = Model::new(used.clone(), &range, seed).find(&range, neighbour);
+            let found = Model::new(used.clone(), &range, seed).find(&range, next_fit);
             prop_assert_eq!(found.is_some(), any_free);
             if let Some(id) = found {
                 prop_assert!(range.contains(&id) && !used.contains(&id));
@@ -145,13 +145,13 @@ mod tests {
         #[test]
         fn a_range_is_used_up_exactly(range in small_range(), seed: u64) {
             let mut model = Model::new(BTreeSet::new(), &range, seed);
-            let mut neighbour = None;
+            let mut next_fit = None;
             for _ in range.clone() {
-                let id = model.find(&range, neighbour).unwrap();
+                let id = model.find(&range, next_fit).unwrap();
                 prop_assert!(model.used.insert(id), "{id} was given twice");
-                neighbour = id.checked_add(1);
+                next_fit = id.checked_add(1);
             }
-            prop_assert_eq!(model.find(&range, neighbour), None);
+            prop_assert_eq!(model.find(&range, next_fit), None);
         }
     }
 
@@ -159,12 +159,12 @@ mod tests {
     fn the_cost_does_not_grow_with_the_ids_in_use() {
         let range = 0x4c00_0000..=0x4cff_ffff;
         let mut model = Model::new(BTreeSet::new(), &range, 7);
-        let mut neighbour = None;
+        let mut next_fit = None;
         for count in 0..100_000 {
-            let id = model.find(&range, neighbour).unwrap();
+            let id = model.find(&range, next_fit).unwrap();
             assert!(model.asked <= 2, "{} questions with {count} ids in use", model.asked);
             model.used.insert(id);
-            neighbour = Some(id + 1);
+            next_fit = Some(id + 1);
         }
         // Other processes start anywhere, and no better than this.
         let asked: usize = (0..1000).map(|_| (model.find(&range, None), model.asked).1).sum();

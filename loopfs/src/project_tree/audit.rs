@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::REPORT_EVERY;
 use super::inode::{Inode, Kind};
-use super::left_out::LeftOut;
-use super::walk::{Course, Place, Visitor, walk};
+use super::skipped::LeftOut;
+use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::Result;
 use crate::project_quota::ProjectId;
 
@@ -83,8 +82,8 @@ pub fn audit_tree_reporting(
     progress: &mut dyn FnMut(&TreeAudit),
 ) -> Result<TreeAudit> {
     let mut auditing = Auditing { id: id.get(), progress, audit: TreeAudit::default() };
-    let course = walk(root, &mut auditing)?;
-    Ok(TreeAudit { disturbed: course == Course::Disturbed, ..auditing.audit })
+    let outcome = walk(root, &mut auditing)?;
+    Ok(TreeAudit { disturbed: outcome == WalkOutcome::Raced, ..auditing.audit })
 }
 
 struct Auditing<'a> {
@@ -94,7 +93,7 @@ struct Auditing<'a> {
 }
 
 impl Visitor for Auditing<'_> {
-    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()> {
+    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let audit = &mut self.audit;
         let directory = inode.kind == Kind::Directory;
         audit.names += 1;
@@ -121,12 +120,12 @@ impl Visitor for Auditing<'_> {
         Ok(())
     }
 
-    fn mount(&mut self, at: &Place<'_>) -> Result<()> {
+    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
         self.audit.left_out.mount(at);
         Ok(())
     }
 
-    fn unreadable(&mut self, errno: Errno, at: &Place<'_>) -> Result<()> {
+    fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
         self.audit.left_out.refused("open", errno, at)
     }
 }

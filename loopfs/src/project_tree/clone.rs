@@ -5,13 +5,12 @@ use std::os::fd::BorrowedFd;
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, fstat};
 
-use super::REPORT_EVERY;
 use super::flags::{FREEZING, Flags};
 use super::hard_links::HardLinks;
 use super::inode::{Inode, Kind};
-use super::left_out::{LeftOut, SpecialFiles};
-use super::target::{During, Refusal, SHARE, Target};
-use super::walk::{Course, Place, Visitor, walk};
+use super::skipped::{LeftOut, SpecialFiles};
+use super::target::{OpContext, OpError, SHARE, Target};
+use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::file_handle;
 
@@ -109,8 +108,8 @@ pub fn clone_tree_reporting(
         progress,
         report: CloneReport::default(),
     };
-    let course = walk(source, &mut cloning)?;
-    cloning.end(course)
+    let outcome = walk(source, &mut cloning)?;
+    cloning.end(outcome)
 }
 
 struct Cloning<'a> {
@@ -123,7 +122,7 @@ struct Cloning<'a> {
 }
 
 impl Cloning<'_> {
-    fn end(mut self, course: Course) -> Result<CloneReport> {
+    fn end(mut self, outcome: WalkOutcome) -> Result<CloneReport> {
         if !self.target.is_finished() {
             let detail = "directories were moved ahead of the walk without end";
             return Err(Error::new(ErrorKind::Busy, "clone", "a directory tree", detail));
@@ -133,11 +132,11 @@ impl Cloning<'_> {
                 Error::sys(refusal.operation, "a file with further names", refusal.errno)
             })?;
         }
-        self.report.disturbed |= course == Course::Disturbed;
+        self.report.disturbed |= outcome == WalkOutcome::Raced;
         Ok(self.report)
     }
 
-    fn enter(&mut self, source: &Inode<'_>, status: &FileStat, at: &Place<'_>) -> Result<(), Refusal> {
+    fn enter(&mut self, source: &Inode<'_>, status: &FileStat, at: &EntryPath<'_>) -> Result<(), OpError> {
         let flags = flags_of(source)?;
         match at.name() {
             Some(name) => self.target.enter_directory(name, source, status, flags)?,
@@ -147,7 +146,7 @@ impl Cloning<'_> {
         Ok(())
     }
 
-    fn make(&mut self, source: &Inode<'_>, status: &FileStat, at: &Place<'_>) -> Result<(), Refusal> {
+    fn make(&mut self, source: &Inode<'_>, status: &FileStat, at: &EntryPath<'_>) -> Result<(), OpError> {
         let Some(name) = at.name() else { return Ok(()) };
         if source.links < 2 {
             self.target.make(name, source, status, flags_of(source)?)?;
@@ -177,7 +176,7 @@ impl Cloning<'_> {
         self.report.special_files.count(kind);
     }
 
-    fn refused(&mut self, refusal: Refusal, at: &Place<'_>) -> Result<()> {
+    fn refused(&mut self, refusal: OpError, at: &EntryPath<'_>) -> Result<()> {
         let concerns_all = refusal.operation == SHARE && refusal.errno == Errno::EOPNOTSUPP;
         if !concerns_all && self.report.left_out.count_refused(refusal.errno, at) {
             return Ok(());
@@ -187,7 +186,7 @@ impl Cloning<'_> {
 }
 
 impl Visitor for Cloning<'_> {
-    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()> {
+    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == Kind::Directory;
         if self.skipped > 0 {
             self.skipped += u64::from(directory);
@@ -198,7 +197,7 @@ impl Visitor for Cloning<'_> {
             (self.progress)(&self.report);
         }
         let status =
-            fstat(inode.held).map_err(|errno| failure(Refusal { operation: "look at", errno }, at))?;
+            fstat(inode.held).map_err(|errno| failure(OpError { operation: "look at", errno }, at))?;
         if directory && !at.is_root() && self.is_target(&status) {
             let detail = "the directory to clone into lies in it";
             return Err(Error::new(ErrorKind::InvalidInput, "clone", "a directory tree", detail));
@@ -214,18 +213,18 @@ impl Visitor for Cloning<'_> {
         self.refused(refusal, at)
     }
 
-    fn mount(&mut self, at: &Place<'_>) -> Result<()> {
+    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
         if self.skipped == 0 {
             self.report.left_out.mount(at);
         }
         Ok(())
     }
 
-    fn unreadable(&mut self, errno: Errno, at: &Place<'_>) -> Result<()> {
-        if self.skipped > 0 { Ok(()) } else { self.refused(Refusal { operation: "open", errno }, at) }
+    fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
+        if self.skipped > 0 { Ok(()) } else { self.refused(OpError { operation: "open", errno }, at) }
     }
 
-    fn left(&mut self, at: &Place<'_>) -> Result<()> {
+    fn left(&mut self, at: &EntryPath<'_>) -> Result<()> {
         if self.skipped > 0 {
             self.skipped -= 1;
             return Ok(());
@@ -245,12 +244,12 @@ impl Cloning<'_> {
     }
 }
 
-fn flags_of(source: &Inode<'_>) -> Result<Flags, Refusal> {
+fn flags_of(source: &Inode<'_>) -> Result<Flags, OpError> {
     let project = source.project().during("read the flags of")?;
     Ok(project.map_or_else(Flags::default, |project| project.flags()))
 }
 
-fn failure(refusal: Refusal, at: &Place<'_>) -> Error {
+fn failure(refusal: OpError, at: &EntryPath<'_>) -> Error {
     let error = Error::sys(refusal.operation, format!("{:?} of a directory tree", at.path()), refusal.errno);
     match refusal.errno {
         Errno::ENOSPC | Errno::EDQUOT => error.explain(

@@ -6,9 +6,8 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::REPORT_EVERY;
 use super::inode::Inode;
-use super::walk::{Course, Place, Visitor, walk};
+use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::Result;
 use crate::project_quota::ProjectId;
 
@@ -46,8 +45,8 @@ pub(crate) fn find_foreign(
 ) -> Result<ForeignSearch> {
     let found = ForeignSearch { complete: true, ..ForeignSearch::default() };
     let mut searching = Searching { own: own.get(), known, progress, names: 0, found };
-    let course = walk(root, &mut searching)?;
-    searching.found.complete &= course == Course::Quiet;
+    let outcome = walk(root, &mut searching)?;
+    searching.found.complete &= outcome == WalkOutcome::Stable;
     Ok(searching.found)
 }
 
@@ -60,7 +59,7 @@ struct Searching<'a> {
 }
 
 impl Visitor for Searching<'_> {
-    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()> {
+    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         self.names += 1;
         if self.names.is_multiple_of(REPORT_EVERY) {
             (self.progress)();
@@ -86,11 +85,11 @@ impl Visitor for Searching<'_> {
         Ok(())
     }
 
-    fn mount(&mut self, _: &Place<'_>) -> Result<()> {
+    fn mount(&mut self, _: &EntryPath<'_>) -> Result<()> {
         Ok(())
     }
 
-    fn unreadable(&mut self, _: Errno, _: &Place<'_>) -> Result<()> {
+    fn unreadable(&mut self, _: Errno, _: &EntryPath<'_>) -> Result<()> {
         self.found.complete = false;
         Ok(())
     }

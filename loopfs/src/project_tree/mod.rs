@@ -22,7 +22,7 @@ mod flags;
 mod foreign;
 mod hard_links;
 mod inode;
-mod left_out;
+mod skipped;
 mod tag;
 mod target;
 mod walk;
@@ -31,8 +31,5 @@ mod xattrs;
 pub use audit::{StrayInode, TreeAudit, audit_tree, audit_tree_reporting};
 pub use clone::{CloneReport, clone_tree, clone_tree_reporting};
 pub(crate) use foreign::{ForeignInodes, find_foreign};
-pub use left_out::{LeftOut, LeftOutInode, LeftOutReason, SpecialFiles};
+pub use skipped::{LeftOut, LeftOutInode, LeftOutReason, SpecialFiles};
 pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree, tag_tree_reporting};
-
-/// Names between two reports of progress.
-const REPORT_EVERY: u64 = 1024;

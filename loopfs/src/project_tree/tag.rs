@@ -4,10 +4,9 @@ use std::os::fd::BorrowedFd;
 
 use nix::errno::Errno;
 
-use super::REPORT_EVERY;
 use super::inode::{Inode, Kind};
-use super::left_out::LeftOut;
-use super::walk::{Course, Place, Visitor, walk};
+use super::skipped::LeftOut;
+use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
 
@@ -126,9 +125,9 @@ impl Tagging<'_> {
         while self.report.passes < self.options.most_passes {
             let changed = self.report.changed;
             self.report = TreeReport { passes: self.report.passes + 1, changed, ..TreeReport::default() };
-            let course = walk(root, &mut self)?;
+            let outcome = walk(root, &mut self)?;
             (self.progress)(&self.report);
-            if course == Course::Quiet && self.report.changed == changed {
+            if outcome == WalkOutcome::Stable && self.report.changed == changed {
                 return Ok(self.report);
             }
         }
@@ -138,7 +137,7 @@ impl Tagging<'_> {
 }
 
 impl Visitor for Tagging<'_> {
-    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()> {
+    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == Kind::Directory;
         self.report.names += 1;
         self.report.directories += u64::from(directory);
@@ -176,12 +175,12 @@ impl Visitor for Tagging<'_> {
         }
     }
 
-    fn mount(&mut self, at: &Place<'_>) -> Result<()> {
+    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
         self.report.left_out.mount(at);
         Ok(())
     }
 
-    fn unreadable(&mut self, errno: Errno, at: &Place<'_>) -> Result<()> {
+    fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
         self.report.left_out.refused("open", errno, at)
     }
 }
@@ -192,22 +191,22 @@ struct Survey {
 }
 
 impl Visitor for Survey {
-    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()> {
+    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         // One that cannot be read cannot be tagged either.
         let Ok(Some(project)) = inode.project() else { return Ok(()) };
         if inode.links > 1 && project.id() != self.id { Err(has_further_names(at)) } else { Ok(()) }
     }
 
-    fn mount(&mut self, _: &Place<'_>) -> Result<()> {
+    fn mount(&mut self, _: &EntryPath<'_>) -> Result<()> {
         Ok(())
     }
 
-    fn unreadable(&mut self, _: Errno, _: &Place<'_>) -> Result<()> {
+    fn unreadable(&mut self, _: Errno, _: &EntryPath<'_>) -> Result<()> {
         Ok(())
     }
 }
 
-fn has_further_names(at: &Place<'_>) -> Error {
+fn has_further_names(at: &EntryPath<'_>) -> Error {
     let detail = "it has further names, which may lie outside the tree";
     Error::new(ErrorKind::InvalidInput, "tag", format!("{:?} of a directory tree", at.path()), detail)
 }

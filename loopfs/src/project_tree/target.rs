@@ -21,20 +21,20 @@ use crate::sys::getdents;
 
 /// What was being done to an inode when the kernel refused.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Refusal {
+pub(super) struct OpError {
     pub(super) operation: &'static str,
     pub(super) errno: Errno,
 }
 
 pub(super) const SHARE: &str = "share the content of";
 
-pub(super) trait During<T> {
-    fn during(self, operation: &'static str) -> Result<T, Refusal>;
+pub(super) trait OpContext<T> {
+    fn during(self, operation: &'static str) -> Result<T, OpError>;
 }
 
-impl<T> During<T> for Result<T, Errno> {
-    fn during(self, operation: &'static str) -> Result<T, Refusal> {
-        self.map_err(|errno| Refusal { operation, errno })
+impl<T> OpContext<T> for Result<T, Errno> {
+    fn during(self, operation: &'static str) -> Result<T, OpError> {
+        self.map_err(|errno| OpError { operation, errno })
     }
 }
 
@@ -83,9 +83,9 @@ impl Target {
         source: &Inode<'_>,
         status: &FileStat,
         flags: Flags,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), OpError> {
         self.set_flags(&Inode::directory(&self.root), Flags::default())?;
-        self.take_over(source, status, &self.root)?;
+        self.copy_attributes(source, status, &self.root)?;
         // Its caller has yet to give it its place.
         self.levels.push(Finish::new(status, flags.without(FREEZING)));
         Ok(())
@@ -97,11 +97,11 @@ impl Target {
         source: &Inode<'_>,
         status: &FileStat,
         flags: Flags,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), OpError> {
         mkdirat(&self.here, name, Mode::S_IRWXU).during("make")?;
         let made = self.or_remove(name, UnlinkatFlags::RemoveDir, || {
             let made = open_directory(self.here.as_fd(), name).during("open the copy of")?;
-            self.take_over(source, status, &made)?;
+            self.copy_attributes(source, status, &made)?;
             Ok(made)
         })?;
         self.here = made;
@@ -111,7 +111,7 @@ impl Target {
 
     /// Back into the directory above, when this one is full. An error leaves it without its times or flags, and
     /// no less below.
-    pub(super) fn leave_directory(&mut self) -> Result<(), Refusal> {
+    pub(super) fn leave_directory(&mut self) -> Result<(), OpError> {
         let Some(level) = self.levels.pop() else { return Ok(()) };
         let finished = self
             .set_times(&self.here, level.accessed, level.modified)
@@ -130,7 +130,7 @@ impl Target {
         source: &Inode<'_>,
         status: &FileStat,
         flags: Flags,
-    ) -> Result<OwnedFd, Refusal> {
+    ) -> Result<OwnedFd, OpError> {
         let made = if source.kind == Kind::File {
             let create =
                 OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -146,7 +146,7 @@ impl Target {
                 let content = source.open_file().during("open")?;
                 reflink::share_content(content.as_fd(), made.as_fd()).during(SHARE)?;
             }
-            self.take_over(source, status, &made)?;
+            self.copy_attributes(source, status, &made)?;
             let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
             self.set_times(
                 &made,
@@ -162,7 +162,7 @@ impl Target {
         Ok(made)
     }
 
-    fn make_special(&self, name: &CStr, source: &Inode<'_>, status: &FileStat) -> Result<OwnedFd, Refusal> {
+    fn make_special(&self, name: &CStr, source: &Inode<'_>, status: &FileStat) -> Result<OwnedFd, OpError> {
         if source.kind == Kind::Symlink {
             let destination = readlinkat(source.held, c"").during("read")?;
             symlinkat(destination.as_os_str(), &self.here, name).during("make")?;
@@ -177,7 +177,7 @@ impl Target {
     }
 
     /// One more name for a file of the tree.
-    pub(super) fn link(&self, name: &CStr, made: &FileHandle) -> Result<(), Refusal> {
+    pub(super) fn link(&self, name: &CStr, made: &FileHandle) -> Result<(), OpError> {
         let held = file_handle::open(&self.root, made).during("find the copy of")?;
         let (links, link) = (self.attributes.links(), Attributes::link(&held));
         linkat(links, link.as_c_str(), &self.here, name, AtFlags::AT_SYMLINK_FOLLOW)
@@ -185,18 +185,18 @@ impl Target {
     }
 
     /// The flags of a file that has all its names.
-    pub(super) fn freeze(&self, made: &FileHandle, flags: Flags) -> Result<(), Refusal> {
+    pub(super) fn freeze(&self, made: &FileHandle, flags: Flags) -> Result<(), OpError> {
         self.set_flags_of(&file_handle::open(&self.root, made).during("find the copy of")?, flags)
     }
 
     /// Owner, then what a change of the owner would clear: capabilities and the bits of the mode. An ACL says the
     /// group's bits in the mode too, so the mode comes last.
-    fn take_over(&self, source: &Inode<'_>, status: &FileStat, made: &OwnedFd) -> Result<(), Refusal> {
+    fn copy_attributes(&self, source: &Inode<'_>, status: &FileStat, made: &OwnedFd) -> Result<(), OpError> {
         let (links, link) = (self.attributes.links(), Attributes::link(made));
         let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));
         fchownat(links, link.as_c_str(), Some(owner), Some(group), AtFlags::empty())
             .during("give the copy to the owner of")?;
-        xattrs::take_over(&Attributes::path(source.held), &Attributes::path(made))
+        xattrs::copy_attributes(&Attributes::path(source.held), &Attributes::path(made))
             .during("copy the extended attributes of")?;
         if source.kind != Kind::Symlink {
             let mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
@@ -206,7 +206,7 @@ impl Target {
         Ok(())
     }
 
-    fn set_times(&self, made: &OwnedFd, accessed: TimeSpec, modified: TimeSpec) -> Result<(), Refusal> {
+    fn set_times(&self, made: &OwnedFd, accessed: TimeSpec, modified: TimeSpec) -> Result<(), OpError> {
         let link = Attributes::link(made);
         utimensat(
             self.attributes.links(),
@@ -218,14 +218,14 @@ impl Target {
         .during("copy the times of")
     }
 
-    fn set_flags_of(&self, made: &OwnedFd, flags: Flags) -> Result<(), Refusal> {
+    fn set_flags_of(&self, made: &OwnedFd, flags: Flags) -> Result<(), OpError> {
         let inode = fstat(made)
             .and_then(|status| Inode::other(&self.attributes, made, &status))
             .during("open the copy of")?;
         self.set_flags(&inode, flags)
     }
 
-    fn set_flags(&self, made: &Inode<'_>, flags: Flags) -> Result<(), Refusal> {
+    fn set_flags(&self, made: &Inode<'_>, flags: Flags) -> Result<(), OpError> {
         const OPERATION: &str = "copy the flags of";
         let Some(now) = made.project().during(OPERATION)? else { return Ok(()) };
         if now.flags() == flags { Ok(()) } else { made.set(&now.with_flags(flags)).during(OPERATION) }
@@ -236,8 +236,8 @@ impl Target {
         &self,
         name: &CStr,
         sort: UnlinkatFlags,
-        make: impl FnOnce() -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
+        make: impl FnOnce() -> Result<T, OpError>,
+    ) -> Result<T, OpError> {
         make().or_else(|refusal| {
             unlinkat(&self.here, name, sort).during("remove the copy of")?;
             Err(refusal)

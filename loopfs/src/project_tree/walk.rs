@@ -21,6 +21,9 @@ use crate::error::{Error, Result};
 use crate::sys::getdents;
 use crate::sys::xfs;
 
+/// Names between two reports of progress.
+pub(super) const REPORT_EVERY: u64 = 1024;
+
 /// Beyond what a tree can have by the size of its file system: room for what is made meanwhile.
 const SLACK: u64 = 1 << 16;
 /// How often a pass enters the tree again. Who moves directories more often than this is not waited for.
@@ -29,25 +32,25 @@ const MOST_RETURNS: u32 = 1000;
 /// What is done with the inodes of a tree. An error ends the walk.
 pub(super) trait Visitor {
     /// An inode of the tree, the root first and every directory before what is in it.
-    fn visit(&mut self, inode: &Inode<'_>, at: &Place<'_>) -> Result<()>;
+    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()>;
     /// Another mount, or a file or directory that another one covers: not entered.
-    fn mount(&mut self, at: &Place<'_>) -> Result<()>;
+    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()>;
     /// An entry that could not be looked at, or a directory not listed.
-    fn unreadable(&mut self, errno: Errno, at: &Place<'_>) -> Result<()>;
+    fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()>;
     /// The end of a directory that was visited, the root last: all that was found in it has been visited. Not
     /// called for directories that the walk is in when it ends before its time.
-    fn left(&mut self, _at: &Place<'_>) -> Result<()> {
+    fn left(&mut self, _at: &EntryPath<'_>) -> Result<()> {
         Ok(())
     }
 }
 
 /// Where in the tree the walk is.
-pub(super) struct Place<'a> {
+pub(super) struct EntryPath<'a> {
     above: &'a [Level],
     name: Option<&'a CString>,
 }
 
-impl Place<'_> {
+impl EntryPath<'_> {
     /// Relative to the root, which is `.`.
     pub(super) fn path(&self) -> PathBuf {
         let names = self.above.iter().skip(1).map(|level| &level.name).chain(self.name);
@@ -115,15 +118,15 @@ impl Level {
 
 /// How a pass through the tree went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Course {
+pub(super) enum WalkOutcome {
     /// Every directory was where it was found.
-    Quiet,
+    Stable,
     /// Directories were moved while the walk was in them: parts may not have been seen.
-    Disturbed,
+    Raced,
 }
 
 /// Goes once through the tree below `root`, a directory.
-pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Course> {
+pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<WalkOutcome> {
     let failed = |errno| {
         let error = Error::sys("walk", "the root of a directory tree", errno);
         match errno {
@@ -135,18 +138,19 @@ pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<Co
     let attributes = Attributes::new()?;
     let here = open_directory(root, c".").map_err(failed)?;
     let levels = vec![Level::new(c".".to_owned(), &here).map_err(failed)?];
-    visitor.visit(&Inode::directory(&here), &Place { above: &levels, name: None })?;
-    let mut walk = Walk { root, here, levels, course: Course::Quiet, directories: Bound::new(), returns: 0 };
+    visitor.visit(&Inode::directory(&here), &EntryPath { above: &levels, name: None })?;
+    let mut walk =
+        Walk { root, here, levels, outcome: WalkOutcome::Stable, directories: Bound::new(), returns: 0 };
     while !walk.levels.is_empty() {
         if walk.has_no_end() {
-            return Ok(Course::Disturbed);
+            return Ok(WalkOutcome::Raced);
         }
         match walk.next_name(visitor)? {
             Some(name) => walk.enter(&attributes, name, visitor)?,
             None => walk.leave(visitor)?,
         }
     }
-    Ok(walk.course)
+    Ok(walk.outcome)
 }
 
 struct Walk<'a> {
@@ -154,7 +158,7 @@ struct Walk<'a> {
     /// The directory of the last level.
     here: OwnedFd,
     levels: Vec<Level>,
-    course: Course,
+    outcome: WalkOutcome,
     directories: Bound,
     returns: u32,
 }
@@ -163,40 +167,40 @@ impl Walk<'_> {
     fn next_name(&mut self, visitor: &mut dyn Visitor) -> Result<Option<CString>> {
         let Some(level) = self.levels.last_mut() else { return Ok(None) };
         match level.is_endless(&self.here) {
-            Ok(true) => self.course = Course::Disturbed,
+            Ok(true) => self.outcome = WalkOutcome::Raced,
             Ok(false) => match level.next_name(&self.here) {
                 Ok(name) => return Ok(name),
                 Err(errno) => {
-                    visitor.unreadable(errno, &Place { above: &self.levels, name: None })?;
+                    visitor.unreadable(errno, &EntryPath { above: &self.levels, name: None })?;
                 }
             },
-            Err(errno) => visitor.unreadable(errno, &Place { above: &self.levels, name: None })?,
+            Err(errno) => visitor.unreadable(errno, &EntryPath { above: &self.levels, name: None })?,
         }
         Ok(None)
     }
 
     fn enter(&mut self, attributes: &Attributes, name: CString, visitor: &mut dyn Visitor) -> Result<()> {
-        let place = Place { above: &self.levels, name: Some(&name) };
+        let entry = EntryPath { above: &self.levels, name: Some(&name) };
         let opened = open_entry(self.here.as_fd(), &name, OFlag::O_PATH)
             .and_then(|held| fstat(&held).map(|status| (held, status)));
         let (held, status) = match opened {
             Ok(opened) => opened,
             // What is gone needs nothing.
             Err(Errno::ENOENT) => return Ok(()),
-            Err(Errno::EXDEV) => return visitor.mount(&place),
-            Err(errno) => return visitor.unreadable(errno, &place),
+            Err(Errno::EXDEV) => return visitor.mount(&entry),
+            Err(errno) => return visitor.unreadable(errno, &entry),
         };
         if Kind::of(status.st_mode) != Kind::Directory {
             return match Inode::other(attributes, &held, &status) {
-                Ok(inode) => visitor.visit(&inode, &place),
-                Err(errno) => visitor.unreadable(errno, &place),
+                Ok(inode) => visitor.visit(&inode, &entry),
+                Err(errno) => visitor.unreadable(errno, &entry),
             };
         }
         let opened = open_directory(held.as_fd(), c".")
             .and_then(|directory| Level::new(name.clone(), &directory).map(|level| (directory, level)));
         match opened {
             Ok((directory, level)) => {
-                visitor.visit(&Inode::directory(&directory), &place)?;
+                visitor.visit(&Inode::directory(&directory), &entry)?;
                 self.here = directory;
                 self.levels.push(level);
                 self.directories.count += 1;
@@ -204,7 +208,7 @@ impl Walk<'_> {
             }
             // Removed since it was looked at.
             Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => visitor.unreadable(errno, &place),
+            Err(errno) => visitor.unreadable(errno, &entry),
         }
     }
 
@@ -224,7 +228,7 @@ impl Walk<'_> {
     }
 
     fn pop(&mut self, visitor: &mut dyn Visitor) -> Result<()> {
-        visitor.left(&Place { above: &self.levels, name: None })?;
+        visitor.left(&EntryPath { above: &self.levels, name: None })?;
         self.levels.pop();
         Ok(())
     }
@@ -242,7 +246,7 @@ impl Walk<'_> {
                     while self.levels.len() > depth {
                         self.pop(visitor)?;
                     }
-                    self.course = Course::Disturbed;
+                    self.outcome = WalkOutcome::Raced;
                     break;
                 }
             }
@@ -256,7 +260,7 @@ impl Walk<'_> {
     }
 
     fn path(&self) -> PathBuf {
-        Place { above: &self.levels, name: None }.path()
+        EntryPath { above: &self.levels, name: None }.path()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::sys::xattr;
 
 /// Makes the attributes of `source` those of `target`, both paths that end at the inode. What `target` inherited
 /// from a default ACL above it goes if `source` has no ACL of that sort.
-pub(super) fn take_over(source: &CStr, target: &CStr) -> Result<(), Errno> {
+pub(super) fn copy_attributes(source: &CStr, target: &CStr) -> Result<(), Errno> {
     let names: Vec<_> = xattr::list_at(source)?.into_iter().filter(|name| is_content(name)).collect();
     for name in xattr::list_at(target)? {
         if is_acl(&name) && !names.contains(&name) {

@@ -6,7 +6,7 @@ use ioctl_sys::ioctl;
 use linux_raw_sys::ioctl as block;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 // The request number encodes neither size nor direction, which is the "bad" form.
 ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);

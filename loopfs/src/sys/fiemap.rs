@@ -7,7 +7,7 @@ use ioctl_sys::ioctl;
 use linux_raw_sys::ioctl::FS_IOC_FIEMAP;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 pub(crate) use linux_raw_sys::ioctl::{FIEMAP_EXTENT_LAST as LAST, FIEMAP_EXTENT_SHARED as SHARED};
 

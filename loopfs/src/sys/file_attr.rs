@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use linux_raw_sys::general::{__NR_file_getattr, __NR_file_setattr};
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 pub(crate) use linux_raw_sys::general::file_attr;
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// `MAX_HANDLE_SZ` of linux/exportfs.h.
 const MOST: usize = 128;

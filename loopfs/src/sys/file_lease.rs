@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use linux_raw_sys::general::F_SETSIG;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// Returns `true` if any open file description may write to the file. `file` must be open for reading only, or it counts
 /// itself.

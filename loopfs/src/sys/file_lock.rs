@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// A lock of `length` bytes from `start`, or up to any end where that is 0; `kind` is `F_WRLCK` and the like.
 pub(crate) fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {

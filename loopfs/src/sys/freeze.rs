@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use ioctl_sys::ioctl;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 ioctl!(readwrite fifreeze with b'X', 119; libc::c_int);
 ioctl!(readwrite fithaw with b'X', 120; libc::c_int);

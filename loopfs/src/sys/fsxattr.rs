@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use ioctl_sys::ioctl;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 pub(crate) use linux_raw_sys::general::{FS_XFLAG_PROJINHERIT, fsxattr};
 

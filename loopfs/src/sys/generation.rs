@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use ioctl_sys::ioctl;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 ioctl!(read fs_ioc_getversion with b'v', 1; libc::c_long);
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use linux_raw_sys::general::linux_dirent64;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// A name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
 
-use super::Result;
 use super::loop_abi::{empty_info, index_limit_of, loop_config, loop_info64};
+use super::result::Result;
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);

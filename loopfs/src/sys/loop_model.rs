@@ -13,8 +13,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::Result;
 use super::loop_abi::{AUTOCLEAR, DIRECT_IO, index_limit_of, loop_config, loop_info64};
+use super::result::Result;
 
 /// Who makes a call. Bindings remember who made them.
 pub(crate) type Actor = u32;

@@ -3,8 +3,6 @@
 //! kernel's errno and nothing else.
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 
-use nix::errno::Errno;
-
 #[cfg(feature = "kernel-tests")]
 pub(crate) mod discard;
 pub(crate) mod fiemap;
@@ -27,8 +25,9 @@ pub(crate) mod mount;
 pub(crate) mod quotactl;
 pub(crate) mod random;
 pub(crate) mod reflink;
+mod result;
 pub(crate) mod statx;
 pub(crate) mod xattr;
 pub(crate) mod xfs;
 
-pub(crate) type Result<T> = std::result::Result<T, Errno>;
+pub(crate) use result::Result;

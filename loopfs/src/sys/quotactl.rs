@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 const PRJQUOTA: u32 = 2;
 const Q_XGETQUOTA: u32 = 0x5803;

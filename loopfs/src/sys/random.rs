@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// Eight random bytes as a number.
 pub(crate) fn number() -> Result<u64> {

@@ -8,7 +8,7 @@ use linux_raw_sys::general::file_clone_range;
 use linux_raw_sys::ioctl::{FICLONE, FICLONERANGE};
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 // Declared to write an int, and takes the int itself where its address would be.
 ioctl!(bad ficlone with FICLONE);

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// `stx_mnt_id` (Linux 5.8): which mount the file was reached through, as in the first field of
 /// a line of `/proc/self/mountinfo`. None on a kernel that does not tell.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// `fgetxattr`: None where the attribute is not set. EBADF on an O_PATH descriptor.
 pub(crate) fn get(file: impl AsFd, name: &CStr) -> Result<Option<Vec<u8>>> {

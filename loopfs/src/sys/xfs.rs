@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use ioctl_sys::ioctl;
 use nix::errno::Errno;
 
-use super::Result;
+use super::result::Result;
 
 /// `struct xfs_fsop_geom_v1`: the oldest form of the call, which every kernel answers.
 #[repr(C)]

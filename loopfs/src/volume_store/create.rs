@@ -6,15 +6,14 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{fsync, ftruncate, linkat};
 
-use super::attributes::Attributes;
-use super::grow::allocate;
+use super::expand::allocate;
 use super::id::VolumeId;
-use super::reservation::promise_of;
-use super::space::Promise;
-use super::{
-    ContentSource, Image, OwnedContentSource, Volume, VolumeKind, VolumeSpec, VolumeStore, inodes_for,
-};
-use super::{recorded_capacity, refreshed};
+use super::on_disk::{Attributes, Image, sizes};
+use super::source::{ContentSource, OwnedContentSource};
+use super::space::{PendingReservation, reservation_of};
+use super::spec::{VolumeKind, VolumeSpec, inodes_for};
+use super::store::VolumeStore;
+use super::volume::Volume;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device;
 use crate::units::Bytes;
@@ -31,12 +30,12 @@ impl VolumeStore {
         let capacity = spec.rounded(id)?;
         let _lock = self.layout.lock_shared()?;
         let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
-        if !self.is_durably_there(is_there)? {
+        if !self.exists_durably(is_there)? {
             let made = match spec.kind {
                 VolumeKind::Filesystem => self.create_directory(id, capacity, spec),
                 VolumeKind::Block => self.create_image(id, capacity, spec),
             };
-            made.or_else(|error| self.unless_made_by_other(error, is_there))?;
+            made.or_else(|error| self.unless_created_concurrently(error, is_there))?;
         }
         self.volume(id)
     }
@@ -73,7 +72,7 @@ impl VolumeStore {
     }
 
     /// Whether what is asked is there. Whoever made it may have died before it was durable.
-    pub(super) fn is_durably_there(&self, is_there: impl FnOnce() -> Result<bool>) -> Result<bool> {
+    pub(super) fn exists_durably(&self, is_there: impl FnOnce() -> Result<bool>) -> Result<bool> {
         let there = is_there()?;
         if there {
             self.layout.make_durable()?;
@@ -82,12 +81,12 @@ impl VolumeStore {
     }
 
     /// Where the error was that another call for the same id was faster, what it made is the answer.
-    pub(super) fn unless_made_by_other(
+    pub(super) fn unless_created_concurrently(
         &self,
         error: Error,
         is_there: impl FnOnce() -> Result<bool>,
     ) -> Result<()> {
-        let other = error.errno() == Some(libc::EEXIST) && self.is_durably_there(is_there)?;
+        let other = error.errno() == Some(libc::EEXIST) && self.exists_durably(is_there)?;
         if other { Ok(()) } else { Err(error) }
     }
 
@@ -106,9 +105,9 @@ impl VolumeStore {
 
     fn create_image(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
         let entry = ContentSource::Volume(id);
-        let promise = self.promise(entry, promise_of(capacity, spec), "create")?;
-        self.make_image(entry, promise, |image| {
-            let settings = Image::settle(spec.image, image, id)?;
+        let promise = self.space_book().reserve(entry, reservation_of(capacity, spec), "create")?;
+        self.create_image_from(entry, promise, |image| {
+            let settings = Image::resolve(spec.image, image, id)?;
             settings.record(image, entry)?;
             allocate(image, Bytes(0), capacity, settings.provisioning).context("allocate", entry)
         })
@@ -116,16 +115,16 @@ impl VolumeStore {
 
     /// Creates an image of reserved bytes. It has no name until `fill` has completed it, so a crash leaves nothing to take
     /// away.
-    pub(super) fn make_image(
+    pub(super) fn create_image_from(
         &self,
         entry: ContentSource<'_>,
-        promise: Promise<'_>,
+        promise: PendingReservation<'_>,
         fill: impl FnOnce(&OwnedFd) -> Result<()>,
     ) -> Result<()> {
         let image = match self.unnamed_image(entry) {
             Ok(image) => image,
             Err(error) => {
-                promise.withdraw();
+                promise.release();
                 return Err(error);
             }
         };
@@ -135,7 +134,7 @@ impl VolumeStore {
             // Frees the blocks now. At the last close the file system would do it in the background, and a count would take
             // them for its own.
             ftruncate(&image, 0).ok();
-            promise.withdraw();
+            promise.release();
         }
         made
     }
@@ -150,11 +149,11 @@ impl VolumeStore {
     /// Gives a complete image its name, durably.
     fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
         let parent = self.layout.parent(entry)?;
-        loop_device::record_attachments(image).context("set up", entry)?;
+        loop_device::mark_new_file_tracked(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
-        recorded_capacity::write(image, size)?;
+        sizes::write_capacity(image, size)?;
         // It has no devices yet.
-        refreshed::write(image, size).context("set up", entry)?;
+        sizes::write_device_size(image, size).context("set up", entry)?;
         fsync(image).context("fsync", entry)?;
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
         linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)

@@ -7,31 +7,21 @@
 //! the condition of a volume is read from.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use super::attributes::Attributes;
-use super::condition::{AbnormalReason, Condition};
-use super::{ContentSource, SnapshotId, Volume, VolumeId, VolumeStore, layout};
+use super::id::{SnapshotId, VolumeId};
+use super::on_disk::{Attributes, ForeignFinding, ForeignRecord, layout};
+use super::source::ContentSource;
+use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{Limits, ProjectId, Usage};
+use crate::project_quota::{ProjectId, Usage};
 use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, tag_tree};
-use crate::sys::xattr;
-use crate::units::{Bytes, Inodes};
-
-/// On the directory of a volume, see [`Record`].
-const NAME: &CStr = c"trusted.loopfs.foreign";
-/// The longest value of an attribute that the store reads is 256 bytes.
-const MAX_RECORD: usize = 240;
-
-/// A limit of 0 bytes would be none.
-const LEAST_LIMIT: Bytes = Bytes(4096);
 
 /// Files of a volume that carry another project id than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +96,7 @@ impl VolumeStore {
         for name in layout::names(&self.layout.volumes, "volumes")? {
             let Some(directory) = open_if_directory(&self.layout.volumes, &name)? else { continue };
             let Ok(id) = VolumeId::parse(&name) else { continue };
-            if Record::read(&directory)?.is_some() {
+            if ForeignRecord::read(&directory)?.is_some() {
                 evidence.recorded.insert(id);
             }
             let Some(Attributes { project, .. }) = Attributes::read(&directory)? else { continue };
@@ -118,13 +108,13 @@ impl VolumeStore {
     }
 
     /// Searches the directories of Filesystem volumes for files that carry another project id than their volume, and
-    /// records the result for [`Volume::stats`] on the volumes that hold such files and on those that are charged for
+    /// records the result for [`Volume::stats`](super::Volume::stats) on the volumes that hold such files and on those that are charged for
     /// them. Searches all volumes, or those in `volumes`. It takes as long as there are files; `yield_now` is called every
     /// 1024 names and may wait. The result of a volume whose directories its owner moves in the meantime may be
     /// incomplete; what an earlier search recorded for it is kept then.
     ///
     /// # Errors
-    /// Those of [`audit_tree`](crate::audit_tree) and fsetxattr(2). Nothing is recorded if the walk of a volume fails.
+    /// Those of [`audit_tree`](crate::project_tree::audit_tree) and fsetxattr(2). Nothing is recorded if the walk of a volume fails.
     pub fn find_foreign_files(
         &self,
         volumes: Option<&BTreeSet<VolumeId>>,
@@ -160,12 +150,12 @@ impl VolumeStore {
     }
 
     /// Puts all files and directories of a Filesystem volume back into the project of the volume, as
-    /// [`tag_tree`](crate::tag_tree) does, and returns how many were changed. The volume may have more than its limit
+    /// [`tag_tree`](crate::project_tree::tag_tree) does, and returns how many were changed. The volume may have more than its limit
     /// afterwards; the space counts for it, and not twice. The conditions of the volumes change with the next
     /// [`find_foreign_files`](Self::find_foreign_files).
     ///
     /// # Errors
-    /// As [`tag_tree`](crate::tag_tree), most of all [`ErrorKind::Busy`](crate::ErrorKind::Busy) if their owner keeps changing the ids.
+    /// As [`tag_tree`](crate::project_tree::tag_tree), most of all [`ErrorKind::Busy`](crate::ErrorKind::Busy) if their owner keeps changing the ids.
     pub fn repair_project(&self, id: &VolumeId) -> Result<u64> {
         let volume = self.volume(id)?;
         let directory = volume.open_dir()?;
@@ -173,25 +163,8 @@ impl VolumeStore {
         let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
         let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options);
         // What is charged beyond a limit, here or there, is reserved too.
-        self.count_anew();
+        self.space_book().invalidate_total();
         tagged.map(|report| report.changed)
-    }
-
-    /// Lowers the limits of a deleted volume whose directory is empty to what is still charged to it, and releases the rest
-    /// of its reservation. What is charged really takes space: files of other volumes, files that cannot be removed, or
-    /// deleted files that are open. No volume can use the rest any more.
-    pub(super) fn limit_to_usage(&self, project: ProjectId) -> Result<()> {
-        self.with_account(|account| {
-            let quota = self.filesystem.quota();
-            let Some(usage) = quota.usage(project)? else { return Ok(()) };
-            let Some(limit) = usage.limits.bytes.hard else { return Ok(()) };
-            let lowered = usage.bytes.max(LEAST_LIMIT).min(limit);
-            if lowered < limit {
-                quota.set_limits(project, Limits::hard(lowered, usage.inodes.max(Inodes(1))))?;
-                account.withdraw(limit.saturating_sub(lowered));
-            }
-            Ok(())
-        })
     }
 
     /// What each project id of the store belongs to.
@@ -237,130 +210,31 @@ impl VolumeStore {
             let holds = found.iter().find(|files| files.volume.as_str() == name);
             let is_charged = |files: &&ForeignFiles| matches!(&files.charged, ChargedTo::Volume(id) if id.as_str() == name);
             let now = match (holds, found.iter().find(is_charged)) {
-                (Some(files), _) => Some(Record::Holds(Told::of(files, files.charged.to_string()))),
-                (None, Some(files)) => Some(Record::Charged(Told::of(files, files.volume.to_string()))),
+                (Some(files), _) => Some(ForeignRecord::Holds(ForeignFinding::new(
+                    files.names,
+                    files.charged.to_string(),
+                    &files.example,
+                ))),
+                (None, Some(files)) => Some(ForeignRecord::Charged(ForeignFinding::new(
+                    files.names,
+                    files.volume.to_string(),
+                    &files.example,
+                ))),
                 (None, None) => None,
             };
-            let recorded = Record::read(&directory)?;
+            let recorded = ForeignRecord::read(&directory)?;
             let keep = now.is_none()
                 && match &recorded {
-                    Some(Record::Holds(_)) => unsure(&name),
-                    Some(Record::Charged(told)) => unsure(&told.other),
+                    Some(ForeignRecord::Holds(_)) => unsure(&name),
+                    Some(ForeignRecord::Charged(finding)) => unsure(&finding.other),
                     None => true,
                 };
             if !keep && now != recorded {
-                Record::write(now.as_ref(), &directory).context("record the files of", name)?;
+                ForeignRecord::write(now.as_ref(), &directory).context("record the files of", name)?;
             }
         }
         Ok(())
     }
-}
-
-/// What a search found of a volume, as the condition of the volume reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Record {
-    /// It holds files that are charged to `other`.
-    Holds(Told),
-    /// It is charged for files that volume `other` holds.
-    Charged(Told),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Told {
-    names: u64,
-    other: String,
-    /// Without control characters, and cut where it would be too long.
-    example: String,
-}
-
-impl Told {
-    fn of(files: &ForeignFiles, other: String) -> Self {
-        let prefix = format!("charged names={} other={} example=", files.names, other.replace(' ', "+"));
-        Self { names: files.names, other, example: shortened(&files.example, MAX_RECORD - prefix.len()) }
-    }
-
-    /// The field that may hold spaces comes last.
-    fn print(&self, what: &str) -> String {
-        format!("{what} names={} other={} example={}", self.names, self.other.replace(' ', "+"), self.example)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let (names, rest) = text.strip_prefix("names=")?.split_once(" other=")?;
-        let (other, example) = rest.split_once(" example=")?;
-        Some(Self { names: names.parse().ok()?, other: other.replace('+', " "), example: example.to_owned() })
-    }
-}
-
-impl Record {
-    /// None where nothing is recorded, or nothing that this version understands.
-    fn read(directory: &OwnedFd) -> Result<Option<Self>> {
-        let value = xattr::get(directory, NAME).context("read the attribute of", "a volume's directory")?;
-        Ok(value.and_then(|value| Self::parse(&String::from_utf8_lossy(&value))))
-    }
-
-    fn write(record: Option<&Self>, directory: &OwnedFd) -> std::result::Result<(), Errno> {
-        match record {
-            Some(record) => xattr::set(directory, NAME, record.print().as_bytes()),
-            None => xattr::remove(directory, NAME),
-        }
-    }
-
-    fn print(&self) -> String {
-        match self {
-            Self::Holds(told) => told.print("holds"),
-            Self::Charged(told) => told.print("charged"),
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        match text.split_once(' ')? {
-            ("holds", rest) => Told::parse(rest).map(Self::Holds),
-            ("charged", rest) => Told::parse(rest).map(Self::Charged),
-            _ => None,
-        }
-    }
-
-    fn condition(&self) -> Condition {
-        match self {
-            Self::Holds(Told { names, other, example }) => Condition::abnormal(
-                AbnormalReason::FilesInForeignProject,
-                format!(
-                    "{names} files or directories of this volume carry another project id than the volume, {example:?} for \
-                     example: their space is charged to {other} and not to this volume; the owner changed their project id. \
-                     `loopfs quota tag` on the volume's directory, or loopfs-provisioner with --repair-projects, puts them back"
-                ),
-            ),
-            Self::Charged(Told { names, other, example }) => Condition::abnormal(
-                AbnormalReason::ChargedForForeignFiles,
-                format!(
-                    "{names} files or directories of volume {other}, {example:?} for example, carry the project id of this \
-                     volume and use up its limit; their owner changed their project id. `loopfs quota tag` on the \
-                     directory of volume {other}, or loopfs-provisioner with --repair-projects, puts them back"
-                ),
-            ),
-        }
-    }
-}
-
-impl Volume {
-    /// What the last search for foreign files found of this volume.
-    pub(super) fn foreign_condition(&self) -> Result<Condition> {
-        Ok(Record::read(&self.entry)?.map_or(Condition::Healthy, |record| record.condition()))
-    }
-}
-
-fn shortened(path: &Path, length: usize) -> String {
-    let mut text: String =
-        path.to_string_lossy().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    if text.len() > length {
-        let mut end = length.saturating_sub(3);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push_str("...");
-    }
-    text
 }
 
 /// Returns `true` if less than 1/64 of a limit is left.
@@ -396,6 +270,7 @@ fn is_empty(directory: &OwnedFd) -> Result<bool> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::on_disk::MAX_RECORD;
     use super::*;
 
     fn charged_to() -> impl Strategy<Value = ChargedTo> {
@@ -416,22 +291,16 @@ mod tests {
             example in "\\PC{0,300}|[\n\t a=]{0,20}",
             holds: bool,
         ) {
-            let files = ForeignFiles {
-                volume: VolumeId::parse("pvc-1").unwrap(),
-                charged: charged.clone(),
-                names,
-                example: example.into(),
-            };
-            let told = Told::of(&files, charged.to_string());
-            let record = if holds { Record::Holds(told) } else { Record::Charged(told) };
+            let finding = ForeignFinding::new(names, charged.to_string(), std::path::Path::new(&example));
+            let record = if holds { ForeignRecord::Holds(finding) } else { ForeignRecord::Charged(finding) };
             let text = record.print();
             prop_assert!(text.len() <= MAX_RECORD, "{}", text.len());
-            prop_assert_eq!(Record::parse(&text), Some(record));
+            prop_assert_eq!(ForeignRecord::parse(&text), Some(record));
         }
 
         #[test]
         fn any_text_is_a_record_or_none(text in "(holds |charged |names=|other=|example=|[0-9]{0,22}|\\PC){0,8}") {
-            Record::parse(&text);
+            ForeignRecord::parse(&text);
         }
     }
 

@@ -28,18 +28,19 @@ use nix::sys::stat::{fstat, major, minor};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
 use super::id::VolumeId;
-use super::layout::{self, Layout};
-use super::ledger::Boot;
-use super::{ContentSource, VolumeStore};
+use super::on_disk::Boot;
+use super::on_disk::layout::{self, Layout};
+use super::source::ContentSource;
+use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::loop_device;
-use crate::mountinfo::{self, Mount};
+use crate::mount::table::{self as mountinfo, Mount};
 use crate::units::DeviceNumber;
 
 /// Nobody uses the volume, and nobody begins to while this lives.
-pub(super) struct Unused {
-    _records: Option<Records>,
+pub(super) struct DeletionGuard {
+    _records: Option<PublicationRecords>,
     _image: Option<Flock<OwnedFd>>,
 }
 
@@ -69,7 +70,7 @@ impl VolumeStore {
     /// Those of flock(2) and unlink(2).
     pub fn settle_use(&self, id: &VolumeId, mounts: &[Mount]) -> Result<()> {
         let Some(records) = self.records()? else { return Ok(()) };
-        match self.shown_at(id, mounts)? {
+        match self.published_at(id, mounts)? {
             Some(place) => records.write(id.as_str(), &self.layout.boot, place),
             None => records.remove(id.as_str()),
         }
@@ -81,12 +82,14 @@ impl VolumeStore {
     /// # Errors
     /// Those of flock(2), getdents(2) and unlink(2).
     pub fn settle_uses(&self, mounts: &[Mount]) -> Result<()> {
-        let (Some(records), Some(users)) = (self.records()?, &self.layout.users) else { return Ok(()) };
+        let (Some(records), Some(publications)) = (self.records()?, &self.layout.publications) else {
+            return Ok(());
+        };
         let device = self.device()?;
         let ours = mounts.iter().filter(|mount| mount.device == device);
         let shown: HashMap<&str, &Path> =
-            ours.filter_map(|mount| Some((shown_volume(mount)?, mount.mount_point.as_path()))).collect();
-        for name in layout::names(users, ".loopfs/users")? {
+            ours.filter_map(|mount| Some((published_volume(mount)?, mount.mount_point.as_path()))).collect();
+        for name in layout::names(publications, ".loopfs/publications")? {
             if !shown.contains_key(name.as_str()) {
                 records.remove(&name)?;
             }
@@ -98,16 +101,16 @@ impl VolumeStore {
     }
 
     /// A mount among `mounts` that shows a Filesystem volume.
-    fn shown_at<'a>(&self, id: &VolumeId, mounts: &'a [Mount]) -> Result<Option<&'a Path>> {
+    fn published_at<'a>(&self, id: &VolumeId, mounts: &'a [Mount]) -> Result<Option<&'a Path>> {
         let device = self.device()?;
-        let shows = |mount: &&Mount| mount.device == device && shown_volume(mount) == Some(id.as_str());
+        let shows = |mount: &&Mount| mount.device == device && published_volume(mount) == Some(id.as_str());
         Ok(mounts.iter().find(shows).map(|mount| mount.mount_point.as_path()))
     }
 
     /// Keeps everybody from beginning to use a volume that nobody uses.
     ///
     /// Devices that other programs have bound to its image are not seen; they keep what they show until they go.
-    pub(super) fn require_unused(&self, id: &VolumeId) -> Result<Unused> {
+    pub(super) fn guard_deletion(&self, id: &VolumeId) -> Result<DeletionGuard> {
         let entry = ContentSource::Volume(id);
         let busy = |detail: String| Err(Error::new(ErrorKind::Busy, "delete", entry, detail));
         let records = self.records()?;
@@ -120,12 +123,12 @@ impl VolumeStore {
             Some(libc::S_IFREG) => self.layout.open_entry(entry, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?,
             Some(libc::S_IFDIR) => {
                 // Whoever uses the library alone keeps no records.
-                return match self.shown_at(id, &mountinfo::read()?)? {
+                return match self.published_at(id, &mountinfo::read()?)? {
                     Some(place) => busy(format!("it is in use: mounted at {}; unmount it", place.display())),
-                    None => Ok(Unused { _records: records, _image: None }),
+                    None => Ok(DeletionGuard { _records: records, _image: None }),
                 };
             }
-            _ => return Ok(Unused { _records: records, _image: None }),
+            _ => return Ok(DeletionGuard { _records: records, _image: None }),
         };
         // As attaching does. Whoever grows or copies an image holds it for longer, and nobody shall wait for that here.
         let image = match Flock::lock(image, FlockArg::LockExclusiveNonblock) {
@@ -135,11 +138,11 @@ impl VolumeStore {
             }
             Err((_, errno)) => return Err(Error::sys("lock the image of", entry, errno)),
         };
-        match loop_device::kept_by(image.as_fd()) {
+        match loop_device::attached_index(image.as_fd()) {
             Some(index) => {
                 busy(format!("it is in use: attached to /dev/loop{index}; unpublish and unstage it first"))
             }
-            None => Ok(Unused { _records: records, _image: Some(image) }),
+            None => Ok(DeletionGuard { _records: records, _image: Some(image) }),
         }
     }
 
@@ -149,27 +152,27 @@ impl VolumeStore {
         Ok(DeviceNumber { major: major(status.st_dev) as u32, minor: minor(status.st_dev) as u32 })
     }
 
-    fn records(&self) -> Result<Option<Records>> {
-        Records::lock(&self.layout)
+    fn records(&self) -> Result<Option<PublicationRecords>> {
+        PublicationRecords::lock(&self.layout)
     }
 }
 
 /// The name of the volume that a mount of the store's file system shows.
-fn shown_volume(mount: &Mount) -> Option<&str> {
+fn published_volume(mount: &Mount) -> Option<&str> {
     let name = mount.root.strip_prefix("/volumes").ok()?;
     // Of a directory in it, the volume is shown no less.
     name.iter().next().and_then(OsStr::to_str)
 }
 
 /// `.loopfs/users`, locked.
-struct Records(Flock<OwnedFd>);
+struct PublicationRecords(Flock<OwnedFd>);
 
-impl Records {
+impl PublicationRecords {
     /// None in a store of an earlier version that was opened to look at.
     fn lock(layout: &Layout) -> Result<Option<Self>> {
-        let Some(users) = &layout.users else { return Ok(None) };
+        let Some(publications) = &layout.publications else { return Ok(None) };
         // The lock is the description's, and another caller has its own.
-        let own = layout::open_directory(users, ".")?;
+        let own = layout::open_directory(publications, ".")?;
         flock::exclusive(own, layout.lock_timeout, "record where volumes are published, which takes the lock")
             .map(|locked| Some(Self(locked)))
     }
@@ -215,9 +218,9 @@ mod tests {
 
     use super::*;
 
-    fn records(directory: &Path) -> (Records, Boot) {
+    fn records(directory: &Path) -> (PublicationRecords, Boot) {
         let own = layout::open_directory(std::fs::File::open(directory).unwrap(), ".").unwrap();
-        (Records(Flock::lock(own, FlockArg::LockExclusive).unwrap()), Boot::current().unwrap())
+        (PublicationRecords(Flock::lock(own, FlockArg::LockExclusive).unwrap()), Boot::current().unwrap())
     }
 
     #[test]
@@ -256,6 +259,6 @@ mod tests {
     #[case::deleted("/trash/pvc-1.0123456789abcdef", None)]
     fn mounts_that_show_a_volume(#[case] root: &str, #[case] expected: Option<&str>) {
         let table = format!("50 40 254:16 {root} /target rw - xfs /dev/vdb rw,prjquota\n");
-        assert_eq!(shown_volume(&mountinfo::parse(table.as_bytes()).unwrap()[0]), expected);
+        assert_eq!(published_volume(&mountinfo::parse(table.as_bytes()).unwrap()[0]), expected);
     }
 }

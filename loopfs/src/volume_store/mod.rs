@@ -3,348 +3,38 @@
 //! Every operation can be repeated, and a crash at any point leaves either the state before or
 //! the state after; [`VolumeStore::recover`] takes away what was only half made.
 
-use std::num::NonZeroU64;
-use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::time::Duration;
-
-use nix::fcntl::OFlag;
-
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::flock;
-use crate::loop_device::BackingFile;
-use crate::project_quota::{ProjectId, ProjectIds};
-use crate::units::{Bytes, Inodes};
-
-mod attributes;
 mod clone;
 mod condition;
 mod create;
+mod device_size;
+mod expand;
 mod foreign;
-mod grow;
 mod id;
-mod identity;
-mod image_space;
 mod in_use;
-mod layout;
-mod ledger;
-mod overhead;
-mod pending;
-mod recorded_capacity;
+mod on_disk;
 mod recover;
-mod refreshed;
-mod reservation;
 mod settings;
-mod sharing;
-mod size_attribute;
 mod snapshot;
 mod source;
 mod space;
+mod spec;
 mod staging;
+mod store;
 mod trash;
 mod volume;
 
 pub use condition::{AbnormalReason, Condition};
+pub use device_size::{Changes, VolumeWatch};
 pub use foreign::{ChargedTo, ForeignEvidence, ForeignFiles};
 pub use id::{SnapshotId, VolumeId};
-pub use identity::FilesystemUuid;
+pub use on_disk::{FilesystemUuid, Image};
 pub use recover::Recovered;
-pub use refreshed::{Changes, VolumeWatch};
-pub use settings::{Image, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, Setting, SettingError};
+pub use settings::{Setting, SettingError};
 pub use snapshot::Snapshot;
 pub use source::{ContentSource, OwnedContentSource};
 pub use space::Space;
+pub use spec::{
+    Census, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, StoreOptions, VolumeKind, VolumeSpec,
+};
+pub use store::VolumeStore;
 pub use volume::{InodeStats, Volume, VolumeStats};
-
-use identity::{DataFilesystem, classify_missing};
-use layout::Layout;
-
-/// How a volume is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum VolumeKind {
-    /// A directory with a project quota.
-    Filesystem,
-    /// A file for a loop device, preallocated unless it is asked thin.
-    Block,
-}
-
-impl std::fmt::Display for VolumeKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Filesystem => "Filesystem",
-            Self::Block => "Block",
-        })
-    }
-}
-
-/// What a new volume shall be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VolumeSpec {
-    /// Directory or image.
-    pub kind: VolumeKind,
-    /// At least this many bytes; rounded up to 4096.
-    pub capacity: Bytes,
-    /// A Filesystem volume may hold one inode for each so many bytes of capacity.
-    pub bytes_per_inode: NonZeroU64,
-    /// What the image of a Block volume shall be.
-    pub image: ImageSpec,
-}
-
-impl VolumeSpec {
-    /// One inode for each 2048 bytes.
-    pub const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(2048).expect("2048 is not 0");
-
-    /// A volume with one inode for each 2048 bytes; a Block volume is thick and prefers direct I/O.
-    #[must_use]
-    pub fn new(kind: VolumeKind, capacity: Bytes) -> Self {
-        Self { kind, capacity, bytes_per_inode: Self::BYTES_PER_INODE, image: ImageSpec::default() }
-    }
-
-    /// The capacity as it will be, or why it cannot be.
-    fn rounded(&self, id: &VolumeId) -> Result<Bytes> {
-        rounded(self.capacity, id)
-    }
-}
-
-fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
-    let refuse = |detail: &str| Err(Error::new(ErrorKind::InvalidInput, "size volume", id, detail));
-    match capacity.round_up() {
-        Some(Bytes(0)) => refuse("a capacity of 0 bytes"),
-        Some(rounded) => Ok(rounded),
-        None => refuse("the capacity is larger than any file can be"),
-    }
-}
-
-/// The directory itself is one of the inodes, so there are at least two.
-fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes {
-    Inodes((capacity.0 / bytes_per_inode).max(2))
-}
-
-/// Entries of a store, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Filesystem volumes.
-    pub directories: usize,
-    /// Block volumes.
-    pub images: usize,
-    /// Deleted volumes, and directories lifted out of them, that are not freed yet.
-    pub trash: usize,
-}
-
-/// Settings of a store.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// Project ids that belong to the store. Everything that uses project quotas on the same file
-    /// system needs a range of its own: the kubelet takes ids from 1048577 upwards.
-    pub project_ids: RangeInclusive<ProjectId>,
-    /// How long a call waits for each lock that another call, in this process or another one, holds. After that it
-    /// fails with [`ErrorKind::Busy`] and an error that names the lock file. Only a process that hangs, for example on a
-    /// disk that does not respond, holds a lock for that long.
-    pub lock_timeout: Duration,
-}
-
-impl Default for StoreOptions {
-    /// 16,777,216 ids from 1275068416 (0x4c000000), and 60 seconds for each lock.
-    fn default() -> Self {
-        const FIRST: ProjectId = ProjectId::new(0x4c00_0000).expect("neither 0 nor the last");
-        const LAST: ProjectId = ProjectId::new(0x4cff_ffff).expect("neither 0 nor the last");
-        Self { project_ids: FIRST..=LAST, lock_timeout: flock::DEFAULT_TIMEOUT }
-    }
-}
-
-/// Volumes on one XFS file system, mounted with project quotas and given to them alone.
-#[derive(Debug)]
-pub struct VolumeStore {
-    filesystem: DataFilesystem,
-    layout: Layout,
-    options: StoreOptions,
-    ids: ProjectIds,
-}
-
-impl VolumeStore {
-    /// Opens the store on the file system mounted at `data_dir`, and makes it there at first use.
-    ///
-    /// What was mounted at first use is recorded beside the mount point, in
-    /// `NAME.filesystem-uuid`: from then on no other file system is accepted there.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: nor was a
-    /// store ever initialised there. [`ErrorKind::NotEnforced`]: not
-    /// with project quotas. [`ErrorKind::WrongFilesystem`]: not XFS, not the root of a file
-    /// system, or another one than at first use. [`ErrorKind::PermissionDenied`]: without
-    /// `CAP_SYS_ADMIN`. Each says what to do.
-    pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
-        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
-        // Two processes may meet here at first use.
-        let root = layout::open_directory(&filesystem.root, ".")?;
-        let _initialising =
-            flock::exclusive(root, options.lock_timeout, "open the store, which locks the data directory")?;
-        filesystem.require_record()?;
-        if !Layout::is_initialised(filesystem.root.as_fd())? {
-            if filesystem.recorded_uuid()?.is_some() {
-                return Err(gone(data_dir));
-            }
-            Layout::initialise(filesystem.root.as_fd())?;
-        }
-        Layout::complete(filesystem.root.as_fd())?;
-        if filesystem.recorded_uuid()?.is_none() {
-            filesystem.write_record()?;
-        }
-        let store = Self::over(filesystem, options)?;
-        store.remember_overhead()?;
-        Ok(store)
-    }
-
-    /// Opens the store that is on the file system mounted at `data_dir`, and changes nothing in doing so: neither is a
-    /// store made where there is none, nor is the file system recorded. For programs that only look.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`]: the file system holds no store. Else as [`open`](Self::open).
-    pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
-        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
-        filesystem.require_record()?;
-        if !Layout::is_initialised(filesystem.root.as_fd())? {
-            return Err(match filesystem.recorded_uuid()? {
-                Some(_) => gone(data_dir),
-                None => {
-                    let detail = "there is no store on the file system that is mounted there";
-                    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
-                }
-            });
-        }
-        Self::over(filesystem, options)
-    }
-
-    fn over(filesystem: DataFilesystem, options: StoreOptions) -> Result<Self> {
-        let layout = Layout::open(filesystem.root.as_fd(), options.lock_timeout)?;
-        let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
-        let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
-            .with_lock_timeout(options.lock_timeout);
-        Ok(Self { filesystem, layout, options, ids })
-    }
-
-    /// Checks that the store still is what it was opened as: the same mount of the same file system,
-    /// quotas enforced, writable.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open), [`ErrorKind::ReadOnly`], and [`ErrorKind::ShutDown`]. [`ErrorKind::NotMounted`] also if the
-    /// file system was mounted there again since: open another store in place of this one.
-    pub fn verify(&self) -> Result<()> {
-        self.filesystem.require_mounted()?;
-        self.filesystem.require_running()?;
-        let status = nix::sys::statvfs::fstatvfs(&self.filesystem.root)
-            .context("statfs", self.filesystem.path.display())?;
-        if status.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
-            let detail = "it is mounted read-only; look for an I/O error in the kernel log, and remount";
-            return Err(Error::new(
-                ErrorKind::ReadOnly,
-                "use the data directory",
-                self.filesystem.path.display(),
-                detail,
-            ));
-        }
-        Ok(())
-    }
-
-    /// Proves that a change can be made durable: makes one, of a few bytes, and waits until it is on disk. It takes no space,
-    /// so a full file system passes; it waits for as long as the disk does.
-    ///
-    /// # Errors
-    /// [`ErrorKind::ShutDown`], [`ErrorKind::ReadOnly`], and those of fsync(2).
-    pub fn prove_writable(&self) -> Result<()> {
-        self.layout.make_durable().map_err(|error| self.filesystem.explain_failure(error))
-    }
-
-    /// Whether a file is on the file system of this store.
-    #[must_use]
-    pub fn holds(&self, file: &BackingFile) -> bool {
-        BackingFile::of(&self.filesystem.root).is_ok_and(|root| root.device == file.device)
-    }
-
-    /// UUID of the file system the volumes are on.
-    #[must_use]
-    pub fn filesystem_uuid(&self) -> FilesystemUuid {
-        self.filesystem.uuid
-    }
-
-    /// Opens a volume.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`].
-    pub fn volume(&self, id: &VolumeId) -> Result<Volume> {
-        let (kind, entry) = self.open_entry(ContentSource::Volume(id))?;
-        Volume::new(id.clone(), kind, entry)
-    }
-
-    fn open_entry(&self, entry: ContentSource<'_>) -> Result<(VolumeKind, OwnedFd)> {
-        let absent = || Error::new(ErrorKind::NotFound, "open", entry, "there is none of that id");
-        let status = self.layout.stat(entry)?.ok_or_else(absent)?;
-        let (kind, flags) = match status.st_mode & libc::S_IFMT {
-            libc::S_IFDIR => (VolumeKind::Filesystem, OFlag::O_RDONLY | OFlag::O_DIRECTORY),
-            libc::S_IFREG => (VolumeKind::Block, OFlag::O_RDONLY),
-            _ => {
-                let detail = "neither a directory nor a file";
-                return Err(Error::new(ErrorKind::InvalidInput, "open", entry, detail));
-            }
-        };
-        Ok((kind, self.layout.open_entry(entry, flags)?))
-    }
-
-    /// Fails if `held` is no more the entry of that id. Nothing else can have its inode number as long as it is held.
-    fn require_undeleted(
-        &self,
-        held: &OwnedFd,
-        entry: ContentSource<'_>,
-        operation: &'static str,
-    ) -> Result<()> {
-        let status = nix::sys::stat::fstat(held).context("fstat", entry)?;
-        match self.layout.stat(entry)? {
-            Some(found) if found.st_ino == status.st_ino => Ok(()),
-            _ => {
-                let detail = "it was deleted in the meantime";
-                Err(Error::new(ErrorKind::NotFound, operation, entry, detail))
-            }
-        }
-    }
-
-    /// Ids of all volumes, in no order.
-    ///
-    /// # Errors
-    /// Those of getdents(2).
-    pub fn list(&self) -> Result<Vec<VolumeId>> {
-        let names = layout::names(&self.layout.volumes, "volumes")?;
-        Ok(names.iter().filter_map(|name| VolumeId::parse(name).ok()).collect())
-    }
-
-    /// How many volumes there are, and how much is in the trash: two listings, and no volume is looked into.
-    ///
-    /// # Errors
-    /// Those of getdents(2).
-    pub fn census(&self) -> Result<Census> {
-        let (mut directories, mut images) = (0, 0);
-        for kind in layout::kinds(&self.layout.volumes, "volumes")? {
-            match kind {
-                nix::dir::Type::Directory => directories += 1,
-                nix::dir::Type::File => images += 1,
-                _ => {}
-            }
-        }
-        let trash = layout::kinds(&self.layout.trash, "trash")?.len();
-        Ok(Census { directories, images, trash })
-    }
-
-    /// Use and capacity of a volume, in constant time: nothing is walked.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`].
-    pub fn stats(&self, id: &VolumeId) -> Result<VolumeStats> {
-        self.volume(id)?.stats()
-    }
-}
-
-fn gone(data_dir: &Path) -> Error {
-    let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
-                  to start anew, remove the record of its UUID beside the mount point";
-    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
-}

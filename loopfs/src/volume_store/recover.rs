@@ -1,17 +1,15 @@
 //! Taking away what a crash left half made. The file system alone is asked.
 
-use std::collections::HashSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{fstat, fstatat};
 use nix::unistd::ftruncate;
 
-use super::attributes::Attributes;
-use super::{VolumeStore, layout};
+use super::on_disk::{assigned_ids, layout};
+use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
-use crate::project_quota::{ProjectId, project_of};
 use crate::units::Bytes;
 
 /// What [`VolumeStore::recover`] found.
@@ -42,28 +40,19 @@ impl VolumeStore {
             recovered.unfinished += usize::from(self.remove_abandoned(&name)?);
         }
         for name in layout::names(&self.layout.volumes, "volumes")? {
-            recovered.trimmed += usize::from(self.trim(&name)?);
+            recovered.trimmed += usize::from(self.free_eof_blocks(&name)?);
         }
-        let reclaimed = self.ids.recover(&self.carried()?)?;
+        let reclaimed = self.ids.recover(&assigned_ids(&self.layout)?)?;
         recovered.released_ids = reclaimed.freed.len();
         recovered.busy_ids = reclaimed.draining.len();
         // Directories that were removed from staging and ids that were freed have nothing reserved any more.
-        self.count_anew();
+        self.space_book().invalidate_total();
         Ok(recovered)
-    }
-
-    /// The project ids that a directory of the store carries or is recorded to carry.
-    pub(super) fn carried(&self) -> Result<HashSet<ProjectId>> {
-        let mut carried = HashSet::new();
-        for directory in self.layout.shelves().chain([&self.layout.staging]) {
-            carry(directory, &mut carried)?;
-        }
-        Ok(carried)
     }
 
     /// Drops the blocks that an image has past its end: growing allocates first. Blocks of the map of
     /// its blocks count too, so more blocks than bytes are only a reason to look.
-    fn trim(&self, name: &str) -> Result<bool> {
+    fn free_eof_blocks(&self, name: &str) -> Result<bool> {
         let absent_or = |errno| match errno {
             Errno::ENOENT => Ok(false),
             errno => Err(Error::sys("look for blocks past the end of", name, errno)),
@@ -84,19 +73,4 @@ impl VolumeStore {
         let after = fstat(&image).context("fstat", name)?;
         Ok(after.st_blocks < before.st_blocks)
     }
-}
-
-/// Adds the project ids that the directories of `parent` carry or are recorded to carry.
-fn carry(parent: &OwnedFd, carried: &mut HashSet<ProjectId>) -> Result<()> {
-    for name in layout::names(parent, "volumes and trash")? {
-        let directory =
-            match layout::open_beneath(parent.as_fd(), &name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
-                Ok(directory) => directory,
-                Err(Errno::ENOTDIR | Errno::ENOENT) => continue,
-                Err(errno) => return Err(Error::sys("open", name, errno)),
-            };
-        carried.extend(Attributes::read(&directory)?.map(|attributes| attributes.project));
-        carried.extend(ProjectId::new(project_of(&directory)?));
-    }
-    Ok(())
 }

@@ -1,158 +1,18 @@
 //! Settings of a volume beside its kind and size: their names, what they may say, and what of them is recorded on an image.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 
 use super::id::VolumeId;
-use super::{ContentSource, VolumeSpec};
+use super::on_disk::Image;
+use super::source::ContentSource;
+use super::spec::{
+    BYTES_PER_INODE, BYTES_PER_INODE_RANGE, DIRECT_IO, ImageDirectIo, ImageSpec, LOGICAL_BLOCK_SIZE,
+    LogicalBlockSize, PROVISIONING, Provisioning, VolumeSpec,
+};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::loop_device::{DirectIo, Discard};
-use crate::sys::{statx, xattr};
-
-/// On an image: what it was made with. Written before the image has a name.
-const IMAGE: &CStr = c"trusted.loopfs.image";
-
-const BYTES_PER_INODE: &str = "bytesPerInode";
-const DIRECT_IO: &str = "directIO";
-const LOGICAL_BLOCK_SIZE: &str = "logicalBlockSize";
-const PROVISIONING: &str = "provisioning";
-
-/// An inode takes 512 bytes on disk, so fewer promise what the file system cannot hold; with more, a volume of
-/// ordinary size could hold no files at all.
-const BYTES_PER_INODE_RANGE: std::ops::RangeInclusive<u64> = 512..=1 << 30;
-
-/// What the device of a Block volume must have beside its size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ImageDirectIo {
-    /// It is attached with direct I/O or not at all.
-    Required,
-    /// With direct I/O wherever the kernel grants it. It does not for blocks of 512 bytes on an image that shares blocks
-    /// with a clone or a snapshot, from Linux 6.15 on.
-    #[default]
-    Preferred,
-}
-
-impl ImageDirectIo {
-    /// What to ask for when the image is attached.
-    #[must_use]
-    pub fn wish(self) -> DirectIo {
-        match self {
-            Self::Required => DirectIo::Require,
-            Self::Preferred => DirectIo::Prefer,
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        [Self::Required, Self::Preferred].into_iter().find(|value| value.as_str() == text)
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Required => "required",
-            Self::Preferred => "preferred",
-        }
-    }
-}
-
-/// Logical block size of a device: the unit that it is addressed in, which a file system or a partition table on it is
-/// made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LogicalBlockSize {
-    /// 512 bytes, which every program can use.
-    B512,
-    /// 4096 bytes.
-    B4096,
-}
-
-impl LogicalBlockSize {
-    /// In bytes.
-    #[must_use]
-    pub fn bytes(self) -> u32 {
-        match self {
-            Self::B512 => 512,
-            Self::B4096 => 4096,
-        }
-    }
-
-    /// The least that is a whole number of these units.
-    fn at_least(unit: u32) -> Self {
-        if unit <= Self::B512.bytes() { Self::B512 } else { Self::B4096 }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "512" => Some(Self::B512),
-            "4096" => Some(Self::B4096),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for LogicalBlockSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.bytes().fmt(f)
-    }
-}
-
-/// When an image gets its blocks. Its whole size is promised to it either way: no other volume is made of the space
-/// that it has not used yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Provisioning {
-    /// All of them when it is made, and it keeps them: its device takes no discards.
-    #[default]
-    Thick,
-    /// A block when it is first written. A discard of the device gives it back to the file system, and 1/128 of the
-    /// size and 1 MiB are promised beside the size, for the extent tree of an image that lies in many pieces.
-    Thin,
-}
-
-impl Provisioning {
-    /// What to ask for when the image is attached.
-    #[must_use]
-    pub fn discard(self) -> Discard {
-        match self {
-            Self::Thick => Discard::Mask,
-            Self::Thin => Discard::Allow,
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        [Self::Thick, Self::Thin].into_iter().find(|value| value.as_str() == text)
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Thick => "thick",
-            Self::Thin => "thin",
-        }
-    }
-}
-
-/// What the image of a new Block volume shall be; a Filesystem volume has none, and this says nothing of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ImageSpec {
-    /// Whether its device must have direct I/O.
-    pub direct_io: ImageDirectIo,
-    /// Logical block size of its device. None: the least that the file system takes direct I/O in (`STATX_DIOALIGN`,
-    /// Linux 6.1), found when the image is made and recorded with it; that of its source for a clone.
-    pub logical_block_size: Option<LogicalBlockSize>,
-    /// When it gets its blocks.
-    pub provisioning: Provisioning,
-}
-
-/// What the image of a Block volume is, as was recorded when it was made. An image of a version that did not record it has
-/// blocks of 512 bytes, prefers direct I/O and is thick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Image {
-    /// Whether its device must have direct I/O.
-    pub direct_io: ImageDirectIo,
-    /// Logical block size of its device, always: the content depends on it.
-    pub logical_block_size: LogicalBlockSize,
-    /// When it gets its blocks.
-    pub provisioning: Provisioning,
-}
+use crate::sys::statx;
 
 /// A setting that [`VolumeSpec::set`] knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,15 +95,8 @@ pub(super) fn other_ratio(found: NonZeroU64, asked: NonZeroU64) -> Option<String
 }
 
 impl Image {
-    /// An image of a version that recorded nothing.
-    const UNRECORDED: Self = Self {
-        direct_io: ImageDirectIo::Preferred,
-        logical_block_size: LogicalBlockSize::B512,
-        provisioning: Provisioning::Thick,
-    };
-
     /// Settles what an empty image will be, given the file.
-    pub(super) fn settle(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
+    pub(super) fn resolve(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
         let unit = statx::direct_io_alignment(image).context("statx the image of volume", id)?;
         let least = LogicalBlockSize::at_least(unit);
@@ -260,7 +113,7 @@ impl Image {
 
     /// Settles what an image with the content of `self`, the image of `source`, will be. It has its block size, which
     /// the content was made for.
-    pub(super) fn settle_clone(
+    pub(super) fn resolve_clone(
         self,
         source: ContentSource<'_>,
         spec: ImageSpec,
@@ -291,38 +144,6 @@ impl Image {
              preferred, or with {LOGICAL_BLOCK_SIZE} 4096"
         );
         Err(Error::new(ErrorKind::Unsupported, "share the blocks of", entry, detail))
-    }
-
-    /// Records it on an image that has no name yet.
-    pub(super) fn record(self, image: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
-        let Self { direct_io, logical_block_size, provisioning } = self;
-        let text = format!(
-            "direct-io={} logical-block-size={logical_block_size} provisioning={}",
-            direct_io.as_str(),
-            provisioning.as_str()
-        );
-        xattr::set(image, IMAGE, text.as_bytes()).context("set up", entry)
-    }
-
-    pub(super) fn read(image: impl AsFd) -> Result<Self> {
-        const OPERATION: &str = "read the settings of";
-        let Some(value) = xattr::get(image, IMAGE).context(OPERATION, "an image")? else {
-            return Ok(Self::UNRECORDED);
-        };
-        let text = String::from_utf8_lossy(&value);
-        Self::parse(&text).ok_or_else(|| {
-            let detail = format!("{text:?} is not understood; was it made by a later version?");
-            Error::new(ErrorKind::Other, OPERATION, "an image", detail)
-        })
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
-        Some(Self {
-            direct_io: ImageDirectIo::parse(value("direct-io")?)?,
-            logical_block_size: LogicalBlockSize::parse(value("logical-block-size")?)?,
-            provisioning: Provisioning::parse(value("provisioning")?)?,
-        })
     }
 
     /// How it differs from what is asked, if it does.
@@ -432,26 +253,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_is_recorded_is_read_back() {
-        for direct_io in [ImageDirectIo::Required, ImageDirectIo::Preferred] {
-            for logical_block_size in [LogicalBlockSize::B512, LogicalBlockSize::B4096] {
-                for provisioning in [Provisioning::Thick, Provisioning::Thin] {
-                    let image = Image { direct_io, logical_block_size, provisioning };
-                    let text = format!(
-                        "direct-io={} logical-block-size={logical_block_size} provisioning={} later=x",
-                        direct_io.as_str(),
-                        provisioning.as_str()
-                    );
-                    assert_eq!(Image::parse(&text), Some(image));
-                }
-            }
-        }
-        for text in ["", "direct-io=required", "direct-io=x logical-block-size=512 provisioning=thin"] {
-            assert_eq!(Image::parse(text), None, "{text}");
-        }
-    }
-
     #[rstest]
     #[case::as_asked(ImageSpec::default(), None)]
     #[case::named(ImageSpec { logical_block_size: Some(LogicalBlockSize::B512), ..ImageSpec::default() }, None)]
@@ -484,8 +285,8 @@ mod tests {
         let spec = ImageSpec { direct_io, ..ImageSpec::default() };
         let preferring = image(ImageDirectIo::Preferred, size);
         let outcomes = [
-            image(direct_io, size).settle_clone(ContentSource::Volume(&id), ImageSpec::default(), &id),
-            preferring.settle_clone(ContentSource::Volume(&id), spec, &id),
+            image(direct_io, size).resolve_clone(ContentSource::Volume(&id), ImageSpec::default(), &id),
+            preferring.resolve_clone(ContentSource::Volume(&id), spec, &id),
         ];
         for outcome in outcomes {
             match outcome {
@@ -504,7 +305,7 @@ mod tests {
     fn the_content_of_a_clone_keeps_its_block_size() {
         let id = VolumeId::parse("clone").unwrap();
         let asked = ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
-        let error = Image::UNRECORDED.settle_clone(ContentSource::Volume(&id), asked, &id).unwrap_err();
+        let error = Image::UNRECORDED.resolve_clone(ContentSource::Volume(&id), asked, &id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains("made for 512"), "{error}");
     }

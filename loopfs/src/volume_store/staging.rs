@@ -11,8 +11,9 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::attributes::Attributes;
-use super::{ContentSource, VolumeStore, layout};
+use super::on_disk::{Attributes, layout};
+use super::source::ContentSource;
+use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectQuota, Usage};
 use crate::units::{Bytes, Inodes};
@@ -40,8 +41,12 @@ impl VolumeStore {
         attributes: impl FnOnce(ProjectId) -> Attributes,
     ) -> Result<Staged<'a>> {
         let limits = Limits::hard(bytes, inodes);
-        let (name, directory, project) =
-            self.reserve_limit(entry, operation, || Ok(bytes), || self.stage_empty(entry, limits))?;
+        let (name, directory, project) = self.space_book().reserve_limit(
+            entry,
+            operation,
+            || Ok(bytes),
+            || self.stage_empty(entry, limits),
+        )?;
         let staged = Staged { store: self, entry, name, directory, project, limit: bytes };
         // Before there is anything in it: whoever removes it learns from them which project that was charged to.
         match attributes(project).write(&staged) {
@@ -110,13 +115,11 @@ impl Staged<'_> {
     }
 
     /// Changes its limits to what they shall be in the end, and takes back what was promised beyond that.
-    pub(super) fn settle(&mut self, bytes: Bytes, inodes: Inodes) -> Result<()> {
+    pub(super) fn set_final_limits(&mut self, bytes: Bytes, inodes: Inodes) -> Result<()> {
         let surplus = self.limit.saturating_sub(bytes);
-        self.store.with_account(|account| {
-            self.quota().set_limits(self.project, Limits::hard(bytes, inodes))?;
-            account.withdraw(surplus);
-            Ok(())
-        })?;
+        let limits = Limits::hard(bytes, inodes);
+        let set = || self.quota().set_limits(self.project, limits).map(drop);
+        self.store.space_book().lower_limit(surplus, set)?;
         self.limit = bytes;
         Ok(())
     }
@@ -143,7 +146,7 @@ impl Staged<'_> {
         if let Ok(Unstaged::Removed) = store.unstage(&name) {
             // An open directory is charged.
             drop(directory);
-            store.release_project(project).ok();
+            store.space_book().release_project(project).ok();
         }
         error
     }

@@ -13,12 +13,12 @@ use nix::fcntl::{AtFlags, OFlag, RenameFlags, renameat2};
 use nix::sys::stat::fstatat;
 use nix::unistd::{UnlinkatFlags, ftruncate, unlinkat};
 
-use super::attributes::Attributes;
 use super::id::{SnapshotId, VolumeId};
-use super::image_space::{self, Released};
-use super::{ContentSource, VolumeStore, layout};
+use super::on_disk::{Attributes, layout};
+use super::source::ContentSource;
+use super::space::{Released, recorded};
+use super::store::VolumeStore;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::ProjectId;
 use crate::sys::file_lease;
 
 impl VolumeStore {
@@ -47,7 +47,7 @@ impl VolumeStore {
     fn discard(&self, entry: ContentSource<'_>) -> Result<bool> {
         let _lock = self.layout.lock_shared()?;
         let held = match entry {
-            ContentSource::Volume(id) => Some(self.require_unused(id)?),
+            ContentSource::Volume(id) => Some(self.guard_deletion(id)?),
             // Nobody can be shown one.
             ContentSource::Snapshot(_) => None,
         };
@@ -73,14 +73,14 @@ impl VolumeStore {
     }
 
     /// As [`empty_trash`](Self::empty_trash), for a caller who does more urgent things with the same disk and processors:
-    /// `give_way` is called before each file is removed, and can wait as long as it wants. No lock is held then, and
+    /// `yield_now` is called before each file is removed, and can wait as long as it wants. No lock is held then, and
     /// what is left in the trash is complete for whoever else empties it.
     ///
     /// # Errors
     /// As [`empty_trash`](Self::empty_trash).
-    pub fn empty_trash_giving_way(&self, mut give_way: impl FnMut()) -> Result<usize> {
+    pub fn empty_trash_giving_way(&self, mut yield_now: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
-        let mut first_error = self.retry_draining().err();
+        let mut first_error = self.space_book().retry_deferred_releases().err();
         // Removing them again in this call would fail again.
         let mut failed = HashSet::new();
         loop {
@@ -89,7 +89,7 @@ impl VolumeStore {
                 if failed.contains(&name) {
                     continue;
                 }
-                match self.remove_entry(&name, &mut give_way, &mut progress) {
+                match self.remove_entry(&name, &mut yield_now, &mut progress) {
                     Ok(Removal::Done { volume }) => {
                         progress = true;
                         removed += usize::from(volume);
@@ -108,8 +108,8 @@ impl VolumeStore {
     }
 
     /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if there are new entries.
-    fn remove_entry(&self, name: &str, give_way: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
-        give_way();
+    fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
+        yield_now();
         let trash = &self.layout.trash;
         let status = match fstatat(trash, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => status,
@@ -130,7 +130,7 @@ impl VolumeStore {
             directory => directory?,
         };
         let attributes = Attributes::read(&directory)?;
-        if self.empty_directory(&directory, name, give_way, progress)? {
+        if self.empty_directory(&directory, name, yield_now, progress)? {
             return Ok(Removal::Postponed);
         }
         let Some(Attributes { project, .. }) = attributes else {
@@ -141,7 +141,7 @@ impl VolumeStore {
         quota.finish_frees(project)?;
         // The directory itself is the one inode left. Until then it marks the id as taken.
         if quota.usage(project)?.is_some_and(|usage| usage.inodes.0 > 1) {
-            self.limit_to_usage(project)?;
+            self.space_book().limit_to_usage(project)?;
             return Ok(Removal::Postponed);
         }
         drop(directory);
@@ -150,7 +150,7 @@ impl VolumeStore {
         if !self.unlink(name, UnlinkatFlags::RemoveDir)? {
             return Ok(Removal::Postponed);
         }
-        self.release_project(project)?;
+        self.space_book().release_project(project)?;
         Ok(Removal::Done { volume: true })
     }
 
@@ -159,27 +159,20 @@ impl VolumeStore {
     fn remove_image(&self, name: &str) -> Result<Removal> {
         let Some(image) = self.open_unused_image(name)? else { return Ok(Removal::Postponed) };
         let released = Released::of(&image)?;
-        if image_space::recorded(&image).is_some() {
+        if recorded(&image).is_some() {
             // Frees the blocks now. After the last name is removed the file system would do it in the background, and a
             // count would take them for its own. The record keeps the reservation, also if the process dies here.
             ftruncate(&image, 0).context("free the blocks of", name)?;
         }
-        let removed = self.with_account(|account| {
-            let removed = self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
-            match released {
-                _ if !removed => {}
-                Released::Bytes(bytes) => account.withdraw(bytes),
-                Released::Unknown => account.promised = None,
-            }
-            Ok(removed)
-        })?;
+        let removed =
+            self.space_book().remove_image(released, || self.unlink(name, UnlinkatFlags::NoRemoveDir))?;
         Ok(if removed { Removal::Done { volume: true } } else { Removal::Postponed })
     }
 
     /// Returns `None` if the image is open elsewhere, or was removed by another process.
     fn open_unused_image(&self, name: &str) -> Result<Option<OwnedFd>> {
         // A count in another process has images open for a moment, and holds this.
-        let _account = self.layout.ledger()?;
+        let _account = self.space_book().lock_out_counts()?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         let image = match layout::open_beneath(self.layout.trash.as_fd(), name, flags) {
             Ok(image) => image,
@@ -206,35 +199,6 @@ impl VolumeStore {
         }
     }
 
-    /// Frees the id of a removed directory, and releases what its limit reserved. While the directory is still open or
-    /// mounted somewhere its inode is charged to the id, which then keeps its limit. The next emptying tries again, or
-    /// recovery finds the id.
-    ///
-    /// Other processes may free the same id concurrently. Only the one that removes the limit releases the reservation,
-    /// and it does so with the account locked.
-    pub(super) fn release_project(&self, project: ProjectId) -> Result<()> {
-        // Before the account is locked. Otherwise all creations would wait for the files that any tenant has deleted.
-        let finished = self.filesystem.quota().finish_frees(project);
-        self.with_account(|account| {
-            self.ids.release_finished(project, finished, |usage| account.withdraw_limit(usage)).map(drop)
-        })
-    }
-
-    /// Tries again to free ids that were draining. The exclusive lock keeps other processes from creating volumes in the
-    /// meantime. An id that a directory carries was freed and allocated again by another process, and is left alone.
-    fn retry_draining(&self) -> Result<()> {
-        if self.ids.draining().is_empty() {
-            return Ok(());
-        }
-        // Before anything is locked, as above. Files that are closed after this are left to the next emptying.
-        self.finish_all_frees()?;
-        let _lock = self.layout.lock_exclusive()?;
-        let carried = self.carried()?;
-        self.with_account(|account| {
-            self.ids.retry_finished(&carried, |usage| account.withdraw_limit(usage)).map(drop)
-        })
-    }
-
     /// Removes everything in a directory of the trash. A directory that is not empty is lifted
     /// into the trash rather than walked into, so that no depth of a tree costs more than one
     /// descriptor. Out of its volume, for only there can a directory go whose owner has given it
@@ -245,7 +209,7 @@ impl VolumeStore {
         &self,
         directory: &OwnedFd,
         name: &str,
-        give_way: &mut impl FnMut(),
+        yield_now: &mut impl FnMut(),
         progress: &mut bool,
     ) -> Result<bool> {
         let (mut any_lifted, mut first_error) = (false, None);
@@ -258,7 +222,7 @@ impl VolumeStore {
             if matches!(child.to_bytes(), b"." | b"..") {
                 continue;
             }
-            give_way();
+            yield_now();
             match self.remove_child(directory, name, child) {
                 Ok(Child::Removed) => {}
                 Ok(Child::Lifted) => any_lifted = true,

@@ -7,12 +7,12 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 use nix::sys::statvfs::fstatvfs;
 
-use super::attributes::Attributes;
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
-use super::{
-    Image, OwnedContentSource, VolumeKind, VolumeSpec, layout, recorded_capacity, settings, sharing, source,
-};
+use super::on_disk::{Attributes, ForeignRecord, Image, layout, made_from, shares, sizes};
+use super::settings;
+use super::source::OwnedContentSource;
+use super::spec::{VolumeKind, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::Access;
 use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
@@ -115,7 +115,7 @@ impl Volume {
     pub fn may_share_blocks(&self) -> Result<bool> {
         match self.kind {
             VolumeKind::Filesystem => Ok(false),
-            VolumeKind::Block => sharing::may_share(&self.entry),
+            VolumeKind::Block => shares::may_share(&self.entry),
         }
     }
 
@@ -133,7 +133,7 @@ impl Volume {
         }
     }
 
-    /// The directory of a Filesystem volume, for [`bind_mount`](crate::bind_mount).
+    /// The directory of a Filesystem volume, for [`bind_mount`](crate::mount::bind_mount).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Block volume.
@@ -143,7 +143,7 @@ impl Volume {
             .context("open the directory of volume", &self.id)
     }
 
-    /// The image of a Block volume, for [`LoopControl`](crate::LoopControl).
+    /// The image of a Block volume, for [`LoopControl`](crate::loop_device::LoopControl).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Filesystem volume. EROFS: read-write on a read-only
@@ -154,7 +154,7 @@ impl Volume {
             Access::ReadWrite => OFlag::O_RDWR,
             Access::ReadOnly => OFlag::O_RDONLY,
         };
-        crate::loop_device::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
+        crate::descriptor::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
     }
 
     /// What it was made from, whether that is still there or not; None where it was made empty.
@@ -162,7 +162,7 @@ impl Volume {
     /// # Errors
     /// Those of fgetxattr(2).
     pub fn source(&self) -> Result<Option<OwnedContentSource>> {
-        source::read(&self.entry)
+        made_from::read(&self.entry)
     }
 
     /// Use and capacity, in constant time.
@@ -217,7 +217,7 @@ impl Volume {
                 ),
             )
         } else {
-            self.foreign_condition()?
+            ForeignRecord::read(&self.entry)?.map_or(Condition::Healthy, |record| record.condition())
         })
     }
 
@@ -232,16 +232,16 @@ impl Volume {
             used,
             available: capacity.saturating_sub(used),
             inodes: None,
-            condition: match cut_off(recorded, size) {
+            condition: match truncation(recorded, size) {
                 None => Condition::Healthy,
                 Some(message) => Condition::abnormal(AbnormalReason::ImageTruncated, message),
             },
         })
     }
 
-    /// In this order: see [`recorded_capacity`].
+    /// In this order: see [`sizes`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
-        let recorded = recorded_capacity::read(&self.entry)?.unwrap_or_default();
+        let recorded = sizes::read_capacity(&self.entry)?.unwrap_or_default();
         let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
         Ok((recorded, Bytes(size)))
     }
@@ -256,7 +256,7 @@ impl Volume {
             return Ok(());
         }
         let (recorded, size) = self.recorded_and_size()?;
-        match cut_off(recorded, size) {
+        match truncation(recorded, size) {
             None => Ok(()),
             Some(message) => Err(Error::new(ErrorKind::Damaged, "use volume", &self.id, message)),
         }
@@ -297,7 +297,7 @@ impl Volume {
 }
 
 /// What is wrong with an image that is shorter than it was made.
-fn cut_off(recorded: Bytes, size: Bytes) -> Option<String> {
+fn truncation(recorded: Bytes, size: Bytes) -> Option<String> {
     (size < recorded).then(|| {
         format!(
             "the image was cut off: {size} of {recorded} are left, and what was past them is lost; restore the volume \

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use loopfs::{
     Access, AttachOptions, Bytes, Detach, ErrorKind, IndexPolicy, LoopControl, LoopDevice, VolumeKind,
-    VolumeSpec, probe,
+    VolumeSpec, test_support,
 };
 use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
 use nix::mount::{MsFlags, mount, umount};
@@ -27,7 +27,8 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("tenant"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
-    let theirs = probe::bind_as_another_program(volume.open_image(Access::ReadWrite).unwrap()).unwrap();
+    let theirs =
+        test_support::bind_as_another_program(volume.open_image(Access::ReadWrite).unwrap()).unwrap();
     let control = LoopControl::open().unwrap();
     let image = volume.open_image(Access::ReadOnly).unwrap();
     let options = AttachOptions::new(Access::ReadWrite);
@@ -82,7 +83,7 @@ fn while_a_free_device_cannot_be_bound_other_programs_get_their_turn() {
     let directory = directory();
     let (image, foreign) = (image(directory.path(), "image", MIB), image(directory.path(), "foreign", MIB));
     let control = LoopControl::open().unwrap();
-    let index = probe::bind_as_another_program(&foreign).unwrap();
+    let index = test_support::bind_as_another_program(&foreign).unwrap();
     detach(index);
     let path = format!("/dev/loop{index}");
     let holder = File::options().read(true).custom_flags(libc::O_EXCL).open(path).unwrap();
@@ -137,7 +138,7 @@ fn a_detach_that_is_taken_back_leaves_discards_masked() {
     let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
     assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Mask);
     let writable = File::options().write(true).open(user.path()).unwrap();
-    assert_eq!(probe::discard(&writable, 0, MIB).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    assert_eq!(test_support::discard(&writable, 0, MIB).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     drop((user, writable));
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
     leaks.check();

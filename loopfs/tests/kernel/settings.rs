@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use loopfs::{
     Access, AttachOptions, BlockSize, Bytes, ContentSource, Detach, Discard, ErrorKind, Image, ImageDirectIo,
     ImageSpec, IndexPolicy, LogicalBlockSize, LoopControl, LoopDevice, Provisioning, SnapshotId, Volume,
-    VolumeId, VolumeKind, VolumeSpec, VolumeStore, probe,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStore, test_support,
 };
 use rstest::rstest;
 
@@ -69,7 +69,7 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
     through.write_all_at(&[7; 8192], 0).unwrap();
     through.sync_all().unwrap();
     assert_eq!(device.discard().unwrap(), Discard::Mask);
-    let refused = probe::discard(&through, 0, 4 * MIB).unwrap_err();
+    let refused = test_support::discard(&through, 0, 4 * MIB).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP), "{refused}");
     assert_eq!(allocated(&image), 4 * MIB);
     let mut content = [0; 8192];
@@ -79,14 +79,14 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
     // Grown in use it is as before.
     store.grow(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
-    probe::discard(&through, 4 * MIB, 4 * MIB).unwrap_err();
+    test_support::discard(&through, 4 * MIB, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
 
     // A detach that is deferred and taken back: LOOP_SET_STATUS64 of earlier kernels lets discards through.
     drop(device);
     assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
     let device = attach(&control, &volume).unwrap();
-    probe::discard(&through, 0, 4 * MIB).unwrap_err();
+    test_support::discard(&through, 0, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
 
     // As is left by whoever dies between attaching and masking.
@@ -126,7 +126,7 @@ fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
     let written = allocated(&image);
     assert!((2 * MIB..4 * MIB).contains(&written), "{written}");
     assert_eq!(store.stats(&id).unwrap().used, Bytes(written));
-    probe::discard(&through, 0, MIB).unwrap();
+    test_support::discard(&through, 0, MIB).unwrap();
     assert_eq!(allocated(&image), written - MIB);
     assert_eq!(before - available(), promised);
     let recounted = crate::environment::store().space().unwrap().available.0;
@@ -186,7 +186,7 @@ fn an_index_that_was_a_thick_volume_s_takes_the_discards_of_the_next() {
     assert_eq!(device.discard().unwrap(), Discard::Allow);
     file.write_all_at(&vec![1; MIB as usize], 0).unwrap();
     file.sync_all().unwrap();
-    probe::discard(writable(&device), 0, MIB).unwrap();
+    test_support::discard(writable(&device), 0, MIB).unwrap();
     assert_eq!(allocated(&file), 0);
     drop(device);
     assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Gone);

@@ -8,7 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use loopfs::{Bytes, ErrorKind, Inodes, Limits, ProjectId, assign_project, probe, project_of, unmount};
+use loopfs::{
+    Bytes, ErrorKind, Inodes, Limits, ProjectId, assign_project, project_of, test_support, unmount,
+};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -74,7 +76,7 @@ fn use_volume(volume: &Path) {
         assert_refused(refused, ErrorKind::InUserNamespace, Errno::EINVAL, "initial one");
     }
     for directory in [volume, &nested] {
-        let refused = probe::set_project_inheritance(File::open(directory).unwrap(), false);
+        let refused = test_support::set_project_inheritance(File::open(directory).unwrap(), false);
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{}", directory.display());
     }
     let full = (0..=MIB / 4096).find_map(|_| {
@@ -100,7 +102,7 @@ fn root_of_a_user_namespace_cannot_change_the_project_of_its_idmapped_volume() {
 
     let (mut child, mut output) = start_in_user_namespace(target.path());
     let namespace = File::open(format!("/proc/{}/ns/user", child.id())).unwrap();
-    probe::bind_mount_idmapped(File::open(volume.path()).unwrap(), target.path(), namespace).unwrap();
+    test_support::bind_mount_idmapped(File::open(volume.path()).unwrap(), target.path(), namespace).unwrap();
     writeln!(child.stdin.take().unwrap()).unwrap();
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();

@@ -2,6 +2,7 @@
 
 mod devices;
 mod output;
+mod project;
 mod quota;
 mod size;
 mod store;

@@ -1,8 +1,7 @@
 //! `quota show`, `set` and `list`: what projects use and may use.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,11 +9,11 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use loopfs::{
     Bounds, Bytes, Enforcement, Inodes, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage,
-    project_of,
 };
 use serde::Serialize;
 
 use crate::output::{Answer, Side, Table, number_or_none, size_or_none};
+use crate::project::{open, project_id, project_of_directory};
 use crate::size;
 use crate::trees::{Audit, Tag};
 
@@ -147,12 +146,6 @@ fn nonzero(number: u64) -> Result<u64, String> {
     }
 }
 
-pub(crate) fn project_id(text: &str) -> Result<ProjectId, String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    let id = plain.then(|| text.parse().ok()).flatten().and_then(ProjectId::new);
-    id.ok_or_else(|| "write a number from 1 to 4294967294".to_owned())
-}
-
 impl QuotaCommand {
     pub(crate) fn run(&self) -> Result<Answer> {
         match self {
@@ -231,18 +224,6 @@ impl ProjectArgs {
         };
         Ok((directory, id))
     }
-}
-
-pub(crate) fn project_of_directory(directory: &File, path: &Path) -> Result<ProjectId> {
-    let found = project_of(directory).with_context(|| path.display().to_string())?;
-    ProjectId::new(found).with_context(|| {
-        format!("{} is in no project (its id is {found}): name one with --id", path.display())
-    })
-}
-
-pub(crate) fn open(path: &Path) -> Result<File> {
-    let directory = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path);
-    directory.with_context(|| format!("open the directory {}", path.display()))
 }
 
 /// Whether limits are enforced; an error where there are no project quotas at all.

@@ -12,7 +12,7 @@ use loopfs::{
 use serde::Serialize;
 
 use crate::output::{Answer, Side, Table, printable};
-use crate::quota::{open, project_id, project_of_directory};
+use crate::project::{open, project_id, project_of_directory};
 
 #[derive(Args, Debug)]
 pub(crate) struct Tag {

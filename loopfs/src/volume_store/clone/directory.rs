@@ -5,14 +5,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 
-use super::super::attributes::Attributes;
-use super::super::staging::Staged;
-use super::super::{VolumeStore, inodes_for};
-use super::{Original, Target};
+use super::target::{Original, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::Usage;
 use crate::project_tree::{LeftOutReason, clone_tree};
 use crate::units::{Bytes, Inodes};
+use crate::volume_store::on_disk::Attributes;
+use crate::volume_store::spec::inodes_for;
+use crate::volume_store::staging::Staged;
+use crate::volume_store::store::VolumeStore;
 
 /// A limit of 0 would be none. The directory itself is an inode, and need not have a block.
 const LEAST: Bytes = Bytes(4096);
@@ -59,7 +60,7 @@ impl VolumeStore {
             .require_undeleted(from, original.entry, "copy")
             .and_then(|()| target.record(&staged, original.entry, original.capacity))
             // Nothing more may take space: the limit of a snapshot is what it uses.
-            .and_then(|()| settle(&mut staged, target));
+            .and_then(|()| set_final_limits(&mut staged, target));
         match completed {
             Ok(()) => staged.publish(),
             Err(error) => Err(staged.discard(error)),
@@ -79,7 +80,7 @@ fn limits_while_copied(
     let most_inodes = usage.limits.inodes.hard.unwrap_or_default().max(usage.inodes);
     match target {
         Target::Volume { capacity, spec, id } => {
-            target.require_room_for(original.entry, original.capacity)?;
+            target.require_capacity_for(original.entry, original.capacity)?;
             let inodes = inodes_for(capacity, spec.bytes_per_inode);
             if inodes < usage.inodes {
                 let detail = format!(
@@ -97,7 +98,7 @@ fn limits_while_copied(
     }
 }
 
-fn settle(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
+fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
     let (bytes, inodes) = match target {
         Target::Volume { capacity, spec, .. } => (capacity, inodes_for(capacity, spec.bytes_per_inode)),
         // It does not grow.
@@ -107,7 +108,7 @@ fn settle(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
             (used.0.max(LEAST), used.1.max(Inodes(1)))
         }
     };
-    staged.settle(bytes, inodes)
+    staged.set_final_limits(bytes, inodes)
 }
 
 fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<()> {

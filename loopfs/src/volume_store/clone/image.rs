@@ -3,17 +3,18 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::sys::stat::fstat;
 
-use super::super::grow::allocate;
-use super::super::{Image, Provisioning, VolumeStore, sharing};
-use super::{Original, Target};
+use super::target::{Original, Target};
 use crate::error::{Context, Error, Result};
 use crate::flock;
-use crate::loop_device::{Access, reopen};
+use crate::loop_device::Access;
 use crate::reflink;
 use crate::units::Bytes;
+use crate::volume_store::expand::allocate;
+use crate::volume_store::on_disk::{Image, shares};
+use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, reserves_margin};
+use crate::volume_store::store::VolumeStore;
 
 impl VolumeStore {
     /// The shared lock must be held.
@@ -22,26 +23,29 @@ impl VolumeStore {
         let original = original.content.open_image(Access::ReadOnly)?;
         // One copy of a source at a time, and it must not grow between the question how large it is and the copy.
         // A lock of its own file description, as in growing.
-        let own = reopen(original.as_fd(), OFlag::O_RDONLY).context("open the image of", source)?;
-        let _lock_source =
-            flock::exclusive(own, self.options.lock_timeout, "copy an image, which locks the source")?;
-        if self.is_durably_there(|| self.has_copy(source, target))? {
+        let operation = "copy an image, which locks the source";
+        let _lock_source = flock::exclusive_reopened(original.as_fd(), self.options.lock_timeout, operation)?;
+        if self.exists_durably(|| self.has_copy(source, target))? {
             return Ok(());
         }
         let size = Bytes(fstat(&original).context("fstat", source)?.st_size as u64);
-        target.require_room_for(source, size)?;
+        target.require_capacity_for(source, size)?;
         let of_source = Image::read(&original)?;
         let settings = match target {
-            Target::Volume { id, spec, .. } => of_source.settle_clone(source, spec.image, id)?,
+            Target::Volume { id, spec, .. } => of_source.resolve_clone(source, spec.image, id)?,
             // As its source.
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
-        let promised = promise_of(target, &original, of_source, size)?;
-        let promise = self.promise(target.entry(), promised, target.operation())?;
-        self.make_image(target.entry(), promise, |image| {
+        let source_has_margin = reserves_margin(&original, of_source.provisioning)?;
+        let bytes = match target {
+            Target::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
+            Target::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
+        };
+        let promise = self.space_book().reserve(target.entry(), bytes, target.operation())?;
+        self.create_image_from(target.entry(), promise, |image| {
             settings.record(image, target.entry())?;
-            sharing::mark(&original).context("mark the source of", target.entry())?;
-            sharing::mark(image).context("set up", target.entry())?;
+            shares::mark(&original).context("mark the source of", target.entry())?;
+            shares::mark(image).context("set up", target.entry())?;
             share(&original, image, target)?;
             target.record(image, source, size)?;
             match target {
@@ -52,18 +56,8 @@ impl VolumeStore {
             }
         })
         // What the source shares now depends on how far it went.
-        .inspect_err(|_| self.count_anew())
+        .inspect_err(|_| self.space_book().invalidate_total())
     }
-}
-
-/// What the copy of an image, and its source, may come to take beyond what the source was promised.
-fn promise_of(target: Target<'_>, original: &OwnedFd, of_source: Image, size: Bytes) -> Result<Bytes> {
-    let copy = match target {
-        Target::Volume { capacity, .. } => capacity.saturating_add(sharing::margin(capacity)),
-        Target::Snapshot { .. } => size,
-    };
-    let has_margin = of_source.provisioning == Provisioning::Thin || sharing::may_share(original)?;
-    Ok(if has_margin { copy } else { copy.saturating_add(sharing::margin(size)) })
 }
 
 fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> {
@@ -83,9 +77,9 @@ fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> 
 mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
 
-    use super::super::super::SnapshotId;
     use super::*;
     use crate::error::ErrorKind;
+    use crate::volume_store::id::SnapshotId;
 
     #[test]
     fn a_file_system_that_cannot_share_blocks_is_named_with_what_to_do() {

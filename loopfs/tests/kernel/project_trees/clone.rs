@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, sym
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use loopfs::{CloneReport, SpecialFiles, assign_project, clone_tree, probe};
+use loopfs::{CloneReport, SpecialFiles, assign_project, clone_tree, test_support};
 use nix::fcntl::{AT_FDCWD, FallocateFlags, fallocate};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
@@ -223,7 +223,7 @@ fn the_blocks_are_shared_until_one_of_the_two_is_written_and_charged_in_full() {
     let file = |tree: &Path| File::options().read(true).write(true).open(tree.join("file")).unwrap();
     let (original, clone) = (file(&scene.tree()), file(&copy));
     for one in [&original, &clone] {
-        let (all, shared) = probe::extents(one).unwrap();
+        let (all, shared) = test_support::extents(one).unwrap();
         assert!(all > 0 && all == shared, "{shared} of {all} extents are shared");
     }
     assert_eq!(scene.charged(), (8 << 20, 2), "the directory and its file, with all its blocks");
@@ -244,7 +244,8 @@ fn the_blocks_are_shared_until_one_of_the_two_is_written_and_charged_in_full() {
 fn flags_are_taken_over_and_none_is_handed_down_by_the_way() {
     let scene = Scene::new(5403);
     let tree = scene.tree();
-    let set = |name: &str, flags| probe::set_flags(File::open(tree.join(name)).unwrap(), flags).unwrap();
+    let set =
+        |name: &str, flags| test_support::set_flags(File::open(tree.join(name)).unwrap(), flags).unwrap();
     fs::create_dir_all(tree.join("frozen/below")).unwrap();
     for name in ["frozen/below/file", "immutable", "hints", "no dump", "frozen/linked", "outside"] {
         fs::write(tree.join(name), "").unwrap();
@@ -277,7 +278,7 @@ fn flags_are_taken_over_and_none_is_handed_down_by_the_way() {
 
     for tree in [&tree, &copy] {
         for name in frozen.iter().rev() {
-            probe::set_flags(File::open(tree.join(name)).unwrap(), (0, 0, 0)).unwrap();
+            test_support::set_flags(File::open(tree.join(name)).unwrap(), (0, 0, 0)).unwrap();
         }
     }
     scene.end();
@@ -292,13 +293,13 @@ fn the_root_of_a_clone_can_be_moved_and_marked_whatever_its_source_is() {
     let copy = scene.empty_copy();
     set_attribute(&copy, "trusted.loopfs.volume", b"of the copy");
     // What the directory that it was made in hands down is not the source's.
-    probe::set_flags(File::open(&copy).unwrap(), (NODUMP, 0, 0)).unwrap();
+    test_support::set_flags(File::open(&copy).unwrap(), (NODUMP, 0, 0)).unwrap();
     set_attribute(&copy, "system.posix_acl_default", &acl(7));
-    probe::set_flags(&tree, (IMMUTABLE | APPEND | NOATIME, 0, 0)).unwrap();
+    test_support::set_flags(&tree, (IMMUTABLE | APPEND | NOATIME, 0, 0)).unwrap();
     let report = clone_into(&scene.tree(), &copy);
-    probe::set_flags(&tree, (0, 0, 0)).unwrap();
+    test_support::set_flags(&tree, (0, 0, 0)).unwrap();
     assert!(report.unwrap().is_complete());
-    assert_eq!(probe::flags(File::open(&copy).unwrap()).unwrap(), (NOATIME, 0, 0));
+    assert_eq!(test_support::flags(File::open(&copy).unwrap()).unwrap(), (NOATIME, 0, 0));
     let mut mark = [0; 32];
     let length = rustix::fs::getxattr(&copy, "trusted.loopfs.volume", &mut mark).unwrap();
     assert_eq!(&mark[..length], b"of the copy");

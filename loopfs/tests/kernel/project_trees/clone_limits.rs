@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use loopfs::{Bytes, ErrorKind, Inodes, LeftOutInode, LeftOutReason, Limits, probe};
+use loopfs::{Bytes, ErrorKind, Inodes, LeftOutInode, LeftOutReason, Limits, test_support};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::clone::{clone_into, set_attribute};
@@ -18,7 +18,7 @@ fn plant_pieces(path: &Path, pieces: u64) {
         file.write_all_at(&[1; 4096], n * 8192).unwrap();
     }
     file.sync_all().unwrap();
-    assert!(probe::extents(&file).unwrap().0 as u64 >= pieces);
+    assert!(test_support::extents(&file).unwrap().0 as u64 >= pieces);
 }
 
 #[test]

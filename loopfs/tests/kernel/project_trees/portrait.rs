@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use loopfs::probe;
+use loopfs::test_support;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
@@ -114,9 +114,9 @@ impl Portrait {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).unwrap();
             content = Content::File(bytes);
-            flags = Some(probe::flags(&file).unwrap());
+            flags = Some(test_support::flags(&file).unwrap());
         } else if kind.is_dir() {
-            flags = Some(probe::flags(open().unwrap()).unwrap());
+            flags = Some(test_support::flags(open().unwrap()).unwrap());
         }
         let node = kind.is_block_device() || kind.is_char_device();
         Self {

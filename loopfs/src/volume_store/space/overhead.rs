@@ -3,15 +3,16 @@
 //! It is what is left of the space that is not free when all that volumes use is taken from it. But files of
 //! directories that share blocks, after a copy by the store or by a tenant's `cp --reflink`, are charged for them
 //! each; then that difference is too small, and asking each file where its blocks lie would take as long as there are
-//! files. So what it was while the store was empty is remembered, and it is never less, but for the inodes: those
+//! files. So what it was while the store was empty is recorded_overhead, and it is never less, but for the inodes: those
 //! come and go, and are counted.
 
 use std::ffi::CStr;
 
-use super::{VolumeStore, layout};
+use super::book::SpaceBook;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{xattr, xfs};
 use crate::units::Bytes;
+use crate::volume_store::on_disk::layout;
 
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
 const NAME: &CStr = c"trusted.loopfs.overhead";
@@ -21,10 +22,10 @@ const CHUNK: u64 = 64;
 /// What the lists of free blocks take goes up and down by a few blocks.
 const FLUCTUATION: Bytes = Bytes(256 << 10);
 
-impl VolumeStore {
+impl SpaceBook<'_> {
     /// Writes down what the file system takes while nothing else does. Nobody may be opening the store.
-    pub(super) fn remember_overhead(&self) -> Result<()> {
-        if self.remembered()?.is_some() || !self.is_empty()? {
+    pub(crate) fn record_overhead(&self) -> Result<()> {
+        if self.recorded_overhead()?.is_some() || !self.is_empty()? {
             return Ok(());
         }
         let (total, free) = self.blocks()?;
@@ -44,7 +45,7 @@ impl VolumeStore {
 
     /// The least that is in use by no volume, of a file system of that size.
     pub(super) fn least_overhead(&self, total: Bytes) -> Result<Bytes> {
-        let Some((bytes, of)) = self.remembered()? else { return Ok(Bytes(0)) };
+        let Some((bytes, of)) = self.recorded_overhead()? else { return Ok(Bytes(0)) };
         let (inodes, size) = self.inodes()?;
         // One that was made larger takes more.
         let now = u128::from(bytes) * u128::from(total.0) / u128::from(of.max(1));
@@ -52,7 +53,7 @@ impl VolumeStore {
     }
 
     fn is_empty(&self) -> Result<bool> {
-        for directory in self.layout.shelves().chain([&self.layout.staging]) {
+        for directory in self.layout.entry_directories().chain([&self.layout.staging]) {
             if !layout::names(directory, "the directories of the store")?.is_empty() {
                 return Ok(false);
             }
@@ -60,7 +61,7 @@ impl VolumeStore {
         Ok(true)
     }
 
-    fn remembered(&self) -> Result<Option<(u64, u64)>> {
+    fn recorded_overhead(&self) -> Result<Option<(u64, u64)>> {
         const OPERATION: &str = "read the attribute of";
         let Some(value) = xattr::get(&self.layout.private, NAME).context(OPERATION, OBJECT)? else {
             return Ok(None);

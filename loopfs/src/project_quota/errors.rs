@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use nix::errno::Errno;
 
-use super::{Enforcement, ProjectQuota};
+use super::enforcement::Enforcement;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys;
 
@@ -37,7 +37,7 @@ pub(crate) fn explain<T>(
         let meaning = match interface {
             Interface::Quota(fs) => {
                 // Where even this is refused, nothing is known against the file system.
-                let enforcement = ProjectQuota::of(fs).enforcement().unwrap_or(Enforcement::Enforcing);
+                let enforcement = Enforcement::of(fs).unwrap_or(Enforcement::Enforcing);
                 quota(errno, enforcement, in_user_namespace)
             }
             Interface::Attributes => attributes(errno, in_user_namespace),
@@ -68,28 +68,6 @@ const USER_NAMESPACE: (ErrorKind, &str) = (
     "the process is in a user namespace, from which no project quota can be read or changed, with any \
      capability; run it in the initial one",
 );
-
-impl Enforcement {
-    /// What is wrong with it and what to do; None where limits are enforced.
-    pub(crate) fn problem(self) -> Option<(ErrorKind, &'static str)> {
-        match self {
-            Self::Enforcing => None,
-            Self::NoSyscall => Some((
-                ErrorKind::Unsupported,
-                "the kernel has no quotactl_fd, or a seccomp filter hides it; Linux 5.14 or later is needed",
-            )),
-            Self::NoQuota => Some((
-                ErrorKind::NotEnforced,
-                "project quotas are off: mount the file system with option prjquota \
-                 (a remount does not switch them on; the kernel needs CONFIG_XFS_QUOTA)",
-            )),
-            Self::AccountingOnly => Some((
-                ErrorKind::NotEnforced,
-                "project quotas are counted and not enforced: mount with option prjquota instead of pqnoenforce",
-            )),
-        }
-    }
-}
 
 fn quota(errno: Errno, enforcement: Enforcement, in_user_namespace: bool) -> Meaning {
     match errno {

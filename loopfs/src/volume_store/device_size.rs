@@ -5,7 +5,6 @@
 //! `trusted.loopfs.capacity` that growing writes is an event (IN_ATTRIB, inotify(7)) of the directory of all volumes.
 
 use std::collections::BTreeSet;
-use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -13,16 +12,13 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
 
-use super::{Volume, VolumeId, VolumeKind, VolumeStore, size_attribute};
+use super::id::VolumeId;
+use super::on_disk::sizes;
+use super::spec::VolumeKind;
+use super::store::VolumeStore;
+use super::volume::Volume;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::Bytes;
-
-const NAME: &CStr = c"trusted.loopfs.refreshed";
-
-/// Records it of an image that has no name yet, or as [`Volume::record_refreshed`] says.
-pub(super) fn write(image: impl AsFd, size: Bytes) -> std::result::Result<(), Errno> {
-    size_attribute::write(image, NAME, size)
-}
 
 impl VolumeStore {
     /// Watches the volumes for changes of their attributes, as growing an image makes one. The descriptor is readable
@@ -66,7 +62,7 @@ impl Volume {
         if self.kind() != VolumeKind::Block {
             return Ok(None);
         }
-        size_attribute::read(&self.entry, NAME, "read what the devices show of volume", self.id())
+        sizes::read_device_size(&self.entry, "read what the devices show of volume", self.id())
     }
 
     /// Records that all loop devices of the image show `size` bytes, for whoever grew it. The caller keeps others from
@@ -83,7 +79,7 @@ impl Volume {
         if self.refreshed()? == Some(size) {
             return Ok(());
         }
-        write(&self.entry, size).context(OPERATION, self.id())
+        sizes::write_device_size(&self.entry, size).context(OPERATION, self.id())
     }
 }
 

@@ -1,6 +1,4 @@
-//! Bind mounts that are never visible without their flags.
-
-mod options;
+//! Mounting and unmounting: a bind mount is never visible without its flags.
 
 use std::ffi::CString;
 use std::os::fd::BorrowedFd;
@@ -10,40 +8,9 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
+use super::options::{AccessTime, MountFlags};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::mount::{self as sys, mount_attr};
-
-pub use options::MountOptionError;
-
-/// When reading a file updates its access time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AccessTime {
-    /// After a write, or once a day: the kernel's default.
-    #[default]
-    Relative,
-    /// Never.
-    Never,
-    /// Always.
-    Strict,
-}
-
-/// Flags of a bind mount, of its own and not of what it shows (mount_setattr(2)). All are set
-/// as they stand here: the flags of the source mount are not inherited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MountFlags {
-    /// Refuse writes with EROFS.
-    pub read_only: bool,
-    /// Ignore set-user-id bits and file capabilities.
-    pub nosuid: bool,
-    /// Refuse to open device nodes.
-    pub nodev: bool,
-    /// Refuse to execute files.
-    pub noexec: bool,
-    /// When access times of files are updated.
-    pub access_time: AccessTime,
-    /// Do not update access times of directories.
-    pub nodiratime: bool,
-}
 
 impl MountFlags {
     fn attributes(self) -> mount_attr {

@@ -5,14 +5,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{fstat, fstatat};
 
-use super::sharing::{self, SharedBlocks};
-use super::{Image, Provisioning, layout, recorded_capacity, snapshot};
+use super::reservation::margin;
+use super::shared_blocks::SharedBlocks;
 use crate::error::{Context, Result};
 use crate::units::Bytes;
+use crate::volume_store::on_disk::{Image, is_snapshot, layout, shares, sizes};
+use crate::volume_store::spec::Provisioning;
 
 /// What a count finds of an image.
 pub(super) struct ImageSpace {
-    pub(super) promised: Bytes,
+    pub(super) reserved: Bytes,
     /// In use, without the blocks that it shares.
     pub(super) alone: Bytes,
 }
@@ -32,28 +34,28 @@ impl ImageSpace {
         };
         // An image keeps its reservation if it was truncated, in the trash or by another program.
         let size = Bytes(status.st_size as u64).max(recorded(&image).unwrap_or_default());
-        let mut shares = false;
-        if sharing::may_share(&image)? {
+        let mut sharing = false;
+        if shares::may_share(&image)? {
             let common = shared.add(&image).context("list the blocks of image", name)?;
             alone = alone.saturating_sub(common);
-            shares = common > Bytes(0);
+            sharing = common > Bytes(0);
         }
-        let promised = if snapshot::is_one(&image)? {
+        let reserved = if is_snapshot(&image)? {
             // It is not written to: its blocks stay, and the tree of its extents came on top when it was made.
             size.max(allocated)
         } else {
             // The extent tree of a fragmented image comes on top of its size. What the file system has set aside for
             // writes to shared blocks it gives back when it is needed.
-            let margin = if shares || is_thin(&image) { sharing::margin(size) } else { Bytes(0) };
-            size.max(alone).saturating_add(margin)
+            let more = if sharing || is_thin(&image) { margin(size) } else { Bytes(0) };
+            size.max(alone).saturating_add(more)
         };
-        Ok(Some(Self { promised, alone }))
+        Ok(Some(Self { reserved, alone }))
     }
 }
 
 /// What the removal of an image from the trash releases.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Released {
+pub(crate) enum Released {
     Bytes(Bytes),
     /// It depends on other images, and has to be counted.
     Unknown,
@@ -61,21 +63,21 @@ pub(super) enum Released {
 
 impl Released {
     /// The caller truncates the image before it is removed, unless its capacity is recorded nowhere else.
-    pub(super) fn of(image: &OwnedFd) -> Result<Self> {
+    pub(crate) fn of(image: &OwnedFd) -> Result<Self> {
         // An image of an earlier version has no record. Images that it shared blocks with may need less than before.
-        let (Some(recorded), false) = (recorded(image), sharing::may_share(image)?) else {
+        let (Some(recorded), false) = (recorded(image), shares::may_share(image)?) else {
             return Ok(Self::Unknown);
         };
         let size =
             Bytes(fstat(image).context("fstat", "an image in the trash")?.st_size as u64).max(recorded);
-        let margin = if is_thin(image) { sharing::margin(size) } else { Bytes(0) };
-        Ok(Self::Bytes(size.saturating_add(margin)))
+        let more = if is_thin(image) { margin(size) } else { Bytes(0) };
+        Ok(Self::Bytes(size.saturating_add(more)))
     }
 }
 
 /// One whose record cannot be read has its size.
-pub(super) fn recorded(image: &OwnedFd) -> Option<Bytes> {
-    recorded_capacity::read(image).ok().flatten()
+pub(crate) fn recorded(image: &OwnedFd) -> Option<Bytes> {
+    sizes::read_capacity(image).ok().flatten()
 }
 
 /// An image that cannot be read reserves rather too much.

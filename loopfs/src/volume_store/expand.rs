@@ -3,26 +3,27 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, OFlag, fallocate};
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
-use super::attributes::Attributes;
 use super::id::VolumeId;
-use super::{
-    ContentSource, Image, Provisioning, Volume, VolumeKind, VolumeStore, inodes_for, recorded_capacity,
-    rounded, sharing,
-};
+use super::on_disk::{Attributes, Image, sizes};
+use super::source::ContentSource;
+use super::space::{reservation_to_expand, reserves_margin};
+use super::spec::{Provisioning, VolumeKind, inodes_for, rounded};
+use super::store::VolumeStore;
+use super::volume::Volume;
 use crate::error::{Context, Result};
 use crate::flock;
-use crate::loop_device::{Access, reopen};
+use crate::loop_device::Access;
 use crate::project_quota::Limits;
 use crate::units::Bytes;
 
 impl VolumeStore {
     /// Makes a volume at least `capacity` large. Nothing happens to one that is as large already,
     /// so the call can be repeated. Of concurrent calls the largest capacity counts. A loop device learns of it by
-    /// [`refresh_capacity`](crate::LoopDevice::refresh_capacity).
+    /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
@@ -34,15 +35,15 @@ impl VolumeStore {
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;
         match volume.kind() {
-            VolumeKind::Filesystem => self.grow_directory(&volume, capacity)?,
-            VolumeKind::Block => self.grow_image(&volume, capacity)?,
+            VolumeKind::Filesystem => self.expand_directory(&volume, capacity)?,
+            VolumeKind::Block => self.expand_image(&volume, capacity)?,
         }
         self.volume(id)
     }
 
     /// The limit is read, reserved and set with the account locked. So of concurrent calls each finds what the others have
     /// set, and none lowers it. (The directory itself is no place for a lock: its owner could hold it.)
-    fn grow_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
+    fn expand_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
             let Attributes { project, bytes_per_inode } = volume.attributes()?;
@@ -51,7 +52,7 @@ impl VolumeStore {
                 self.require_undeleted(&volume.entry, entry, "grow")?;
                 volume.limit()
             };
-            self.reserve_limit(
+            self.space_book().reserve_limit(
                 entry,
                 "grow",
                 || Ok(capacity.saturating_sub(limit()?)),
@@ -66,14 +67,13 @@ impl VolumeStore {
         self.layout.make_durable()
     }
 
-    fn grow_image(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
+    fn expand_image(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         let id = volume.id();
         let image = volume.open_image(Access::ReadWrite)?;
         // A lock of its own file description: two calls must not truncate each other's work away, nor reserve it twice.
-        let own = reopen(image.as_fd(), OFlag::O_RDONLY).context("open the image of volume", id)?;
-        let _lock =
-            flock::exclusive(own, self.options.lock_timeout, "grow the volume, which locks its image")?;
-        let recorded = recorded_capacity::read(&image)?.unwrap_or_default();
+        let operation = "grow the volume, which locks its image";
+        let _lock = flock::exclusive_reopened(image.as_fd(), self.options.lock_timeout, operation)?;
+        let recorded = sizes::read_capacity(&image)?.unwrap_or_default();
         let current = size_of(&image, id)?;
         if current.max(recorded) < capacity {
             volume.require_whole()?;
@@ -82,7 +82,7 @@ impl VolumeStore {
         // Another call that made it as large as this may have died before that was recorded.
         let size = size_of(&image, id)?;
         if recorded < size {
-            recorded_capacity::write(&image, size)?;
+            sizes::write_capacity(&image, size)?;
             return fsync(&image).context("fsync volume", id);
         }
         // Nor need it have been durable.
@@ -91,15 +91,11 @@ impl VolumeStore {
 
     fn allocate_more(&self, image: &OwnedFd, id: &VolumeId, current: Bytes, capacity: Bytes) -> Result<()> {
         let provisioning = Image::read(image)?.provisioning;
-        let mut more = capacity.saturating_sub(current);
-        if provisioning == Provisioning::Thin || sharing::may_share(image)? {
-            let margin = sharing::margin(capacity).saturating_sub(sharing::margin(current));
-            more = more.saturating_add(margin);
-        }
-        let promise = self.promise(ContentSource::Volume(id), more, "grow")?;
+        let more = reservation_to_expand(current, capacity, reserves_margin(image, provisioning)?);
+        let promise = self.space_book().reserve(ContentSource::Volume(id), more, "grow")?;
         let allocated = allocate(image, current, capacity, provisioning);
         if allocated.is_err() && size_of(image, id).is_ok_and(|size| size == current) {
-            promise.withdraw();
+            promise.release();
         }
         allocated.context("grow volume", id)
     }

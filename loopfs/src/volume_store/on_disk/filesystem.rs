@@ -15,7 +15,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::mountinfo;
+use crate::mount::table as mountinfo;
 use crate::project_quota::ProjectQuota;
 use crate::sys::{statx, xfs};
 
@@ -54,12 +54,12 @@ impl std::str::FromStr for FilesystemUuid {
 
 /// The root of a mounted XFS with project quotas, held open.
 #[derive(Debug)]
-pub(super) struct DataFilesystem {
+pub(crate) struct DataFilesystem {
     /// Where it is mounted, from the root directory on: the working directory may change later.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The root directory.
-    pub(super) root: OwnedFd,
-    pub(super) uuid: FilesystemUuid,
+    pub(crate) root: OwnedFd,
+    pub(crate) uuid: FilesystemUuid,
 }
 
 const OPERATION: &str = "open the data directory";
@@ -67,7 +67,7 @@ const DIRECTORY: OFlag =
     OFlag::O_DIRECTORY.union(OFlag::O_RDONLY).union(OFlag::O_CLOEXEC).union(OFlag::O_NOFOLLOW);
 
 impl DataFilesystem {
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let path = &absolute(path)?;
         let shown = path.display();
         let root = open_root(path)?;
@@ -100,12 +100,12 @@ impl DataFilesystem {
         Ok(data)
     }
 
-    pub(super) fn quota(&self) -> ProjectQuota<'_> {
+    pub(crate) fn quota(&self) -> ProjectQuota<'_> {
         ProjectQuota::of(self.root.as_fd())
     }
 
     /// Project quotas can be switched off while mounted, so this is asked again.
-    pub(super) fn require_enforcement(&self) -> Result<()> {
+    pub(crate) fn require_enforcement(&self) -> Result<()> {
         match self.quota().enforcement()?.problem() {
             None => Ok(()),
             Some((_, remedy)) => {
@@ -116,18 +116,18 @@ impl DataFilesystem {
     }
 
     /// That the file system takes calls: after an I/O error XFS shuts down, and answers every fstat(2) with EIO.
-    pub(super) fn require_running(&self) -> Result<()> {
+    pub(crate) fn require_running(&self) -> Result<()> {
         let status = nix::sys::stat::fstat(&self.root).context("fstat", self.path.display());
         status.map(drop).map_err(|error| self.explain_failure(error))
     }
 
     /// Says what EIO means.
-    pub(super) fn explain_failure(&self, error: Error) -> Error {
+    pub(crate) fn explain_failure(&self, error: Error) -> Error {
         explain_failure(error, &self.path)
     }
 
     /// Checks that the path still leads to the mount that is held open.
-    pub(super) fn require_mounted(&self) -> Result<()> {
+    pub(crate) fn require_mounted(&self) -> Result<()> {
         if self.is_same_mount(&open_root(&self.path)?)? {
             return self.require_enforcement();
         }
@@ -150,7 +150,7 @@ impl DataFilesystem {
     }
 
     /// The record beside the mount point; None where there is none.
-    pub(super) fn recorded_uuid(&self) -> Result<Option<FilesystemUuid>> {
+    pub(crate) fn recorded_uuid(&self) -> Result<Option<FilesystemUuid>> {
         let path = record_path(&self.path);
         match std::fs::read_to_string(&path) {
             Ok(text) => text.trim().parse().map(Some),
@@ -159,7 +159,7 @@ impl DataFilesystem {
         }
     }
 
-    pub(super) fn write_record(&self) -> Result<()> {
+    pub(crate) fn write_record(&self) -> Result<()> {
         let path = record_path(&self.path);
         let temporary = path.with_extension("filesystem-uuid.new");
         let write = || -> std::io::Result<()> {
@@ -172,7 +172,7 @@ impl DataFilesystem {
         write().context("record the file system in", path.display())
     }
 
-    pub(super) fn require_record(&self) -> Result<()> {
+    pub(crate) fn require_record(&self) -> Result<()> {
         match self.recorded_uuid()? {
             Some(recorded) if recorded != self.uuid => Err(foreign(&self.path, recorded, self.uuid)),
             _ => Ok(()),
@@ -227,7 +227,7 @@ fn record_path(data_dir: &Path) -> PathBuf {
 
 /// Distinguishes a machine that never had a data file system from one whose data file system is missing: only the latter
 /// has a record beside the mount point. If the record cannot be looked up, the file system counts as missing.
-pub(super) fn classify_missing(error: Error, path: &Path) -> Error {
+pub(crate) fn classify_missing(error: Error, path: &Path) -> Error {
     let never_recorded = || match std::fs::symlink_metadata(record_path(path)) {
         Ok(_) => false,
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 use super::inode::Kind;
-use super::walk::Place;
+use super::walk::EntryPath;
 use crate::error::{Error, Result};
 use crate::project_quota::{Interface, explain};
 
@@ -95,23 +95,28 @@ impl LeftOut {
         self.special_files.count(kind);
     }
 
-    pub(super) fn hard_link(&mut self, at: &Place<'_>) {
+    pub(super) fn hard_link(&mut self, at: &EntryPath<'_>) {
         self.hard_links += 1;
         self.example(at, LeftOutReason::HardLink);
     }
 
-    pub(super) fn mount(&mut self, at: &Place<'_>) {
+    pub(super) fn mount(&mut self, at: &EntryPath<'_>) {
         self.mounts += 1;
         self.example(at, LeftOutReason::Mount);
     }
 
     /// Counts what concerns one inode alone; anything else, and whatever befalls the root, ends the walk.
-    pub(super) fn refused(&mut self, operation: &'static str, errno: Errno, at: &Place<'_>) -> Result<()> {
+    pub(super) fn refused(
+        &mut self,
+        operation: &'static str,
+        errno: Errno,
+        at: &EntryPath<'_>,
+    ) -> Result<()> {
         if self.count_refused(errno, at) { Ok(()) } else { Err(failure(operation, errno, at)) }
     }
 
     /// Counts what concerns one inode alone; false where it does not, or befell the root.
-    pub(super) fn count_refused(&mut self, errno: Errno, at: &Place<'_>) -> bool {
+    pub(super) fn count_refused(&mut self, errno: Errno, at: &EntryPath<'_>) -> bool {
         let counts = !at.is_root() && concerns_one_inode(errno);
         if counts {
             self.refused += 1;
@@ -120,14 +125,14 @@ impl LeftOut {
         counts
     }
 
-    fn example(&mut self, at: &Place<'_>, reason: LeftOutReason) {
+    fn example(&mut self, at: &EntryPath<'_>, reason: LeftOutReason) {
         if self.examples.len() < Self::EXAMPLES {
             self.examples.push(LeftOutInode { path: at.path(), reason });
         }
     }
 }
 
-fn failure(operation: &'static str, errno: Errno, at: &Place<'_>) -> Error {
+fn failure(operation: &'static str, errno: Errno, at: &EntryPath<'_>) -> Error {
     let object = format!("{:?} of a directory tree", at.path());
     let Err(error) = explain::<Infallible>(Err(errno), Interface::Attributes, operation, object);
     error

@@ -14,27 +14,28 @@
 //! recorded; without it (`trusted.*` can only be written with `CAP_SYS_ADMIN`) a search walks over all devices.
 
 use std::ffi::CStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
-use super::Access;
+use super::binding::Access;
 use crate::sys::file_lease::is_open_for_writing;
 use crate::sys::file_lock::lock_of;
+use crate::sys::loop_dev;
 
 const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";
-const RECORDED: &[u8] = b"none";
+const TRACKED: &[u8] = b"none";
 
 /// Beyond the end of any file, and of what other programs lock.
-const FIRST_PLACE: i64 = 1 << 62;
+const FIRST_OFFSET: i64 = 1 << 62;
 /// More than there are indices.
-const PLACES: i64 = 1 << 21;
+const OFFSETS: i64 = 1 << 21;
 
 /// What the locks of a file say about its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hint {
+pub(super) enum IndexLock {
     /// Nothing: another program has locked the file from end to end, or its file system has no locks.
     Unreadable,
     /// This library has attached it to no device.
@@ -43,17 +44,17 @@ pub(super) enum Hint {
     Index(u32),
 }
 
-pub(super) fn read(file: impl AsFd, access: Access) -> Hint {
-    let first = first_place(access);
+pub(super) fn read(file: impl AsFd, access: Access) -> IndexLock {
+    let first = first_offset(access);
     // Asks who is in the way of a lock on all places.
-    let mut found = lock_of(libc::F_WRLCK, first, PLACES);
+    let mut found = lock_of(libc::F_WRLCK, first, OFFSETS);
     match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found)) {
-        Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => Hint::NoLock,
+        Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => IndexLock::NoLock,
         // Else another program has locked the file from end to end.
         Ok(_) if found.l_len == 1 => {
-            u32::try_from(found.l_start - first).map_or(Hint::Unreadable, Hint::Index)
+            u32::try_from(found.l_start - first).map_or(IndexLock::Unreadable, IndexLock::Index)
         }
-        _ => Hint::Unreadable,
+        _ => IndexLock::Unreadable,
     }
 }
 
@@ -63,7 +64,7 @@ pub(super) enum Absence {
     /// Nothing has the file open for writing, so no writable device has, whichever program bound it.
     NoWriter,
     /// This library has bound none, and its attachments are recorded. Another program may have bound one since.
-    Recorded,
+    Tracked,
     /// Every device was asked.
     Scanned,
 }
@@ -82,28 +83,28 @@ pub(super) fn writer(file: impl AsFd, access: Access) -> Option<bool> {
 /// has locked the file from end to end.
 pub(super) fn write(backing: impl AsFd, access: Access, index: u32) -> Result<(), Errno> {
     // A lock for reading is enough to be seen, and every descriptor may have it.
-    let place = lock_of(libc::F_RDLCK, first_place(access) + i64::from(index), 1);
+    let place = lock_of(libc::F_RDLCK, first_offset(access) + i64::from(index), 1);
     fcntl(backing, FcntlArg::F_OFD_SETLK(&place)).map(drop)
 }
 
 /// Takes back what [`write`] took.
 pub(super) fn clear(backing: impl AsFd, access: Access) -> Result<(), Errno> {
-    let places = lock_of(libc::F_UNLCK, first_place(access), PLACES);
+    let places = lock_of(libc::F_UNLCK, first_offset(access), OFFSETS);
     fcntl(backing, FcntlArg::F_OFD_SETLK(&places)).map(drop)
 }
 
 /// Says that there is no device of this access that was not recorded.
-pub(super) fn set_recorded(file: impl AsFd, access: Access) -> Result<(), Errno> {
-    crate::sys::xattr::set(file, attribute(access), RECORDED)
+pub(super) fn mark_tracked(file: impl AsFd, access: Access) -> Result<(), Errno> {
+    crate::sys::xattr::set(file, attribute(access), TRACKED)
 }
 
-/// As [`set_recorded`], for a file that was made a moment ago.
-pub(crate) fn start(file: impl AsFd) -> Result<(), Errno> {
-    [Access::ReadWrite, Access::ReadOnly].into_iter().try_for_each(|access| set_recorded(&file, access))
+/// As [`mark_tracked`], for a file that was made a moment ago.
+pub(crate) fn mark_new_file_tracked(file: impl AsFd) -> Result<(), Errno> {
+    [Access::ReadWrite, Access::ReadOnly].into_iter().try_for_each(|access| mark_tracked(&file, access))
 }
 
-pub(super) fn is_recorded(file: impl AsFd, access: Access) -> bool {
-    crate::sys::xattr::get(file, attribute(access)).is_ok_and(|value| value.as_deref() == Some(RECORDED))
+pub(super) fn is_tracked(file: impl AsFd, access: Access) -> bool {
+    crate::sys::xattr::get(file, attribute(access)).is_ok_and(|value| value.as_deref() == Some(TRACKED))
 }
 
 fn attribute(access: Access) -> &'static CStr {
@@ -113,11 +114,20 @@ fn attribute(access: Access) -> &'static CStr {
     }
 }
 
-fn first_place(access: Access) -> i64 {
+fn first_offset(access: Access) -> i64 {
     match access {
-        Access::ReadWrite => FIRST_PLACE,
-        Access::ReadOnly => FIRST_PLACE + PLACES,
+        Access::ReadWrite => FIRST_OFFSET,
+        Access::ReadOnly => FIRST_OFFSET + OFFSETS,
     }
+}
+
+/// The device that keeps `image`, an open file that the caller holds flock(2) of: bound by this library, in whichever
+/// process, and not about to go. No device is opened, so nodes need not be there.
+pub(crate) fn attached_index(image: BorrowedFd<'_>) -> Option<u32> {
+    [Access::ReadWrite, Access::ReadOnly].into_iter().find_map(|access| match read(image, access) {
+        IndexLock::Index(index) => loop_dev::stays_bound(index).then_some(index),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -136,13 +146,13 @@ mod tests {
     fn a_place_is_seen_by_others_until_the_last_copy_of_its_descriptor_is_closed() {
         let [backing, other] = opened();
         write(&backing, Access::ReadWrite, 1_048_575).unwrap();
-        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(1_048_575));
-        assert!(!matches!(read(&other, Access::ReadOnly), Hint::Index(_)), "the other access has none");
+        assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(1_048_575));
+        assert!(!matches!(read(&other, Access::ReadOnly), IndexLock::Index(_)), "the other access has none");
         let kept_by_the_device = backing.try_clone().unwrap();
         drop(backing);
-        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(1_048_575));
+        assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(1_048_575));
         drop(kept_by_the_device);
-        assert!(!matches!(read(&other, Access::ReadWrite), Hint::Index(_)));
+        assert!(!matches!(read(&other, Access::ReadWrite), IndexLock::Index(_)));
     }
 
     #[test]
@@ -150,8 +160,8 @@ mod tests {
         let [writable, read_only, other] = opened();
         write(&writable, Access::ReadWrite, 7).unwrap();
         write(&read_only, Access::ReadOnly, 0).unwrap();
-        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(7));
-        assert_eq!(read(&other, Access::ReadOnly), Hint::Index(0));
+        assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(7));
+        assert_eq!(read(&other, Access::ReadOnly), IndexLock::Index(0));
     }
 
     #[test]
@@ -159,9 +169,9 @@ mod tests {
         let [backing, other] = opened();
         write(&backing, Access::ReadWrite, 7).unwrap();
         clear(&backing, Access::ReadWrite).unwrap();
-        assert!(!matches!(read(&other, Access::ReadWrite), Hint::Index(_)));
+        assert!(!matches!(read(&other, Access::ReadWrite), IndexLock::Index(_)));
         write(&backing, Access::ReadWrite, 3).unwrap();
-        assert_eq!(read(&other, Access::ReadWrite), Hint::Index(3));
+        assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(3));
     }
 
     #[test]
@@ -169,7 +179,7 @@ mod tests {
         let [theirs, ours, other] = opened();
         let whole = lock_of(libc::F_WRLCK, 0, 0);
         fcntl(&theirs, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
-        assert_eq!(read(&other, Access::ReadWrite), Hint::Unreadable);
+        assert_eq!(read(&other, Access::ReadWrite), IndexLock::Unreadable);
         assert_eq!(write(&ours, Access::ReadWrite, 7), Err(Errno::EAGAIN));
     }
 }

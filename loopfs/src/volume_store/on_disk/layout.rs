@@ -5,7 +5,7 @@
 //! .loopfs/lock           flock: shared by changes, exclusive for recovery
 //! .loopfs/promised       flock: the account of promised bytes
 //! .loopfs/project-ids    flock: one allocation of a project id at a time
-//! .loopfs/users/ID       a link: in which boot the directory ID was shown, and where; flock of users: changes
+//! .loopfs/users/ID       a link: in which boot the directory ID was shown, and where; flock of publications: changes
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
 //! snapshots/ID           likewise, and never written to
 //! staging/ID.SUFFIX      a directory being made, not yet a volume or snapshot
@@ -23,34 +23,34 @@ use nix::sys::stat::{FileStat, Mode, fstatat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fsync;
 
-use super::ContentSource;
-use super::ledger::{Boot, Ledger};
+use super::boot::Boot;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::random;
+use crate::volume_store::source::ContentSource;
 
 const FORMAT: &str = "loopfs store 1\n";
-const USERS: &str = ".loopfs/users";
+const PUBLICATIONS: &str = ".loopfs/users";
 
 /// Directories of the store, held open; everything else is reached beneath them.
 #[derive(Debug)]
-pub(super) struct Layout {
-    pub(super) private: OwnedFd,
-    pub(super) volumes: OwnedFd,
+pub(crate) struct Layout {
+    pub(crate) private: OwnedFd,
+    pub(crate) volumes: OwnedFd,
     /// None in a store of an earlier version that was opened to look at, or is read-only.
-    pub(super) snapshots: Option<OwnedFd>,
+    pub(crate) snapshots: Option<OwnedFd>,
     /// As `snapshots`.
-    pub(super) users: Option<OwnedFd>,
-    pub(super) staging: OwnedFd,
-    pub(super) trash: OwnedFd,
-    pub(super) boot: Boot,
+    pub(crate) publications: Option<OwnedFd>,
+    pub(crate) staging: OwnedFd,
+    pub(crate) trash: OwnedFd,
+    pub(crate) boot: Boot,
     /// How long to wait for each lock of the store.
-    pub(super) lock_timeout: Duration,
+    pub(crate) lock_timeout: Duration,
 }
 
 impl Layout {
     /// Whether the file system holds a store. An unknown format is an error.
-    pub(super) fn is_initialised(root: BorrowedFd<'_>) -> Result<bool> {
+    pub(crate) fn is_initialised(root: BorrowedFd<'_>) -> Result<bool> {
         let format = match open_beneath(root, ".loopfs/format", OFlag::O_RDONLY) {
             Ok(format) => format,
             Err(Errno::ENOENT) => return Ok(false),
@@ -69,8 +69,8 @@ impl Layout {
     }
 
     /// Makes what is missing. The format file comes last, so a half-made store is made again.
-    pub(super) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
-        for name in [".loopfs", USERS, "volumes", "snapshots", "staging", "trash"] {
+    pub(crate) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
+        for name in [".loopfs", PUBLICATIONS, "volumes", "snapshots", "staging", "trash"] {
             make_directory(root, name)?;
         }
         let private = open_directory(root, ".loopfs")?;
@@ -87,15 +87,15 @@ impl Layout {
     }
 
     /// Makes what a store of an earlier version lacks. Where nothing can be made, nothing needs it.
-    pub(super) fn complete(root: BorrowedFd<'_>) -> Result<()> {
-        let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, USERS));
+    pub(crate) fn complete(root: BorrowedFd<'_>) -> Result<()> {
+        let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, PUBLICATIONS));
         match made {
             Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
             made => made,
         }
     }
 
-    pub(super) fn open(root: BorrowedFd<'_>, lock_timeout: Duration) -> Result<Self> {
+    pub(crate) fn open(root: BorrowedFd<'_>, lock_timeout: Duration) -> Result<Self> {
         let open_if_there = |name| match open_directory(root, name) {
             Ok(directory) => Ok(Some(directory)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -105,7 +105,7 @@ impl Layout {
             private: open_directory(root, ".loopfs")?,
             volumes: open_directory(root, "volumes")?,
             snapshots: open_if_there("snapshots")?,
-            users: open_if_there(USERS)?,
+            publications: open_if_there(PUBLICATIONS)?,
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
@@ -114,7 +114,7 @@ impl Layout {
     }
 
     /// Held while a volume is made, grown or deleted.
-    pub(super) fn lock_shared(&self) -> Result<Flock<OwnedFd>> {
+    pub(crate) fn lock_shared(&self) -> Result<Flock<OwnedFd>> {
         flock::shared(
             self.lock_file()?,
             self.lock_timeout,
@@ -123,21 +123,12 @@ impl Layout {
     }
 
     /// Held while nothing may be half done.
-    pub(super) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
+    pub(crate) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
         flock::exclusive(self.lock_file()?, self.lock_timeout, "recover the store, which takes the lock")
     }
 
-    /// What is promised, as it is while nobody else changes it.
-    pub(super) fn ledger(&self) -> Result<Ledger<'_>> {
-        const NAME: &str = "promised";
-        // A store of an earlier version has none.
-        let file = open_file(&self.private, NAME, OFlag::O_RDWR | OFlag::O_CREAT)?;
-        let file = flock::exclusive(file, self.lock_timeout, "account for space, which takes the lock")?;
-        Ok(Ledger::new(file, &self.boot))
-    }
-
-    /// The lock file of [`ProjectIds`](crate::ProjectIds).
-    pub(super) fn project_ids(&self) -> Result<OwnedFd> {
+    /// The lock file of [`ProjectIds`](crate::project_quota::ProjectIds).
+    pub(crate) fn project_ids(&self) -> Result<OwnedFd> {
         open_file(&self.private, "project-ids", OFlag::O_RDONLY)
     }
 
@@ -150,14 +141,14 @@ impl Layout {
     /// Makes durable what was changed before the call, also where there is no file to fsync: a limit
     /// is in the file system's log, which nothing need write for half a minute. Touching a file puts
     /// it behind that in the log, and fsync of it writes the log up to there.
-    pub(super) fn make_durable(&self) -> Result<()> {
+    pub(crate) fn make_durable(&self) -> Result<()> {
         let file = open_file(&self.private, "lock", OFlag::O_RDWR)?;
         futimens(&file, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).context("touch", ".loopfs/lock")?;
         fsync(&file).context("fsync", ".loopfs/lock")
     }
 
     /// The directory that an entry is in, or shall be.
-    pub(super) fn parent(&self, entry: ContentSource<'_>) -> Result<&OwnedFd> {
+    pub(crate) fn parent(&self, entry: ContentSource<'_>) -> Result<&OwnedFd> {
         let absent = || {
             let detail =
                 "the store has no directory of snapshots; opened for use, by a driver, it is given one";
@@ -170,7 +161,7 @@ impl Layout {
     }
 
     /// What an entry is; None where there is nothing.
-    pub(super) fn stat(&self, entry: ContentSource<'_>) -> Result<Option<FileStat>> {
+    pub(crate) fn stat(&self, entry: ContentSource<'_>) -> Result<Option<FileStat>> {
         match fstatat(self.parent(entry)?, entry.id(), AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => Ok(Some(status)),
             Err(Errno::ENOENT) => Ok(None),
@@ -178,17 +169,17 @@ impl Layout {
         }
     }
 
-    pub(super) fn open_entry(&self, entry: ContentSource<'_>, flags: OFlag) -> Result<OwnedFd> {
+    pub(crate) fn open_entry(&self, entry: ContentSource<'_>, flags: OFlag) -> Result<OwnedFd> {
         open_beneath(self.parent(entry)?.as_fd(), entry.id(), flags).context("open", entry)
     }
 
     /// Everything that is promised space is in one of these.
-    pub(super) fn shelves(&self) -> impl Iterator<Item = &OwnedFd> {
+    pub(crate) fn entry_directories(&self) -> impl Iterator<Item = &OwnedFd> {
         [&self.volumes, &self.trash].into_iter().chain(&self.snapshots)
     }
 
     /// Moves an entry between directories of the store, never onto another one, durably.
-    pub(super) fn rename(
+    pub(crate) fn rename(
         &self,
         from: &OwnedFd,
         name: &str,
@@ -199,7 +190,7 @@ impl Layout {
     }
 
     /// The same, holding what has to be held for the move and not until that is durable.
-    pub(super) fn rename_held(
+    pub(crate) fn rename_held(
         &self,
         from: &OwnedFd,
         name: &str,
@@ -223,13 +214,13 @@ fn make_directory(root: BorrowedFd<'_>, name: &str) -> Result<()> {
 }
 
 /// A name for staging or trash that no earlier or concurrent use has.
-pub(super) fn unique(id: &str) -> Result<String> {
+pub(crate) fn unique(id: &str) -> Result<String> {
     let suffix = random::number().context("make", "a unique name")?;
     Ok(format!("{id}.{suffix:016x}"))
 }
 
 /// Opens below a directory of the store and nowhere else: no `..`, no symbolic link, no mount.
-pub(super) fn open_beneath(
+pub(crate) fn open_beneath(
     directory: BorrowedFd<'_>,
     path: &str,
     flags: OFlag,
@@ -244,17 +235,17 @@ pub(super) fn open_beneath(
     )
 }
 
-pub(super) fn open_directory(parent: impl AsFd, name: &str) -> Result<OwnedFd> {
+pub(crate) fn open_directory(parent: impl AsFd, name: &str) -> Result<OwnedFd> {
     open_beneath(parent.as_fd(), name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
         .context("open the directory", name)
 }
 
-fn open_file(parent: impl AsFd, name: &str, flags: OFlag) -> Result<OwnedFd> {
+pub(crate) fn open_file(parent: impl AsFd, name: &str, flags: OFlag) -> Result<OwnedFd> {
     open_beneath(parent.as_fd(), name, flags).context("open", format!(".loopfs/{name}"))
 }
 
 /// Names in a directory, `.` and `..` left out.
-pub(super) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
+pub(crate) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
     // A duplicate would share the position of the descriptor it was made from.
     let own =
         open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
@@ -273,7 +264,7 @@ pub(super) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
 }
 
 /// What the entries of a directory are, as its listing has it (XFS made since 2013, or with `-n ftype=1`)
-pub(super) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Type>> {
+pub(crate) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Type>> {
     let own =
         open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
     let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;

@@ -4,31 +4,36 @@
 //! of another tenant's volume. The store therefore believes `trusted.loopfs.volume`, which takes
 //! `CAP_SYS_ADMIN` to write, and compares the inode with it.
 
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::num::NonZeroU64;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use super::layout::{self, Layout};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::project_quota::ProjectId;
+use crate::project_quota::{ProjectId, project_of};
 use crate::sys::xattr;
 
 const NAME: &CStr = c"trusted.loopfs.volume";
 
 /// Facts that are fixed when the volume is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Attributes {
-    pub(super) project: ProjectId,
-    pub(super) bytes_per_inode: NonZeroU64,
+pub(crate) struct Attributes {
+    pub(crate) project: ProjectId,
+    pub(crate) bytes_per_inode: NonZeroU64,
 }
 
 impl Attributes {
-    pub(super) fn write(&self, directory: impl AsFd) -> Result<()> {
+    pub(crate) fn write(&self, directory: impl AsFd) -> Result<()> {
         let text = format!("project={} bytes-per-inode={}", self.project, self.bytes_per_inode);
         xattr::set(directory, NAME, text.as_bytes()).context("write the attribute of", "a volume's directory")
     }
 
     /// None where the attribute was never written.
-    pub(super) fn read(directory: impl AsFd) -> Result<Option<Self>> {
+    pub(crate) fn read(directory: impl AsFd) -> Result<Option<Self>> {
         let Some(value) =
             xattr::get(directory, NAME).context("read the attribute of", "a volume's directory")?
         else {
@@ -52,6 +57,30 @@ impl Attributes {
             bytes_per_inode: value("bytes-per-inode")?.parse().ok()?,
         })
     }
+}
+
+/// The project ids that a directory of the store carries or is recorded to carry.
+pub(crate) fn assigned_ids(layout: &Layout) -> Result<HashSet<ProjectId>> {
+    let mut assigned = HashSet::new();
+    for directory in layout.entry_directories().chain([&layout.staging]) {
+        add_assigned_ids(directory, &mut assigned)?;
+    }
+    Ok(assigned)
+}
+
+/// Adds the project ids that the directories of `parent` carry or are recorded to carry.
+fn add_assigned_ids(parent: &OwnedFd, assigned: &mut HashSet<ProjectId>) -> Result<()> {
+    for name in layout::names(parent, "volumes and trash")? {
+        let directory =
+            match layout::open_beneath(parent.as_fd(), &name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
+                Ok(directory) => directory,
+                Err(Errno::ENOTDIR | Errno::ENOENT) => continue,
+                Err(errno) => return Err(Error::sys("open", name, errno)),
+            };
+        assigned.extend(Attributes::read(&directory)?.map(|attributes| attributes.project));
+        assigned.extend(ProjectId::new(project_of(&directory)?));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

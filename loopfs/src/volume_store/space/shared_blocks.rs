@@ -4,39 +4,12 @@
 //! they lie is asked only of images that took part in a clone, which an attribute tells: for all
 //! others the count stays one call for each.
 
-use std::ffi::CStr;
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use super::source;
-use crate::error::{Context, Result};
-use crate::sys::{fiemap, xattr};
+use crate::sys::fiemap;
 use crate::units::Bytes;
-
-/// On an image that was made from another, or another from it.
-const SHARES: &CStr = c"trusted.loopfs.shares";
-
-/// Says that the image's blocks may be shared, before they are: a crash leaves a mark too many.
-pub(super) fn mark(image: impl AsFd) -> Result<(), Errno> {
-    xattr::set(image, SHARES, b"yes")
-}
-
-/// Whether some of the image's blocks may be in other files too.
-pub(super) fn may_share(image: impl AsFd) -> Result<bool> {
-    let image = image.as_fd();
-    let marked = xattr::get(image, SHARES).context("read the attributes of", "an image")?;
-    // Earlier versions marked sources only.
-    Ok(marked.is_some() || source::read(image)?.is_some())
-}
-
-/// What an image that shares blocks, or gets them when they are written, may take beyond its size. A write to a shared block needs a new one, its
-/// neighbours set aside with it, and an entry in an extent tree that grows until no two blocks of the image lie
-/// together: 16 bytes for 4096, and its leaves may be half empty. Measured on a full file system: 1 MiB was
-/// enough and 512 KiB was not for an image of 400 MiB overwritten in random order.
-pub(super) fn margin(size: Bytes) -> Bytes {
-    Bytes(size.0 / 128).saturating_add(Bytes::MIB)
-}
 
 /// Physical ranges of the file system, each counted as often as it was met and once.
 #[derive(Debug, Default)]

@@ -92,6 +92,6 @@ pub fn limit_id(fs: impl AsFd, id: u32, bytes: u64, inodes: u64) -> Result<()> {
 }
 
 /// What `VolumeStore` does to the image of a new volume, so that its first attachment need not search.
-pub fn record_attachments(image: impl AsFd) -> Result<()> {
-    Ok(crate::loop_device::record_attachments(image)?)
+pub fn mark_new_file_tracked(image: impl AsFd) -> Result<()> {
+    Ok(crate::loop_device::mark_new_file_tracked(image)?)
 }

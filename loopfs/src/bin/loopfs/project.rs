@@ -1,0 +1,26 @@
+//! What several commands read of the command line and of a directory: a project id, and the directory itself.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use loopfs::{ProjectId, project_of};
+
+pub(crate) fn project_id(text: &str) -> Result<ProjectId, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let id = plain.then(|| text.parse().ok()).flatten().and_then(ProjectId::new);
+    id.ok_or_else(|| "write a number from 1 to 4294967294".to_owned())
+}
+
+pub(crate) fn project_of_directory(directory: &File, path: &Path) -> Result<ProjectId> {
+    let found = project_of(directory).with_context(|| path.display().to_string())?;
+    ProjectId::new(found).with_context(|| {
+        format!("{} is in no project (its id is {found}): name one with --id", path.display())
+    })
+}
+
+pub(crate) fn open(path: &Path) -> Result<File> {
+    let directory = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path);
+    directory.with_context(|| format!("open the directory {}", path.display()))
+}

@@ -1,0 +1,289 @@
+//! A bound device, held open, and what the kernel reports of it.
+
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag, fstat, mknodat, stat};
+
+use super::binding::{Access, BackingFile, Binding, Extent};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::loop_abi::{self as abi, loop_info64};
+use crate::sys::loop_dev;
+use crate::units::{Bytes, DeviceNumber};
+
+/// The node that adds and removes devices.
+pub(super) const CONTROL: &str = "/dev/loop-control";
+
+/// What the kernel reports of a bound device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Which attachment this is.
+    pub binding: Binding,
+    /// Size of the device.
+    pub size: Bytes,
+    /// Logical block size, in bytes.
+    pub block_size: u32,
+    /// Whether I/O bypasses the page cache of the backing file.
+    pub direct_io: bool,
+    /// Whether the kernel unbinds the device at its last close.
+    pub auto_clear: bool,
+    /// What [`AttachOptions::label`](super::AttachOptions::label) set, or the path that another program gave.
+    pub label: String,
+}
+
+impl Status {
+    /// Whether the device was attached with this label, of which the kernel keeps the first 63 bytes.
+    #[must_use]
+    pub fn is_labelled(&self, label: &str) -> bool {
+        self.label == label[..label.floor_char_boundary(abi::LABEL_SIZE)]
+    }
+}
+
+/// A bound loop device, held open. Dropping it closes the descriptor and leaves the device
+/// bound (unless it was attached with [`Lifetime::AutoClear`](super::Lifetime::AutoClear)): a volume outlives the process that
+/// attached it.
+#[derive(Debug)]
+pub struct LoopDevice {
+    pub(super) fd: OwnedFd,
+    pub(super) binding: Binding,
+}
+
+impl LoopDevice {
+    /// Opens the device for reading and reads what it is bound to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: no such device, or bound to nothing.
+    pub fn open_index(index: u32) -> Result<Self> {
+        Self::open(index, Access::ReadOnly)
+    }
+
+    pub(super) fn open(index: u32, access: Access) -> Result<Self> {
+        let fd = open_device(index, access == Access::ReadWrite)?;
+        read_binding(&fd, index).map(|binding| Self { fd, binding })
+    }
+
+    /// The same attachment, open for writing if it takes writes, as [`LoopControl::attach`] returns it.
+    pub(super) fn into_writable(self) -> Result<Self> {
+        if self.binding.access == Access::ReadOnly {
+            return Ok(self);
+        }
+        // While this one is open the index cannot be given to another file.
+        let writable = Self::open(self.index(), Access::ReadWrite).map_err(|error| {
+            if error.errno() == Some(Errno::EBUSY as i32) {
+                error.explain("it is mounted, and this kernel lets no mounted device be opened for writing")
+            } else {
+                error
+            }
+        })?;
+        self.check_binding(&writable.binding)?;
+        Ok(writable)
+    }
+
+    /// Opens the device with this number. Minor numbers are not indices: the `max_part`
+    /// parameter of the loop module shifts them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: no loop device has the number, or it is bound to nothing.
+    pub fn open_device_number(number: DeviceNumber) -> Result<Self> {
+        let link = format!("/sys/dev/block/{number}");
+        let target = std::fs::read_link(&link).context("resolve", &link)?;
+        let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let index = name.strip_prefix("loop").and_then(|index| index.parse().ok()).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "open device", number, format!("it is {name}, not a loop device"))
+        })?;
+        Self::open_index(index)
+    }
+
+    /// Opens the device a node stands for, wherever the node lies.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: not a block device. [`ErrorKind::NotFound`]: not a loop
+    /// device, or bound to nothing.
+    pub fn open_path(path: &Path) -> Result<Self> {
+        let status = stat(path).context("stat", path.display())?;
+        if status.st_mode & libc::S_IFMT != libc::S_IFBLK {
+            return Err(Error::new(ErrorKind::InvalidInput, "open", path.display(), "not a block device"));
+        }
+        Self::open_device_number(DeviceNumber::from_raw(status.st_rdev))
+    }
+
+    /// Opens the attachment and nothing else that the index may name by now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: the attachment is gone.
+    pub fn open_binding(binding: &Binding) -> Result<Self> {
+        let device = Self::open_index(binding.index)?;
+        if device.binding.is_same(binding) {
+            return Ok(device);
+        }
+        let detail = format!("it is bound to {} now; {} was attached before", device.binding, binding);
+        Err(Error::new(ErrorKind::NotFound, "open", node_name(binding.index), detail))
+    }
+
+    pub(super) fn new(fd: OwnedFd, binding: Binding) -> Self {
+        Self { fd, binding }
+    }
+
+    /// N of `/dev/loopN`.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.binding.index
+    }
+
+    /// Which attachment this is.
+    #[must_use]
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// The node that devtmpfs or udev makes for the device.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(node_name(self.binding.index))
+    }
+
+    /// The device's number, as the kernel has it.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn device_number(&self) -> Result<DeviceNumber> {
+        loop_dev::device_number(&self.fd)
+            .map(DeviceNumber::from_raw)
+            .context("fstat", node_name(self.binding.index))
+    }
+
+    /// Makes a node for the device, for a place without devtmpfs and udev. `directory` must not be on
+    /// a mount with `nodev`, or the node cannot be opened.
+    ///
+    /// # Errors
+    /// EEXIST: there is something of that name. EPERM: without `CAP_MKNOD`.
+    #[doc(alias = "mknod")]
+    pub fn make_node(&self, directory: BorrowedFd<'_>, name: &str, mode: u32) -> Result<()> {
+        let number = loop_dev::device_number(&self.fd).context("fstat", node_name(self.binding.index))?;
+        mknodat(directory, name, SFlag::S_IFBLK, Mode::from_bits_truncate(mode), number)
+            .context("make the node", name)
+    }
+
+    /// What the kernel reports of the device now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: unbound or bound anew since this was opened.
+    #[doc(alias = "LOOP_GET_STATUS64")]
+    pub fn status(&self) -> Result<Status> {
+        let status = read_status(&self.fd, self.binding.index)?;
+        self.check_binding(&status.binding)?;
+        Ok(status)
+    }
+
+    /// That the device still is what it was opened as: an index can be unbound and given to another file while a
+    /// descriptor is open.
+    pub(super) fn check_bound(&self) -> Result<()> {
+        self.check_binding(&read_binding(&self.fd, self.binding.index)?)
+    }
+
+    pub(super) fn check_binding(&self, now: &Binding) -> Result<()> {
+        if now.is_same(&self.binding) {
+            return Ok(());
+        }
+        let detail = format!("bound to {now} since, no longer to {}", self.binding);
+        Err(Error::new(ErrorKind::NotFound, "use", node_name(self.binding.index), detail))
+    }
+
+    /// Makes the device as large as its file is now, and says how large that is. Online: readers
+    /// and writers go on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldShrink`]: the file has become smaller; the device is left as it was.
+    /// [`ErrorKind::NotFound`]: as for [`status`](Self::status).
+    #[doc(alias = "LOOP_SET_CAPACITY")]
+    pub fn refresh_capacity(&self, file: impl AsFd) -> Result<Bytes> {
+        let before = self.status()?.size;
+        let name = node_name(self.binding.index);
+        if BackingFile::of(&file)? != self.binding.backing {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "grow",
+                name,
+                "not the file the device is bound to",
+            ));
+        }
+        let file_size = fstat(file.as_fd()).context("fstat", "the backing file")?.st_size as u64;
+        let shown = file_size.saturating_sub(self.binding.extent.offset);
+        // The kernel shrinks a device under its user without a word.
+        if shown < before.0 {
+            let detail = format!("its file has {shown} of {} bytes left; restore the file", before.0);
+            return Err(Error::new(ErrorKind::WouldShrink, "grow", name, detail));
+        }
+        loop_dev::set_capacity(&self.fd).context("grow", &name)?;
+        loop_dev::size(&self.fd).map(Bytes).context("read the size of", &name)
+    }
+}
+
+impl AsFd for LoopDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+pub(super) fn node_name(index: u32) -> String {
+    format!("/dev/loop{index}")
+}
+
+fn binding_of(fd: impl AsFd, index: u32, info: &loop_info64) -> Binding {
+    Binding {
+        index,
+        disk_sequence: loop_dev::disk_sequence(fd).ok().and_then(NonZeroU64::new),
+        // The kernel fills lo_device with huge_encode_dev, which has stat(2)'s layout.
+        backing: BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode },
+        extent: Extent { offset: info.lo_offset, size_limit: NonZeroU64::new(info.lo_sizelimit) },
+        access: if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite },
+    }
+}
+
+pub(super) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
+    loop_dev::open_device(index, writable).map_err(|errno| match errno {
+        // It is being torn down.
+        Errno::ENXIO => unbound(index),
+        _ => Error::sys("open", node_name(index), errno),
+    })
+}
+
+fn unbound(index: u32) -> Error {
+    Error::new(ErrorKind::NotFound, "open", node_name(index), "the loop device is bound to no file")
+}
+
+/// What the kernel has of the device, which must be the one that the node's name says.
+pub(super) fn read_info(fd: impl AsFd, index: u32) -> Result<loop_info64> {
+    let info = loop_dev::status(fd).map_err(|errno| match errno {
+        Errno::ENXIO => unbound(index),
+        _ => Error::sys("read the status of", node_name(index), errno),
+    })?;
+    if info.lo_number == index {
+        return Ok(info);
+    }
+    let detail = format!(
+        "the node belongs to loop{}; create it again, or let this process see the host's /dev (devtmpfs)",
+        info.lo_number
+    );
+    Err(Error::new(ErrorKind::Other, "open", node_name(index), detail))
+}
+
+fn read_binding(fd: impl AsFd, index: u32) -> Result<Binding> {
+    read_info(&fd, index).map(|info| binding_of(&fd, index, &info))
+}
+
+pub(super) fn read_status(fd: impl AsFd, index: u32) -> Result<Status> {
+    let info = read_info(&fd, index)?;
+    let failed = "read the status of";
+    let label = info.lo_file_name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(Status {
+        binding: binding_of(&fd, index, &info),
+        size: Bytes(loop_dev::size(&fd).context(failed, node_name(index))?),
+        block_size: loop_dev::logical_block_size(&fd).context(failed, node_name(index))?,
+        direct_io: info.lo_flags & abi::DIRECT_IO != 0,
+        auto_clear: info.lo_flags & abi::AUTOCLEAR != 0,
+        label: String::from_utf8_lossy(label).into_owned(),
+    })
+}

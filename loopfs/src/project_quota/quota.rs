@@ -1,0 +1,215 @@
+//! The quotas of one file system, and the project of one inode.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+
+use super::enforcement::Enforcement;
+use super::errors::{Interface, explain};
+use super::limits::{self, Limits, StoredLimits, Usage};
+use super::project_id::ProjectId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys::fsxattr;
+use crate::sys::quotactl;
+use crate::sys::xfs;
+
+/// The project quotas of one mounted file system (quotactl_fd(2), Linux 5.14).
+///
+/// Borrows any descriptor on that file system; `O_PATH` is enough, except for
+/// [`finish_frees`](Self::finish_frees).
+///
+/// # Errors
+/// What all functions here have in common; the error says what to do:
+///
+/// | [`ErrorKind`] | errno | cause |
+/// |---|---|---|
+/// | `Unsupported` | ENOSYS | no `quotactl_fd`: a kernel before Linux 5.14, or a seccomp filter |
+/// | `NotEnforced` | ENOSYS, ESRCH, EINVAL | the file system has no project quotas or is mounted without them |
+/// | `NotEnforced` | | they are counted only (`pqnoenforce`), and a limit was to be set |
+/// | `PermissionDenied` | EPERM | no `CAP_SYS_ADMIN`; reading the quota of a project needs it too |
+/// | `InUserNamespace` | EPERM, EINVAL | the process is not in the initial user namespace |
+/// | `ReadOnly` | EROFS | a change through a read-only mount, or of a read-only file system |
+/// | `Other` | EIO | the file system has shut down |
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectQuota<'fs> {
+    fs: BorrowedFd<'fs>,
+}
+
+impl<'fs> ProjectQuota<'fs> {
+    /// The quotas of the file system that `fs` is on.
+    #[must_use]
+    pub fn of(fs: BorrowedFd<'fs>) -> Self {
+        Self { fs }
+    }
+
+    /// What the file system does with project limits (`Q_XGETQSTATV`, Linux 3.12). Needs no capability.
+    ///
+    /// # Errors
+    /// EIO if the file system has shut down. EPERM only from a seccomp filter.
+    #[doc(alias = "Q_XGETQSTATV")]
+    pub fn enforcement(&self) -> Result<Enforcement> {
+        Enforcement::of(self.fs)
+    }
+
+    /// Fails unless limits are enforced, and says what to do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotEnforced`], or [`ErrorKind::Unsupported`] where the kernel has no `quotactl_fd`.
+    pub fn require_enforcing(&self) -> Result<()> {
+        match self.enforcement()?.problem() {
+            None => Ok(()),
+            Some((kind, remedy)) => Err(Error::new(kind, "use the quotas of", "the file system", remedy)),
+        }
+    }
+
+    /// Usage and limits of a project; None where the id has neither (`Q_XGETQUOTA`).
+    ///
+    /// # Errors
+    /// Those of [`ProjectQuota`].
+    #[doc(alias = "Q_XGETQUOTA")]
+    pub fn usage(&self, id: ProjectId) -> Result<Option<Usage>> {
+        match quotactl::get(self.fs, id.get()) {
+            Ok(quota) => Ok(Some(Usage::read(id, &quota))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => self.explain(Err(errno), "read the quota of project", id),
+        }
+    }
+
+    /// Sets the limits asked, leaves the others, and reads them back (`Q_XSETQLIM`). The file system rounds
+    /// bytes up to its block size; what it keeps is returned. A limit below the usage is allowed and stops
+    /// further growth.
+    ///
+    /// The change is in the journal, and durable, no later than the next syncfs(2) of the file system.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: a limit of 0 or a soft limit above the hard one, which the kernel would
+    /// pass over in silence. [`ErrorKind::NotHonoured`]: the file system keeps less than was asked.
+    /// And those of [`ProjectQuota`].
+    #[doc(alias = "Q_XSETQLIM")]
+    pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<StoredLimits> {
+        let mut quota = limits::request(id, limits)?;
+        // Where usage is only counted the kernel would take the limit all the same.
+        if limits.restrict() {
+            self.require_enforcing()?;
+        }
+        if quota.fieldmask != 0 {
+            self.explain(quotactl::set_limits(self.fs, &mut quota), "limit project", id)?;
+        }
+        let stored = self.usage(id)?.map_or(StoredLimits::UNLIMITED, |usage| usage.limits);
+        if !limits::honoured(limits, &stored) {
+            let detail = format!("asked {limits:?}, the file system kept {stored:?}");
+            return Err(Error::new(ErrorKind::NotHonoured, "limit project", id, detail));
+        }
+        Ok(stored)
+    }
+
+    /// Removes all limits. An id without limits and usage is unused again.
+    ///
+    /// # Errors
+    /// As [`set_limits`](Self::set_limits), but where usage is only counted this works.
+    pub fn clear_limits(&self, id: ProjectId) -> Result<()> {
+        self.set_limits(id, Limits::UNLIMITED).map(drop)
+    }
+
+    /// Every id of `range` that has usage or limits, in order (`Q_XGETNEXTQUOTA`).
+    ///
+    /// # Errors
+    /// The iterator yields one error and ends; errno as for [`usage`](Self::usage).
+    #[doc(alias = "Q_XGETNEXTQUOTA")]
+    pub fn ids(&self, range: RangeInclusive<ProjectId>) -> impl Iterator<Item = Result<Usage>> + use<'fs> {
+        let fs = self.fs;
+        let last = range.end().get();
+        let mut next = Some(range.start().get());
+        std::iter::from_fn(move || {
+            let from = next.take()?;
+            match quotactl::get_next(fs, from) {
+                // Past the largest id the kernel starts again at 0, and of 4294967295 itself it
+                // answers EINVAL: neither is asked for.
+                Ok(quota) if quota.id >= from && quota.id <= last => {
+                    next = (quota.id < last).then_some(quota.id + 1);
+                    ProjectId::new(quota.id).map(|id| Ok(Usage::read(id, &quota)))
+                }
+                // The end is ENOENT by the kernel's comment and ESRCH by the manual page.
+                Ok(_) | Err(Errno::ENOENT | Errno::ESRCH) => None,
+                Err(errno) => {
+                    Some(explain(Err(errno), Interface::Quota(fs), "list the quotas after project", from))
+                }
+            }
+        })
+    }
+
+    /// Finishes the frees that XFS defers, so that the usage of `id` counts no deleted file but
+    /// those still open, and no block past the end of a file (`XFS_IOC_FREE_EOFBLOCKS`).
+    ///
+    /// Reading the quota of id 0 only hastens those frees since Linux 5.19, it does not wait.
+    ///
+    /// # Errors
+    /// EBADF, as [`ErrorKind::InvalidInput`]: the descriptor is `O_PATH`. ENOTTY, as
+    /// [`ErrorKind::Unsupported`]: the file system is not XFS. EPERM, as [`ErrorKind::PermissionDenied`] or
+    /// [`ErrorKind::InUserNamespace`]: no `CAP_SYS_ADMIN`. EROFS, as [`ErrorKind::ReadOnly`]: the file system
+    /// is read-only; that one mount of it is does not matter here.
+    #[doc(alias = "XFS_IOC_FREE_EOFBLOCKS")]
+    pub fn finish_frees(&self, id: ProjectId) -> Result<()> {
+        let freed = xfs::free_eof_blocks(self.fs, id.get());
+        explain(freed, Interface::Xfs, "finish the deferred frees of project", id)
+    }
+
+    fn explain<T>(
+        &self,
+        result: crate::sys::Result<T>,
+        operation: &'static str,
+        object: impl fmt::Display,
+    ) -> Result<T> {
+        explain(result, Interface::Quota(self.fs), operation, object)
+    }
+}
+
+/// The project id of an open file or directory, 0 where none was set (`FS_IOC_FSGETXATTR`,
+/// ioctl_xfs_fsgetxattr(2)). Needs no capability.
+///
+/// # Errors
+/// EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
+/// [`ErrorKind::Unsupported`]: the file system has no such attribute.
+#[doc(alias = "FS_IOC_FSGETXATTR")]
+pub fn project_of(file: impl AsFd) -> Result<u32> {
+    let id = fsxattr::get(file).map(|attributes| attributes.fsx_projid);
+    explain(id, Interface::Attributes, "read the project id of", "a file")
+}
+
+/// As [`project_of`], and whether a directory hands its id down to what is made in it (`FS_XFLAG_PROJINHERIT`).
+pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, bool)> {
+    let read = fsxattr::get(directory)
+        .map(|found| (found.fsx_projid, found.fsx_xflags & fsxattr::FS_XFLAG_PROJINHERIT != 0));
+    explain(read, Interface::Attributes, "read the project id of", "a directory")
+}
+
+/// Puts an empty directory into a project: what is made in it later inherits the id
+/// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
+///
+/// # Errors
+/// EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
+/// EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: whoever owns it, ids are changed in the initial user
+/// namespace only. EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
+/// [`ErrorKind::Unsupported`]: the file system has no project ids. EROFS, as [`ErrorKind::ReadOnly`], also
+/// through a read-only mount. [`ErrorKind::NotHonoured`]: the id did not stick.
+#[doc(alias = "FS_IOC_FSSETXATTR")]
+pub fn assign_project(directory: impl AsFd, id: ProjectId) -> Result<()> {
+    let directory = directory.as_fd();
+    let read =
+        || explain(fsxattr::get(directory), Interface::Attributes, "read the project id of", "a directory");
+    let mut attributes = read()?;
+    attributes.fsx_projid = id.get();
+    attributes.fsx_xflags |= fsxattr::FS_XFLAG_PROJINHERIT;
+    let set = fsxattr::set(directory, &attributes);
+    explain(set, Interface::Attributes, "put a directory into project", id)?;
+    let stored = read()?;
+    // Without the inherit flag nothing below the directory would be limited.
+    if stored.fsx_projid != id.get() || stored.fsx_xflags & fsxattr::FS_XFLAG_PROJINHERIT == 0 {
+        let detail =
+            format!("the directory kept id {} and flags {:#x}", stored.fsx_projid, stored.fsx_xflags);
+        return Err(Error::new(ErrorKind::NotHonoured, "put a directory into project", id, detail));
+    }
+    Ok(())
+}

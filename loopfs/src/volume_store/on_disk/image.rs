@@ -1,0 +1,90 @@
+//! The settings of an image, in an extended attribute of it.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::xattr;
+use crate::volume_store::source::ContentSource;
+use crate::volume_store::spec::{ImageDirectIo, LogicalBlockSize, Provisioning};
+
+/// On an image: what it was made with. Written before the image has a name.
+const IMAGE: &CStr = c"trusted.loopfs.image";
+
+/// What the image of a Block volume is, as was recorded when it was made. An image of a version that did not record it has
+/// blocks of 512 bytes, prefers direct I/O and is thick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Image {
+    /// Whether its device must have direct I/O.
+    pub direct_io: ImageDirectIo,
+    /// Logical block size of its device, always: the content depends on it.
+    pub logical_block_size: LogicalBlockSize,
+    /// When it gets its blocks.
+    pub provisioning: Provisioning,
+}
+
+impl Image {
+    /// An image of a version that recorded nothing.
+    pub(crate) const UNRECORDED: Self = Self {
+        direct_io: ImageDirectIo::Preferred,
+        logical_block_size: LogicalBlockSize::B512,
+        provisioning: Provisioning::Thick,
+    };
+
+    /// Records it on an image that has no name yet.
+    pub(crate) fn record(self, image: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
+        let Self { direct_io, logical_block_size, provisioning } = self;
+        let text = format!(
+            "direct-io={} logical-block-size={logical_block_size} provisioning={}",
+            direct_io.as_str(),
+            provisioning.as_str()
+        );
+        xattr::set(image, IMAGE, text.as_bytes()).context("set up", entry)
+    }
+
+    pub(crate) fn read(image: impl AsFd) -> Result<Self> {
+        const OPERATION: &str = "read the settings of";
+        let Some(value) = xattr::get(image, IMAGE).context(OPERATION, "an image")? else {
+            return Ok(Self::UNRECORDED);
+        };
+        let text = String::from_utf8_lossy(&value);
+        Self::parse(&text).ok_or_else(|| {
+            let detail = format!("{text:?} is not understood; was it made by a later version?");
+            Error::new(ErrorKind::Other, OPERATION, "an image", detail)
+        })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
+        Some(Self {
+            direct_io: ImageDirectIo::parse(value("direct-io")?)?,
+            logical_block_size: LogicalBlockSize::parse(value("logical-block-size")?)?,
+            provisioning: Provisioning::parse(value("provisioning")?)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_recorded_is_read_back() {
+        for direct_io in [ImageDirectIo::Required, ImageDirectIo::Preferred] {
+            for logical_block_size in [LogicalBlockSize::B512, LogicalBlockSize::B4096] {
+                for provisioning in [Provisioning::Thick, Provisioning::Thin] {
+                    let image = Image { direct_io, logical_block_size, provisioning };
+                    let text = format!(
+                        "direct-io={} logical-block-size={logical_block_size} provisioning={} later=x",
+                        direct_io.as_str(),
+                        provisioning.as_str()
+                    );
+                    assert_eq!(Image::parse(&text), Some(image));
+                }
+            }
+        }
+        for text in ["", "direct-io=required", "direct-io=x logical-block-size=512 provisioning=thin"] {
+            assert_eq!(Image::parse(text), None, "{text}");
+        }
+    }
+}

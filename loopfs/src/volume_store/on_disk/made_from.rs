@@ -1,0 +1,70 @@
+//! What a volume or snapshot was made from, in an extended attribute of its directory or image.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::xattr;
+use crate::volume_store::id::{SnapshotId, VolumeId};
+use crate::volume_store::source::{ContentSource, OwnedContentSource};
+
+/// On what was made from a volume or a snapshot: the id of the volume, or `snapshot/` and the id of the snapshot.
+const NAME: &CStr = c"trusted.loopfs.source";
+/// No id has a slash.
+const SNAPSHOT: &str = "snapshot/";
+
+/// Says what a directory or an image, which has no name yet, is made from.
+pub(crate) fn record(made: impl AsFd, source: ContentSource<'_>) -> Result<(), Errno> {
+    xattr::set(made, NAME, text(source).as_bytes())
+}
+
+fn text(source: ContentSource<'_>) -> String {
+    match source {
+        ContentSource::Volume(id) => id.to_string(),
+        ContentSource::Snapshot(id) => format!("{SNAPSHOT}{id}"),
+    }
+}
+
+/// What a directory or an image was made from; None where it was made empty.
+pub(crate) fn read(made: impl AsFd) -> Result<Option<OwnedContentSource>> {
+    const OPERATION: &str = "read the source of";
+    const OBJECT: &str = "a directory or image";
+    let Some(value) = xattr::get(made, NAME).context(OPERATION, OBJECT)? else { return Ok(None) };
+    let source = parse(&String::from_utf8_lossy(&value));
+    source.map(Some).map_err(|error| Error::new(ErrorKind::Other, OPERATION, OBJECT, error))
+}
+
+fn parse(text: &str) -> Result<OwnedContentSource> {
+    match text.strip_prefix(SNAPSHOT) {
+        Some(id) => SnapshotId::parse(id).map(OwnedContentSource::Snapshot),
+        None => VolumeId::parse(text).map(OwnedContentSource::Volume),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("a", "volume a")]
+    #[case("snapshot", "volume snapshot")]
+    #[case("snapshot/a", "snapshot a")]
+    fn a_source_reads_back_as_written(#[case] written: &str, #[case] shown: &str) {
+        let source = parse(written).unwrap();
+        assert_eq!(text(source.as_ref()), written);
+        assert_eq!(source.to_string(), shown);
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("snapshot/")]
+    #[case("volume/a")]
+    #[case("snapshot/../a")]
+    fn what_is_no_source_is_not_taken_for_one(#[case] text: &str) {
+        parse(text).unwrap_err();
+    }
+}

@@ -1,0 +1,24 @@
+//! All names and extended attributes of the store on the disk: each one is written and read in one file here.
+
+mod boot;
+mod directory;
+mod filesystem;
+mod foreign_record;
+mod image;
+pub(crate) mod layout;
+pub(crate) mod made_from;
+pub(crate) mod shares;
+pub(crate) mod sizes;
+mod taken;
+
+pub(crate) use boot::Boot;
+pub(crate) use directory::{Attributes, assigned_ids};
+pub(crate) use filesystem::{DataFilesystem, classify_missing};
+#[cfg(test)]
+pub(crate) use foreign_record::MAX_RECORD;
+pub(crate) use foreign_record::{ForeignFinding, ForeignRecord};
+pub(crate) use layout::Layout;
+pub(crate) use taken::{Taken, is_snapshot};
+
+pub use filesystem::FilesystemUuid;
+pub use image::Image;

@@ -1,0 +1,79 @@
+//! When a snapshot was taken and of what size, in an extended attribute of its directory or image.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+use std::time::{Duration, SystemTime};
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::xattr;
+use crate::units::Bytes;
+use crate::volume_store::source::ContentSource;
+
+const NAME: &CStr = c"trusted.loopfs.snapshot";
+
+/// What is recorded when a snapshot is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) created: SystemTime,
+    /// Of the volume it was taken of, then.
+    pub(crate) capacity: Bytes,
+}
+
+/// Whether an image, in the trash perhaps, is that of a snapshot.
+pub(crate) fn is_snapshot(image: impl AsFd) -> Result<bool> {
+    Ok(xattr::get(image, NAME).context("read the attribute of", "an image")?.is_some())
+}
+
+impl Taken {
+    pub(crate) fn record(self, made: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
+        xattr::set(made, NAME, self.print().as_bytes()).context("set up", entry)
+    }
+
+    pub(crate) fn read(content: impl AsFd) -> Result<Option<Self>> {
+        const OPERATION: &str = "read the attribute of";
+        const OBJECT: &str = "a snapshot";
+        let Some(value) = xattr::get(content, NAME).context(OPERATION, OBJECT)? else { return Ok(None) };
+        let text = String::from_utf8_lossy(&value);
+        Self::parse(&text).map(Some).ok_or_else(|| {
+            Error::new(ErrorKind::Other, OPERATION, OBJECT, format!("{text:?} is not understood"))
+        })
+    }
+
+    fn print(self) -> String {
+        // A clock before 1970 is wrong, and no reason to take no snapshots.
+        let created = self.created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        format!("created={}.{:09} capacity={}", created.as_secs(), created.subsec_nanos(), self.capacity.0)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
+        let (seconds, nanoseconds) = value("created")?.split_once('.')?;
+        let nanoseconds = nanoseconds.parse().ok().filter(|nanoseconds| *nanoseconds < 1_000_000_000)?;
+        let created = Duration::new(seconds.parse().ok()?, nanoseconds);
+        Some(Self {
+            created: SystemTime::UNIX_EPOCH.checked_add(created)?,
+            capacity: Bytes(value("capacity")?.parse().ok()?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_recorded_reads_back(seconds in 0u64..1 << 40, nanoseconds in 0u32..1_000_000_000, capacity: u64) {
+            let created = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+            let taken = Taken { created, capacity: Bytes(capacity) };
+            prop_assert_eq!(Taken::parse(&taken.print()), Some(taken));
+        }
+
+        #[test]
+        fn any_text_is_read(text in "(created=[0-9]{0,25}\\.[0-9]{0,12}|capacity=[0-9]{0,25}| |\\PC){0,6}") {
+            Taken::parse(&text);
+        }
+    }
+}

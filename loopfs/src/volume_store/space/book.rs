@@ -1,0 +1,227 @@
+//! The book of reservations: the one place that changes the total.
+
+use std::ops::RangeInclusive;
+
+use super::pending::PendingLock;
+use super::record::{ReservationRecord, ReservationTotals, Reserved};
+use super::reservation::Space;
+use crate::error::{Error, ErrorKind, Result};
+use crate::project_quota::{ProjectId, ProjectIds};
+use crate::units::Bytes;
+use crate::volume_store::on_disk::{DataFilesystem, Layout};
+use crate::volume_store::source::ContentSource;
+
+/// A pending reservation: bytes for an image that is being created or grown. Drop it once they are the image's, which a
+/// count finds.
+#[must_use = "dropped before the image is there, its bytes are reserved for nothing that a count finds"]
+pub(crate) struct PendingReservation<'a> {
+    book: SpaceBook<'a>,
+    pending: Option<PendingLock>,
+    /// Released when this is dropped, because the image did not get them.
+    unused: Bytes,
+    bytes: Bytes,
+}
+
+impl PendingReservation<'_> {
+    /// Releases the bytes, because the image did not get them.
+    pub(crate) fn release(mut self) {
+        self.unused = self.bytes;
+    }
+}
+
+impl Drop for PendingReservation<'_> {
+    fn drop(&mut self) {
+        let pending = self.pending.take();
+        self.book.adjust(|totals| {
+            totals.release(self.unused);
+            totals.pending = totals.pending.saturating_sub(pending.as_ref().map_or(Bytes(0), |p| p.bytes));
+            // Its lock goes with the account locked, or another process would take this one for dead.
+            drop(pending);
+        });
+    }
+}
+
+/// The locked totals, with a total beside which `bytes` are free.
+struct Available<'a> {
+    record: ReservationRecord<'a>,
+    pending: Bytes,
+    total: Reserved,
+    bytes: Bytes,
+}
+
+/// The reservations of a store: what is reserved, and what is free beside it. All that changes the total is a method of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceBook<'s> {
+    pub(crate) layout: &'s Layout,
+    pub(crate) filesystem: &'s DataFilesystem,
+    pub(crate) ids: &'s ProjectIds,
+    /// The project ids of the store.
+    pub(crate) range: &'s RangeInclusive<ProjectId>,
+}
+
+impl<'s> SpaceBook<'s> {
+    /// As [`VolumeStore::space`](crate::volume_store::VolumeStore::space).
+    pub(crate) fn space(&self) -> Result<Space> {
+        let mut frees_finished = false;
+        loop {
+            let record = match ReservationRecord::lock(self.layout) {
+                Ok(record) => record,
+                // A read-only file system takes no reservations, and no process changes those that it has.
+                Err(error) if error.kind() == ErrorKind::ReadOnly => return self.space_with(self.count()?),
+                Err(error) => return Err(error),
+            };
+            let totals = record.read()?;
+            match totals.total {
+                // A count would include the images that are being created twice, and be an upper bound too.
+                Some(total) if total.exact || totals.pending > Bytes(0) => return self.space_with(total),
+                _ if frees_finished => {
+                    return self.space_with(self.count_into(&record, totals, frees_finished)?);
+                }
+                _ => {}
+            }
+            // Without the totals, for it may take long.
+            drop(record);
+            self.finish_all_frees()?;
+            frees_finished = true;
+        }
+    }
+
+    /// Reserves bytes for an image until the returned value is dropped; the image has them then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] says how much was requested and how much is available.
+    pub(crate) fn reserve(
+        &self,
+        entry: ContentSource<'_>,
+        bytes: Bytes,
+        operation: &'static str,
+    ) -> Result<PendingReservation<'s>> {
+        let Available { record, pending, mut total, .. } =
+            self.require_available(entry, operation, || Ok(bytes))?;
+        let held = record.hold(bytes)?;
+        total.volumes = total.volumes.saturating_add(bytes);
+        record
+            .write(ReservationTotals { pending: pending.saturating_add(held.bytes), total: Some(total) })?;
+        Ok(PendingReservation { book: *self, pending: Some(held), unused: Bytes(0), bytes })
+    }
+
+    /// Reserves the bytes that `more` returns, and has `set` write them into a quota record. Both happen with the account
+    /// locked, so that a concurrent call sees neither or both, and a count finds the reservation once.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve), and those of `more` and `set`. After an error of `set` the total is counted again.
+    pub(crate) fn reserve_limit<T>(
+        &self,
+        entry: ContentSource<'_>,
+        operation: &'static str,
+        more: impl Fn() -> Result<Bytes>,
+        set: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Available { record, pending, mut total, bytes } =
+            self.require_available(entry, operation, more)?;
+        total.volumes = total.volumes.saturating_add(bytes);
+        let totals = ReservationTotals { pending, total: Some(total) };
+        // The process may die before the limit is set.
+        record.write(totals.upper_bound())?;
+        let done = set()?;
+        // Without this the total is counted again.
+        record.write(totals).ok();
+        Ok(done)
+    }
+
+    fn require_available(
+        &self,
+        entry: ContentSource<'_>,
+        operation: &'static str,
+        bytes: impl Fn() -> Result<Bytes>,
+    ) -> Result<Available<'s>> {
+        let mut frees_finished = false;
+        loop {
+            let record = ReservationRecord::lock(self.layout)?;
+            let totals = record.read()?;
+            let bytes = bytes()?;
+            let total = match totals.total {
+                Some(total) if !frees_finished => total,
+                _ => self.count_into(&record, totals, frees_finished)?,
+            };
+            let space = self.space_with(total)?;
+            if bytes <= space.available {
+                return Ok(Available { record, pending: totals.pending, total, bytes });
+            }
+            if frees_finished {
+                let detail = format!(
+                    "{bytes} asked, {} available of {} that the file system has",
+                    space.available, space.total
+                );
+                return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
+            }
+            // The total may be too high, and XFS frees the blocks of deleted files in the background. This caller waits
+            // for them without the lock, so other callers do not.
+            drop(record);
+            self.finish_all_frees()?;
+            frees_finished = true;
+        }
+    }
+
+    /// Forgets the count: what it says is no longer so.
+    pub(crate) fn invalidate_total(&self) {
+        self.adjust(|totals| totals.total = None);
+    }
+
+    /// An account that could not be written is too high, and is counted again before anything is refused.
+    fn adjust(&self, change: impl FnOnce(&mut ReservationTotals)) {
+        let adjusted = ReservationRecord::lock(self.layout).and_then(|record| {
+            let mut totals = record.read()?;
+            change(&mut totals);
+            record.write(totals)
+        });
+        adjusted.ok();
+    }
+
+    /// Releases a reservation, and what it was for, with the account locked: a count finds both or neither. After an
+    /// error, or if the process dies in between, the total is counted again.
+    pub(super) fn change_total<T>(
+        &self,
+        change: impl FnOnce(&mut ReservationTotals) -> Result<T>,
+    ) -> Result<T> {
+        let record = ReservationRecord::lock(self.layout)?;
+        let mut totals = record.read()?;
+        if totals.total.is_some_and(|total| total.exact) {
+            record.write(totals.upper_bound())?;
+        }
+        let outcome = change(&mut totals);
+        let written = if outcome.is_ok() { totals } else { totals.upper_bound() };
+        // Without this the total is counted again.
+        record.write(written).ok();
+        outcome
+    }
+
+    /// Counts, and writes down what was counted. The count is exact if no image has been created or grown meanwhile, and no
+    /// blocks wait to be freed. Otherwise it includes some of both twice. If a lower total is known, that is kept.
+    fn count_into(
+        &self,
+        record: &ReservationRecord<'_>,
+        totals: ReservationTotals,
+        frees_finished: bool,
+    ) -> Result<Reserved> {
+        let mut counted = self.count()?;
+        counted.volumes = counted.volumes.saturating_add(totals.pending);
+        counted.exact = frees_finished && totals.pending == Bytes(0);
+        let known = totals.total.filter(|known| !counted.exact && known.sum() <= counted.sum());
+        let total = known.unwrap_or(counted);
+        record.write(ReservationTotals { total: Some(total), ..totals })?;
+        Ok(total)
+    }
+
+    fn space_with(&self, reserved: Reserved) -> Result<Space> {
+        let (total, free) = self.blocks()?;
+        let unreserved = total.saturating_sub(reserved.volumes).saturating_sub(reserved.overhead);
+        Ok(Space { total, available: unreserved.min(free), promised: reserved.volumes })
+    }
+
+    /// Waits until the blocks of what was deleted are free. XFS finishes the frees of the whole file system, whichever
+    /// project it is asked for; only blocks past the end of files are those of the project.
+    pub(crate) fn finish_all_frees(&self) -> Result<()> {
+        self.filesystem.quota().finish_frees(*self.range.start())
+    }
+}

@@ -1,0 +1,42 @@
+//! The total of all reservations, counted from the volumes.
+
+use nix::sys::statvfs::fstatvfs;
+
+use super::book::SpaceBook;
+use super::image_space::ImageSpace;
+use super::record::Reserved;
+use super::shared_blocks::SharedBlocks;
+use crate::error::{Context, Result};
+use crate::units::Bytes;
+use crate::volume_store::on_disk::layout;
+
+impl SpaceBook<'_> {
+    pub(super) fn blocks(&self) -> Result<(Bytes, Bytes)> {
+        let status = fstatvfs(&self.filesystem.root).context("statfs", self.filesystem.path.display())?;
+        let unit = status.fragment_size();
+        Ok((Bytes(status.blocks() * unit), Bytes(status.blocks_available() * unit)))
+    }
+
+    pub(super) fn count(&self) -> Result<Reserved> {
+        let (mut volumes, mut in_use) = (Bytes(0), Bytes(0));
+        for usage in self.filesystem.quota().ids(self.range.clone()) {
+            let usage = usage?;
+            // Over its limit, a volume takes more than it was promised.
+            volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));
+            in_use = in_use.saturating_add(usage.bytes);
+        }
+        let mut shared = SharedBlocks::default();
+        for directory in self.layout.entry_directories() {
+            for name in layout::names(directory, "volumes, snapshots and trash")? {
+                if let Some(image) = ImageSpace::count(directory, &name, &mut shared)? {
+                    volumes = volumes.saturating_add(image.reserved);
+                    in_use = in_use.saturating_add(image.alone);
+                }
+            }
+        }
+        in_use = in_use.saturating_add(shared.once());
+        let (total, free) = self.blocks()?;
+        let overhead = total.saturating_sub(free).saturating_sub(in_use).max(self.least_overhead(total)?);
+        Ok(Reserved { volumes, overhead, exact: true })
+    }
+}

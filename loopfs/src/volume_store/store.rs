@@ -1,0 +1,236 @@
+//! The store itself: opened, checked, listed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+
+use super::id::VolumeId;
+use super::on_disk::{DataFilesystem, FilesystemUuid, Layout, classify_missing, layout};
+use super::source::ContentSource;
+use super::space::{Space, SpaceBook};
+use super::spec::{Census, StoreOptions, VolumeKind};
+use super::volume::{Volume, VolumeStats};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
+use crate::loop_device::BackingFile;
+use crate::project_quota::ProjectIds;
+
+/// Volumes on one XFS file system, mounted with project quotas and given to them alone.
+#[derive(Debug)]
+pub struct VolumeStore {
+    pub(super) filesystem: DataFilesystem,
+    pub(super) layout: Layout,
+    pub(super) options: StoreOptions,
+    pub(super) ids: ProjectIds,
+}
+
+impl VolumeStore {
+    /// Opens the store on the file system mounted at `data_dir`, and makes it there at first use.
+    ///
+    /// What was mounted at first use is recorded beside the mount point, in
+    /// `NAME.filesystem-uuid`: from then on no other file system is accepted there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: nor was a
+    /// store ever initialised there. [`ErrorKind::NotEnforced`]: not
+    /// with project quotas. [`ErrorKind::WrongFilesystem`]: not XFS, not the root of a file
+    /// system, or another one than at first use. [`ErrorKind::PermissionDenied`]: without
+    /// `CAP_SYS_ADMIN`. Each says what to do.
+    pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
+        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
+        // Two processes may meet here at first use.
+        let root = layout::open_directory(&filesystem.root, ".")?;
+        let _initialising =
+            flock::exclusive(root, options.lock_timeout, "open the store, which locks the data directory")?;
+        filesystem.require_record()?;
+        if !Layout::is_initialised(filesystem.root.as_fd())? {
+            if filesystem.recorded_uuid()?.is_some() {
+                return Err(gone(data_dir));
+            }
+            Layout::initialise(filesystem.root.as_fd())?;
+        }
+        Layout::complete(filesystem.root.as_fd())?;
+        if filesystem.recorded_uuid()?.is_none() {
+            filesystem.write_record()?;
+        }
+        let store = Self::over(filesystem, options)?;
+        store.space_book().record_overhead()?;
+        Ok(store)
+    }
+
+    /// Opens the store that is on the file system mounted at `data_dir`, and changes nothing in doing so: neither is a
+    /// store made where there is none, nor is the file system recorded. For programs that only look.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]: the file system holds no store. Else as [`open`](Self::open).
+    pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
+        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
+        filesystem.require_record()?;
+        if !Layout::is_initialised(filesystem.root.as_fd())? {
+            return Err(match filesystem.recorded_uuid()? {
+                Some(_) => gone(data_dir),
+                None => {
+                    let detail = "there is no store on the file system that is mounted there";
+                    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
+                }
+            });
+        }
+        Self::over(filesystem, options)
+    }
+
+    fn over(filesystem: DataFilesystem, options: StoreOptions) -> Result<Self> {
+        let layout = Layout::open(filesystem.root.as_fd(), options.lock_timeout)?;
+        let (root, range) = (filesystem.root.as_fd(), options.project_ids.clone());
+        let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
+            .with_lock_timeout(options.lock_timeout);
+        Ok(Self { filesystem, layout, options, ids })
+    }
+
+    /// Checks that the store still is what it was opened as: the same mount of the same file system,
+    /// quotas enforced, writable.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), [`ErrorKind::ReadOnly`], and [`ErrorKind::ShutDown`]. [`ErrorKind::NotMounted`] also if the
+    /// file system was mounted there again since: open another store in place of this one.
+    pub fn verify(&self) -> Result<()> {
+        self.filesystem.require_mounted()?;
+        self.filesystem.require_running()?;
+        let status = nix::sys::statvfs::fstatvfs(&self.filesystem.root)
+            .context("statfs", self.filesystem.path.display())?;
+        if status.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
+            let detail = "it is mounted read-only; look for an I/O error in the kernel log, and remount";
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                "use the data directory",
+                self.filesystem.path.display(),
+                detail,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Proves that a change can be made durable: makes one, of a few bytes, and waits until it is on disk. It takes no space,
+    /// so a full file system passes; it waits for as long as the disk does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShutDown`], [`ErrorKind::ReadOnly`], and those of fsync(2).
+    pub fn prove_writable(&self) -> Result<()> {
+        self.layout.make_durable().map_err(|error| self.filesystem.explain_failure(error))
+    }
+
+    /// Whether a file is on the file system of this store.
+    #[must_use]
+    pub fn holds(&self, file: &BackingFile) -> bool {
+        BackingFile::of(&self.filesystem.root).is_ok_and(|root| root.device == file.device)
+    }
+
+    /// UUID of the file system the volumes are on.
+    #[must_use]
+    pub fn filesystem_uuid(&self) -> FilesystemUuid {
+        self.filesystem.uuid
+    }
+
+    /// Opens a volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn volume(&self, id: &VolumeId) -> Result<Volume> {
+        let (kind, entry) = self.open_entry(ContentSource::Volume(id))?;
+        Volume::new(id.clone(), kind, entry)
+    }
+
+    pub(super) fn open_entry(&self, entry: ContentSource<'_>) -> Result<(VolumeKind, OwnedFd)> {
+        let absent = || Error::new(ErrorKind::NotFound, "open", entry, "there is none of that id");
+        let status = self.layout.stat(entry)?.ok_or_else(absent)?;
+        let (kind, flags) = match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => (VolumeKind::Filesystem, OFlag::O_RDONLY | OFlag::O_DIRECTORY),
+            libc::S_IFREG => (VolumeKind::Block, OFlag::O_RDONLY),
+            _ => {
+                let detail = "neither a directory nor a file";
+                return Err(Error::new(ErrorKind::InvalidInput, "open", entry, detail));
+            }
+        };
+        Ok((kind, self.layout.open_entry(entry, flags)?))
+    }
+
+    /// Fails if `held` is no more the entry of that id. Nothing else can have its inode number as long as it is held.
+    pub(super) fn require_undeleted(
+        &self,
+        held: &OwnedFd,
+        entry: ContentSource<'_>,
+        operation: &'static str,
+    ) -> Result<()> {
+        let status = nix::sys::stat::fstat(held).context("fstat", entry)?;
+        match self.layout.stat(entry)? {
+            Some(found) if found.st_ino == status.st_ino => Ok(()),
+            _ => {
+                let detail = "it was deleted in the meantime";
+                Err(Error::new(ErrorKind::NotFound, operation, entry, detail))
+            }
+        }
+    }
+
+    /// Ids of all volumes, in no order.
+    ///
+    /// # Errors
+    /// Those of getdents(2).
+    pub fn list(&self) -> Result<Vec<VolumeId>> {
+        let names = layout::names(&self.layout.volumes, "volumes")?;
+        Ok(names.iter().filter_map(|name| VolumeId::parse(name).ok()).collect())
+    }
+
+    /// How many volumes there are, and how much is in the trash: two listings, and no volume is looked into.
+    ///
+    /// # Errors
+    /// Those of getdents(2).
+    pub fn census(&self) -> Result<Census> {
+        let (mut directories, mut images) = (0, 0);
+        for kind in layout::kinds(&self.layout.volumes, "volumes")? {
+            match kind {
+                nix::dir::Type::Directory => directories += 1,
+                nix::dir::Type::File => images += 1,
+                _ => {}
+            }
+        }
+        let trash = layout::kinds(&self.layout.trash, "trash")?.len();
+        Ok(Census { directories, images, trash })
+    }
+
+    /// What is reserved on the file system, and what is free beside it.
+    pub(super) fn space_book(&self) -> SpaceBook<'_> {
+        SpaceBook {
+            layout: &self.layout,
+            filesystem: &self.filesystem,
+            ids: &self.ids,
+            range: &self.options.project_ids,
+        }
+    }
+
+    /// Available on the file system for new volumes. While images are being created or grown, `available` may be too small by
+    /// what they get. Afterwards it is exact again, but for what the file system has taken for itself since the last
+    /// count.
+    ///
+    /// Counts where it has to, which takes as long as there are volumes, and then waits for the blocks that the file system
+    /// frees in the background.
+    ///
+    /// # Errors
+    /// Those of statfs(2) and quotactl_fd(2).
+    pub fn space(&self) -> Result<Space> {
+        self.space_book().space()
+    }
+
+    /// Use and capacity of a volume, in constant time: nothing is walked.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn stats(&self, id: &VolumeId) -> Result<VolumeStats> {
+        self.volume(id)?.stats()
+    }
+}
+
+fn gone(data_dir: &Path) -> Error {
+    let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
+                  to start anew, remove the record of its UUID beside the mount point";
+    Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
+}
