@@ -39,4 +39,6 @@ pub mod session;
 #[cfg(feature = "host")]
 mod test_machine;
 #[cfg(feature = "host")]
+pub mod up;
+#[cfg(feature = "host")]
 pub mod vm;

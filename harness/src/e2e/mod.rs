@@ -36,7 +36,7 @@ use self::story::{Story, Told};
 use self::telling::Selection;
 use self::world::{Driver, Patience, World};
 use crate::cluster::api_error::told;
-use crate::cluster::{self, Cluster, ClusterSpec, Durability, Parts, Purpose, background};
+use crate::cluster::{Cluster, ClusterSpec, Durability, Parts, Purpose, background};
 use crate::report::Report;
 use crate::session::Session;
 
@@ -152,7 +152,7 @@ async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &
         return Ok(report);
     };
     test(session, &mut report, manifests, &cluster, args, &logs).await?;
-    session.progress.line(cluster::walkthrough(&cluster.kubeconfig(), cluster.kubectl()));
+    session.progress.line(cluster.walkthrough());
     session.progress.finish();
     background::hand_over(&session.workspace, Some(&cluster), &report.cases)?;
     cluster.serve_until_cancelled(session).await?;

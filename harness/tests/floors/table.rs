@@ -84,7 +84,7 @@ impl Table {
         let new: Vec<&str> =
             below.keys().map(String::as_str).filter(|entry| !floors.contains_key(entry)).collect();
         let given = floors.clone();
-        new.iter().for_each(|entry| drop(floors.insert(entry, 1)));
+        floors.extend(new.iter().map(|entry| (*entry, 1)));
         // Entries on a circle get the same floor; each above the other would rise for ever.
         let reached: BTreeMap<&str, BTreeSet<&str>> =
             below.keys().map(|entry| (entry.as_str(), reach(&below, entry))).collect();
