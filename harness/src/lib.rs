@@ -11,6 +11,8 @@ pub mod args;
 #[cfg(feature = "host")]
 pub mod bench;
 #[cfg(feature = "host")]
+mod builds;
+#[cfg(feature = "host")]
 pub mod cache;
 #[cfg(feature = "host")]
 pub mod cluster;
@@ -36,6 +38,8 @@ pub mod report;
 pub mod rust_build;
 #[cfg(feature = "host")]
 pub mod session;
+#[cfg(feature = "host")]
+mod test_env;
 #[cfg(feature = "host")]
 mod test_machine;
 #[cfg(feature = "host")]

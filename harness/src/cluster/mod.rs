@@ -7,6 +7,7 @@ pub(crate) mod api_error;
 pub(crate) mod background;
 mod components;
 mod control_plane;
+pub(crate) mod exec;
 mod images;
 mod kubeconfig;
 mod layout;
