@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::report::Report;
 use crate::session::Session;
-use crate::{bench, cluster, e2e, lanes};
+use crate::{bench, e2e, lanes, up};
 
 /// Runs loopfs on the real thing: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -44,9 +44,9 @@ enum Command {
     /// Measure, and hold the figures against what is claimed of them.
     Bench(bench::Args),
     /// Start a cluster with the driver installed, and leave it running.
-    Up(cluster::UpArgs),
+    Up(up::UpArgs),
     /// Stop the cluster that `up` or `e2e --keep` left running.
-    Down(cluster::DownArgs),
+    Down(up::DownArgs),
 }
 
 /// What a person who presses Ctrl-C can be asked to wait for an orderly end.
@@ -92,8 +92,8 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             let _lock = session.exclusive("bench").await?;
             bench::run(session, &args).await
         }
-        Command::Up(args) => cluster::up(session, args).await.map(|()| ExitCode::SUCCESS),
-        Command::Down(args) => cluster::down(session, args).await.map(|()| ExitCode::SUCCESS),
+        Command::Up(args) => up::up(session, args).await.map(|()| ExitCode::SUCCESS),
+        Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -18,10 +18,10 @@ use crate::cache;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
 use crate::cluster::{ClusterSpec, ControlPlane, Durability, Purpose};
-use crate::e2e::manifests::Manifests;
 use crate::process::Program;
 use crate::rust_build::{self, Profile};
 use crate::session::Session;
+use crate::test_env::manifests::Manifests;
 
 /// The package whose tests they are, and what adds them to it.
 const PACKAGE: &str = "provisioner";

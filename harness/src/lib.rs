@@ -11,6 +11,8 @@ pub mod args;
 #[cfg(feature = "host")]
 pub mod bench;
 #[cfg(feature = "host")]
+mod builds;
+#[cfg(feature = "host")]
 pub mod cache;
 #[cfg(feature = "host")]
 pub mod cluster;
@@ -37,6 +39,10 @@ pub mod rust_build;
 #[cfg(feature = "host")]
 pub mod session;
 #[cfg(feature = "host")]
+mod test_env;
+#[cfg(feature = "host")]
 mod test_machine;
+#[cfg(feature = "host")]
+pub mod up;
 #[cfg(feature = "host")]
 pub mod vm;

@@ -1,4 +1,4 @@
-//! Static builds of the workspace's own programs, by cargo, which knows what is up to date.
+//! Static builds of Rust programs and tests, by cargo, which knows what is up to date.
 
 use std::path::{Path, PathBuf};
 
@@ -12,70 +12,12 @@ use crate::session::Session;
 /// Linked into the program: guests and images of ours hold no C library.
 const RUSTFLAGS: &str = "-Ctarget-feature=+crt-static";
 
-/// Programs that run inside guests and pods.
-#[derive(Clone, Debug)]
-pub struct GuestPrograms {
-    pub init: PathBuf,
-    pub pause: PathBuf,
-    pub volume_check: PathBuf,
-}
-
-/// The driver's two programs.
-#[derive(Clone, Debug)]
-pub struct DriverPrograms {
-    pub csi: PathBuf,
-    pub provisioner: PathBuf,
-}
-
 /// Of what is built to be tested.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Profile {
     Debug,
     /// As the driver is built.
     Release,
-}
-
-/// Builds the programs of the guest side.
-///
-/// # Errors
-/// They do not compile.
-pub async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
-    let step = session.progress.step("build the guest's programs");
-    let args = ["build", "--release", "--package", "harness", "--no-default-features", "--bins"];
-    let built = cargo(session, &step, &args).await?;
-    step.done("");
-    Ok(GuestPrograms {
-        init: built.program("guest-init")?,
-        pause: built.program("pause")?,
-        volume_check: built.program("volume-check")?,
-    })
-}
-
-/// Builds the driver.
-///
-/// # Errors
-/// It does not compile.
-pub async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
-    let step = session.progress.step("build the driver");
-    let args = ["build", "--release", "--package", "csi", "--package", "provisioner", "--bins"];
-    let built = cargo(session, &step, &args).await?;
-    step.done("");
-    Ok(DriverPrograms {
-        csi: built.program("loopfs-csi")?,
-        provisioner: built.program("loopfs-provisioner")?,
-    })
-}
-
-/// Builds the command line tool of loopfs.
-///
-/// # Errors
-/// It does not compile.
-pub async fn loopfs_tool(session: &Session) -> Result<PathBuf> {
-    let step = session.progress.step("build the tool loopfs");
-    let args = ["build", "--release", "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
-    let built = cargo(session, &step, &args).await?;
-    step.done("");
-    built.program("loopfs")
 }
 
 /// Builds the test binary `tests/<test>` of a package.
@@ -151,17 +93,31 @@ async fn build_tests(
 /// # Errors
 /// It does not compile.
 pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
-    let step = session.progress.step(format!("build the benchmark {name} of {package}"));
     let args = ["build", "--release", "--package", package, "--bench", name, "--features", "bench"];
-    let built = cargo(session, &step, &args).await?;
-    step.done("");
-    built.program(name)
+    let title = format!("build the benchmark {name} of {package}");
+    programs(session, &title, &args).await?.program(name)
 }
 
-struct Built(Vec<Artifact>);
+/// Builds static programs with `args` to cargo, as a step that is called `title`.
+///
+/// # Errors
+/// They do not compile.
+pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<Built> {
+    let step = session.progress.step(title);
+    let built = cargo(session, &step, args).await?;
+    step.done("");
+    Ok(built)
+}
+
+/// What cargo built.
+pub struct Built(Vec<Artifact>);
 
 impl Built {
-    fn program(&self, name: &str) -> Result<PathBuf> {
+    /// Returns where the program of this name is.
+    ///
+    /// # Errors
+    /// Cargo built none.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
         let found = self.0.iter().find(|artifact| artifact.target.name == name);
         let path = found.and_then(|artifact| artifact.executable.clone());
         path.with_context(|| format!("cargo built no program called {name}"))

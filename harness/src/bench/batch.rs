@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 use super::cluster::NAMESPACE;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until};
-use crate::e2e::sizes::Size;
-use crate::e2e::{claims, workload};
+use crate::test_env::sizes::Size;
+use crate::test_env::{claims, workload};
 
 /// On every claim: the batch that it is of.
 const LABEL: &str = "bench";

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Args;
 use super::measurement::{Machine, Part, Row};
+use super::outcome::Args;
 use crate::cache;
 use crate::cluster::{Cluster, ClusterSpec, Durability, Node, Parts, Purpose};
 use crate::e2e;
 use crate::session::Session;
+use crate::test_env::workload::create_namespace;
 
 /// Where claims and pods of benchmarks are.
 pub(super) const NAMESPACE: &str = "loopfs-bench";
@@ -47,7 +48,7 @@ pub(super) async fn measured(
         let node = cluster.nodes().first().context("the cluster has no node")?;
         let step = session.progress.step("install the driver");
         e2e::install_driver(session, &cluster).await?;
-        e2e::create_namespace(cluster.client(), NAMESPACE).await?;
+        create_namespace(cluster.client(), NAMESPACE).await?;
         step.done("");
         let rows = measure(&cluster, node).await?;
         anyhow::Ok(Part { place, machine: machine(node).await?, rows })

@@ -16,7 +16,7 @@ use crate::process::tail;
 use crate::session::Session;
 use crate::test_machine::{HARDENED, TestMachine, scratch, xfs};
 use crate::vm::{self, Ending, GuestFile};
-use crate::{packages, rust_build};
+use crate::{builds, packages};
 
 /// Where the guest has an empty XFS with project quotas.
 pub(super) const XFS: &str = "/mnt/xfs";
@@ -42,7 +42,7 @@ pub(super) async fn run(
 ) -> Result<Vec<Part>> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let kernel = Kernel::prepare(session, kernel).await?;
-    let init = rust_build::guest_programs(session).await?.init;
+    let init = builds::guest_programs(session).await?.init;
     let hypervisor = vm::choose(session, &kernel, &init).await?;
     let place = format!("virtual machine ({})", hypervisor.accelerator);
     let logs = session.workspace.reports("bench").join("guest");

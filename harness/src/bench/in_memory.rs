@@ -10,9 +10,9 @@ use super::cluster::NAMESPACE;
 use super::measurement::{Machine, Part, Row};
 use crate::cluster::Purpose;
 use crate::declared_nodes::{self, NODES};
-use crate::e2e;
 use crate::process::Program;
 use crate::session::Session;
+use crate::test_env::workload::create_namespace;
 
 /// For a provisioner that finishes what is under way.
 const STOP_GRACE: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ pub(super) async fn measured(
         &logs,
         async |tests, control_plane| {
             let client = control_plane.client();
-            e2e::create_namespace(client, NAMESPACE).await?;
+            create_namespace(client, NAMESPACE).await?;
             beside_provisioner(tests.log(logs.join("provisioner.log")), measure(client, NODES[0])).await
         },
     );

@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::claim::{self, Claim};
+use super::guest;
 use super::measurement::{Measurements, Part};
+use super::outcome::{self, Args, Outcome};
 use super::plot::Plot;
-use super::{Args, Outcome, guest};
 use crate::process::{Program, tail};
 use crate::rust_build;
 use crate::session::Session;
@@ -29,7 +30,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     if has_loop_devices() {
         let directory = match &args.dir {
             Some(directory) => directory.clone(),
-            None => super::directory(session)?,
+            None => outcome::directory(session)?,
         };
         parts.push(run_here(session, &program, words("devices", &directory)).await?);
     } else {
@@ -65,7 +66,7 @@ async fn undisturbed(program: &Path) -> Program {
 async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Result<Part> {
     let step = session.progress.step("measure on this machine");
     let notes = step.notes();
-    let log = super::directory(session)?.join("here.log");
+    let log = outcome::directory(session)?.join("here.log");
     match std::fs::remove_file(&log) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}

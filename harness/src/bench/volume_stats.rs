@@ -3,9 +3,10 @@
 use anyhow::Result;
 
 use super::claim::{self, Claim};
+use super::guest;
 use super::measurement::Measurements;
+use super::outcome::{Args, Outcome};
 use super::plot::Plot;
-use super::{Args, Outcome, guest};
 use crate::images::shell;
 use crate::rust_build;
 use crate::session::Session;

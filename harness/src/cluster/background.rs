@@ -2,7 +2,7 @@
 //!
 //! Every process of a cluster dies with its owner, so the owner must stay: the command runs itself again
 //! in a session of its own, shows its progress on the same terminal, and ends when the other hands over a
-//! result. [`down`](super::down) later asks that other process to stop, after making sure that the process
+//! result. `down` later asks that other process to stop, after making sure that the process
 //! id is still the one recorded.
 
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Cluster;
+use super::running::Cluster;
 use crate::session::{Session, Workspace};
 
 /// Set in the process that stays; its presence is all that matters.

@@ -23,6 +23,7 @@ use super::layout::Layout;
 use super::loopback::LoopbackLease;
 use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
+use super::spec::ClusterSpec;
 use crate::process::{Process, Program, tail};
 use crate::session::Session;
 
@@ -57,6 +58,21 @@ struct Components {
 }
 
 impl ControlPlane {
+    /// Starts a control plane that has no nodes; Kubernetes' programs are taken from `kubernetes_bin` where they
+    /// are there.
+    ///
+    /// # Errors
+    /// Something cannot be built, or does not start; the message has the end of its log.
+    pub(crate) async fn alone(
+        session: &Session,
+        spec: &ClusterSpec,
+        kubernetes_bin: Option<&Path>,
+    ) -> Result<ControlPlane> {
+        let programs = Programs::ensure(session, kubernetes_bin).await?;
+        let layout = spec.make_directories()?;
+        ControlPlane::start(session, programs, layout, spec.durability, spec.purpose).await
+    }
+
     /// Makes certificates and kubeconfigs in `layout`, starts every component and waits for its health.
     pub(crate) async fn start(
         session: &Session,

@@ -13,7 +13,7 @@ use crate::images::kernel::{Kernel, Module};
 use crate::images::{disk, node, oci, shell};
 use crate::session::Session;
 use crate::vm::{Hypervisor, choose};
-use crate::{packages, rust_build};
+use crate::{builds, packages};
 
 /// Module sets of the kernel catalogue that a node needs.
 const MODULE_SETS: [&str; 2] = ["boot", "node"];
@@ -45,8 +45,8 @@ impl NodeParts {
     pub(crate) async fn prepare(session: &Session) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let programs = async {
-            let guest = rust_build::guest_programs(session).await?;
-            anyhow::Ok((guest, driver(session).await?, rust_build::loopfs_tool(session).await?))
+            let guest = builds::guest_programs(session).await?;
+            anyhow::Ok((guest, driver(session).await?, builds::loopfs_tool(session).await?))
         };
         let system = async {
             let kernel = Kernel::prepare(session, None).await?;
@@ -82,7 +82,7 @@ impl NodeParts {
 }
 
 async fn driver(session: &Session) -> Result<Image> {
-    let driver = rust_build::driver_programs(session).await?;
+    let driver = builds::driver_programs(session).await?;
     let files = vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)];
     Ok(Image { archive: "loopfs.tar", reference: DRIVER, files })
 }

@@ -11,12 +11,12 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::Parts;
 use super::api_error::told;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
     DATA_DISK, DataDisk, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
 };
+use super::parts::Parts;
 use super::waiting::{State, until_one};
 use crate::guest::control::ExecOutput;
 use crate::guest::spec::Mode;

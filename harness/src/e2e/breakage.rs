@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::inventory::is_mounted;
-use super::world::World;
 use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
+use crate::test_env::env::World;
+use crate::test_env::inventory::is_mounted;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 

@@ -7,18 +7,18 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 
 use super::breakage::{self, Breakage};
-use super::containers::{Container, thaw};
-use super::create_namespace;
-use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{flow, install, removal};
 use super::story::Story;
-use super::world::{FOREIGN_NODE, Patience, World};
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::until_event;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
+use crate::test_env::containers::{Container, thaw};
+use crate::test_env::env::{FOREIGN_NODE, Patience, World};
+use crate::test_env::inventory::Inventory;
+use crate::test_env::workload::create_namespace;
 
 const NAME: &str = "broken on purpose";
 

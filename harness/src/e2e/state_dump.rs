@@ -11,7 +11,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::world::World;
+use crate::test_env::env::World;
 
 /// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. What cannot be had is said in its place: a
 /// dump that fails must not hide why it was taken.

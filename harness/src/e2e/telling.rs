@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use super::breakage::{self, Breakage};
-use super::create_namespace;
-use super::inventory::Inventory;
 use super::stories::power_cut::{self, Load};
 use super::stories::{
     bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
     orphans, outages, read_only_claims, removal, retained_volumes, second_node, user_namespaces,
 };
 use super::story::{Story, Told};
-use super::world::World;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
+use crate::test_env::env::World;
+use crate::test_env::inventory::Inventory;
+use crate::test_env::workload::create_namespace;
 
 /// All stories, in the order in which they run.
 pub(super) const NAMES: [&str; 16] = [

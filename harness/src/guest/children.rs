@@ -1,7 +1,7 @@
 //! The processes of the guest. PID 1 inherits every orphan, so one thread reaps them all and hands the
 //! status of those we started to whoever waits for it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
@@ -16,6 +17,8 @@ use nix::unistd::Pid;
 
 use super::report::End;
 use super::reporter::Reporter;
+
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// All children of PID 1.
 #[derive(Clone, Debug)]
@@ -220,4 +223,12 @@ fn input_file(input: &str) -> io::Result<Stdio> {
     file.write_all(input.as_bytes())?;
     io::Seek::rewind(&mut file)?;
     Ok(file.into())
+}
+
+/// A command with a plain environment; PID 1 was given that of the kernel.
+pub(super) fn command(argv: &[String], env: &BTreeMap<String, String>) -> Result<Command> {
+    let (program, args) = argv.split_first().context("an empty command line")?;
+    let mut command = Command::new(program);
+    command.args(args).env_clear().env("PATH", PATH).env("HOME", "/root").envs(env).current_dir("/");
+    Ok(command)
 }

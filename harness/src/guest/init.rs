@@ -1,11 +1,9 @@
 //! PID 1: from the kernel's hand-over to the power switch.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
-use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
@@ -41,7 +39,7 @@ fn boot() -> Result<()> {
     let spec = read_spec()?;
     set_clock(spec.unix_time)?;
     for module in &spec.modules {
-        load_module(Path::new(module))?;
+        modprobe::load_module(Path::new(module))?;
     }
     let reporter = Reporter::new(ports::open(REPORT_PORT)?);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -68,14 +66,6 @@ fn read_spec() -> Result<BootSpec> {
 fn set_clock(unix_time: u64) -> Result<()> {
     let seconds = i64::try_from(unix_time).context("the time of the specification is beyond i64")?;
     clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::new(seconds, 0)).context("set the clock")
-}
-
-pub(super) fn load_module(path: &Path) -> Result<()> {
-    let file = File::open(path).with_context(|| format!("open the module {}", path.display()))?;
-    match finit_module(&file, c"", ModuleInitFlags::empty()) {
-        Ok(()) | Err(Errno::EEXIST) => Ok(()),
-        Err(errno) => Err(errno).with_context(|| format!("load the module {}", path.display())),
-    }
 }
 
 fn power_off() -> ! {

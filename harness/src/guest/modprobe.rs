@@ -1,11 +1,11 @@
 //! modprobe(8) of the machines of tests, which have no other programs: the kernel calls it when it lacks a module.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-
-use super::init::load_module;
+use nix::errno::Errno;
+use nix::kmod::{ModuleInitFlags, finit_module};
 
 /// Where the initramfs has modules.
 const DIRECTORY: &str = "/modules";
@@ -28,6 +28,14 @@ pub(super) fn load(alias: &str) -> Result<()> {
         }
     }
     anyhow::bail!("no module in {DIRECTORY} has the alias {alias}")
+}
+
+pub(super) fn load_module(path: &Path) -> Result<()> {
+    let file = File::open(path).with_context(|| format!("open the module {}", path.display()))?;
+    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno).with_context(|| format!("load the module {}", path.display())),
+    }
 }
 
 /// A module's modinfo is a list of NUL-terminated strings.

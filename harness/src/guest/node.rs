@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -12,26 +11,17 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, sethostname};
 
-use super::children::{Children, Output};
+use super::children::{Children, Output, command};
 use super::report::{End, Message};
 use super::reporter::Reporter;
-use super::services::Services;
+use super::services::{Ending, Services};
 use super::spec::{self, FileSpec, Network, NodeSpec, Step};
 use super::{mounts, ports, requests};
-
-pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What configuring the network may take; it is a handful of netlink calls.
 const NETWORK_TIME: Duration = Duration::from_secs(30);
 /// What services are given to end by themselves at power-off.
 const STOP_TIME: Duration = Duration::from_secs(3);
-
-/// Why the machine ends.
-#[derive(Debug)]
-pub(super) enum Ending {
-    PowerOff,
-    Failed(String),
-}
 
 pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     let control = ports::open(super::control::CONTROL_PORT)?;
@@ -82,14 +72,6 @@ fn run_to_end(run: &spec::Command, children: &Children, reporter: &Reporter) -> 
         .with_context(|| format!("start {}", run.name))?;
     anyhow::ensure!(end == End::Exited(0), "{} ended with {end:?}: {}", run.name, run.argv.join(" "));
     Ok(())
-}
-
-/// A command with a plain environment; PID 1 was given that of the kernel.
-pub(super) fn command(argv: &[String], env: &std::collections::BTreeMap<String, String>) -> Result<Command> {
-    let (program, args) = argv.split_first().context("an empty command line")?;
-    let mut command = Command::new(program);
-    command.args(args).env_clear().env("PATH", PATH).env("HOME", "/root").envs(env).current_dir("/");
-    Ok(command)
 }
 
 fn write(file: &FileSpec) -> Result<()> {

@@ -8,11 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
-use super::children::{Children, Output};
+use super::children::{Children, Output, command};
 use super::control::{Action, Answer, ExecOutput, Request, Response};
-use super::node::{Ending, command};
 use super::report::End;
-use super::services::Services;
+use super::services::{Ending, Services};
 
 /// A port without a host at the other end reads as empty; the host may come back.
 const HOST_ABSENT: Duration = Duration::from_millis(200);

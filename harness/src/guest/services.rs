@@ -11,8 +11,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::children::{Children, Output};
-use super::node::{Ending, command};
+use super::children::{Children, Output, command};
 use super::report::{End, Message};
 use super::reporter::Reporter;
 use super::spec::{Condition, Ready, Restart, Service};
@@ -21,6 +20,13 @@ use super::spec::{Condition, Ready, Restart, Service};
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 /// Sockets and health endpoints do not announce themselves.
 const READY_POLL: Duration = Duration::from_millis(100);
+
+/// Why the machine ends.
+#[derive(Debug)]
+pub(super) enum Ending {
+    PowerOff,
+    Failed(String),
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Services(Arc<Shared>);

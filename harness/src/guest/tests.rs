@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::children::{Children, Output};
+use super::children::{Children, Output, PATH};
 use super::mounts;
-use super::node::Ending;
 use super::report::{End, Message, TestBinaryResult};
 use super::reporter::Reporter;
-use super::services::Services;
+use super::services::{Ending, Services};
 use super::spec::{TestBinary, TestsSpec};
 
 /// What a service is given to finish what it is doing, and to end.
@@ -56,7 +55,7 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
 
 fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter: &Reporter) -> End {
     let mut command = Command::new(&binary.path);
-    command.args(&binary.args).env_clear().env("PATH", super::node::PATH).envs(&spec.env).envs(&binary.env);
+    command.args(&binary.args).env_clear().env("PATH", PATH).envs(&spec.env).envs(&binary.env);
     command.current_dir("/tmp");
     match children.run(&binary.name, command, "", Output::Log(reporter.clone()), binary.timeout) {
         Ok((end, ..)) => end,

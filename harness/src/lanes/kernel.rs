@@ -11,6 +11,7 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::libtest::Run;
 use super::power_cut;
+use crate::builds;
 use crate::cache;
 use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
@@ -62,7 +63,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     let power_cut = rust_build::test_binary(session, "loopfs", power_cut::TEST, FEATURE).await?;
     let tool = rust_build::tested_program(session, "loopfs", TEST, FEATURE, TOOL).await?;
     files.push(GuestFile { path: TOOL_PATH.to_owned(), mode: 0o755, host: tool });
-    let init = rust_build::guest_programs(session).await?.init;
+    let init = builds::guest_programs(session).await?.init;
     let mut machines = Vec::new();
     for name in &kernels {
         let kernel = Kernel::prepare(session, Some(name)).await?;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use super::ginkgo::{self, ExpectedSkip, SWITCHED_OFF};
 use super::kernel::{FEATURE, TEST};
 use super::libtest::Run;
+use crate::builds;
 use crate::cache;
 use crate::go_build::{self, GoModule, VersionVariable};
 use crate::guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
@@ -93,9 +94,9 @@ pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Repor
 async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let sanity = go_build::build(session, &CSI_TEST).await?.join("csi-sanity");
-    let driver = rust_build::driver_programs(session).await?.csi;
+    let driver = builds::driver_programs(session).await?.csi;
     let left = rust_build::test_binary(session, "csi", TEST, FEATURE).await?;
-    let init = rust_build::guest_programs(session).await?.init;
+    let init = builds::guest_programs(session).await?.init;
     let kernel = Kernel::prepare(session, kernel).await?;
     let hypervisor = vm::choose(session, &kernel, &init).await?;
 

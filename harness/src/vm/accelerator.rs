@@ -3,7 +3,6 @@
 //! `/dev/kvm` being there proves nothing. Some hosts open it, create a machine, and then never run a
 //! general-purpose guest, so the only test that counts is a kernel that comes up.
 
-use std::fmt;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::boot::initramfs;
+use super::hypervisor::{Accelerator, Hypervisor};
 use super::machine::{Ending, Vm};
 use super::spec::VmSpec;
 use crate::cache::Recipe;
@@ -24,47 +24,6 @@ const PROBE_TIME: Duration = Duration::from_secs(12);
 
 /// Overrides the probe: `kvm` or `tcg`.
 const OVERRIDE: &str = "LOOPFS_ACCELERATOR";
-
-/// How QEMU runs the guest's instructions.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Accelerator {
-    Kvm,
-    /// Emulation: works everywhere, several times slower.
-    Tcg,
-}
-
-impl Accelerator {
-    pub(super) fn arguments(self) -> [(&'static str, &'static str); 2] {
-        match self {
-            Accelerator::Kvm => [("-accel", "kvm"), ("-cpu", "host")],
-            Accelerator::Tcg => [("-accel", "tcg,thread=multi"), ("-cpu", "max")],
-        }
-    }
-
-    fn parse(text: &str) -> Option<Accelerator> {
-        match text.trim() {
-            "kvm" => Some(Accelerator::Kvm),
-            "tcg" => Some(Accelerator::Tcg),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Accelerator {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Accelerator::Kvm => "kvm",
-            Accelerator::Tcg => "tcg",
-        })
-    }
-}
-
-/// What runs virtual machines on this host.
-#[derive(Clone, Debug)]
-pub struct Hypervisor {
-    pub qemu: Qemu,
-    pub accelerator: Accelerator,
-}
 
 /// QEMU, with the accelerator of this host: remembered, or found by booting `kernel` with `init` as PID 1.
 ///

@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
     use crate::images::qemu::Qemu;
-    use crate::vm::{Accelerator, Hypervisor};
+    use crate::vm::hypervisor::{Accelerator, Hypervisor};
 
     fn spec() -> VmSpec {
         VmSpec {

@@ -8,13 +8,15 @@ mod boot;
 mod command;
 mod console;
 mod control;
+mod hypervisor;
 mod machine;
 mod reports;
 mod spec;
 
-pub use accelerator::{Accelerator, Hypervisor, choose};
+pub use accelerator::choose;
 pub use boot::{GuestFile, initramfs};
 pub use control::Control;
+pub use hypervisor::{Accelerator, Hypervisor};
 pub use machine::{Ending, Phase, Vm};
 pub(crate) use reports::LineTimes;
 pub use spec::{Disk, DiskMode, Forward, VmSpec};

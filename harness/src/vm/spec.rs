@@ -3,7 +3,7 @@
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
-use super::Hypervisor;
+use super::hypervisor::Hypervisor;
 
 /// Everything QEMU is told. Starting the same specification again after a power cut is a reboot: disks that
 /// are [`DiskMode::Persistent`] are as the cut left them.

@@ -9,16 +9,15 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 
 use super::super::measurement::milliseconds;
-use super::GROW_TIME;
-use super::watched::Watched;
+use super::watched::{GROW_TIME, Watched};
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_one};
-use crate::e2e::claims;
-use crate::e2e::containers::{Container, freeze, kill};
-use crate::e2e::users::User;
-use crate::e2e::workload::Use;
-use crate::e2e::world::World;
+use crate::test_env::claims;
+use crate::test_env::containers::{Container, freeze, kill};
+use crate::test_env::env::World;
+use crate::test_env::users::User;
+use crate::test_env::workload::Use;
 
 /// In a pod.
 pub(super) const VOLUMES: u64 = 1;

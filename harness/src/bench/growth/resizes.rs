@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 use tokio::time::sleep;
 
-use crate::e2e::talking::http_get;
-use crate::e2e::world::World;
+use crate::cluster::exec::http_get;
+use crate::test_env::env::World;
 
 /// Where the manifests have the provisioner serve its metrics.
 const PORT: u16 = 9810;

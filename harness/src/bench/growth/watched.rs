@@ -4,12 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{GROWN, SIZE};
-use crate::e2e::claims;
-use crate::e2e::sizes::Size;
-use crate::e2e::talking::Speaker;
-use crate::e2e::world::World;
+use crate::cluster::exec::Speaker;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::sizes::Size;
 
+pub(super) const SIZE: Size = Size::mebibytes(1);
+pub(super) const GROWN: Size = Size::mebibytes(4);
+/// For a growth that the kubelet has to finish after all: then it is in the figure.
+pub(super) const GROW_TIME: Duration = Duration::from_secs(300);
 /// From the start of the program to its first word, on an emulated processor.
 const START_TIME: Duration = Duration::from_secs(60);
 

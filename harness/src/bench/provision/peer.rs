@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-use super::Side;
+use super::contender::Side;
 use crate::cluster::api_error::told;
 use crate::cluster::pki::Subject;
 use crate::cluster::{Cluster, DATA_DIR, Node, TOOLS_DIR};

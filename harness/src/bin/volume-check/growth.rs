@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
 
-use crate::{Checked, Volume, named};
+use crate::volume::{Checked, Volume, named};
 
 /// What is told comes later than the growth by at most this, and a little. Whoever asks more often takes the processor from those who
 /// make it grow.

@@ -5,7 +5,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::pattern::Pattern;
-use crate::{Checked, Volume, named, parse_volume};
+use crate::volume::{Checked, Volume, named, parse_volume};
 
 /// In a Filesystem volume; a block volume is filled.
 const FILE_SIZE: u64 = 64 * 1024;

@@ -8,12 +8,12 @@
 mod growth;
 mod keep;
 mod pattern;
+mod volume;
 
-use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +24,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use pattern::Pattern;
+use volume::{Checked, USAGE, Volume, named, parse_volume};
 
 /// One inode for each 2048 bytes of a Filesystem volume.
 const BYTES_PER_INODE: u64 = 2048;
@@ -32,14 +33,6 @@ const POLL: Duration = Duration::from_millis(500);
 
 /// A caller that connects and says nothing must not keep others from an answer.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
-
-const USAGE: &str = "\
-usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
-       volume-check hold | show PATH | write FILE TEXT | read FILE | poke DEVICE TEXT | peek DEVICE BYTES
-       volume-check keep [--unsynced] VOLUME.. | kept VOLUME.. | grows VOLUME
-VOLUME is writable:PATH, readonly:PATH or block:PATH";
-
-type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -76,13 +69,6 @@ struct Watch {
     volumes: Vec<Volume>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Volume {
-    Writable(PathBuf),
-    Readonly(PathBuf),
-    Block(PathBuf),
-}
-
 impl Watch {
     fn parse(words: &[&str]) -> Checked<Watch> {
         let (mut size, mut grown_size, mut flags, mut listen) = (None, None, FsFlags::empty(), None);
@@ -108,23 +94,6 @@ impl Watch {
             listen,
             volumes,
         })
-    }
-}
-
-impl Volume {
-    fn path(&self) -> &Path {
-        match self {
-            Volume::Writable(path) | Volume::Readonly(path) | Volume::Block(path) => path,
-        }
-    }
-}
-
-fn parse_volume(word: &str) -> Checked<Volume> {
-    match word.split_once(':') {
-        Some(("writable", path)) => Ok(Volume::Writable(path.into())),
-        Some(("readonly", path)) => Ok(Volume::Readonly(path.into())),
-        Some(("block", path)) => Ok(Volume::Block(path.into())),
-        _ => Err(format!("{word:?} is not a volume\n{USAGE}").into()),
     }
 }
 
@@ -338,10 +307,6 @@ fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, found: 
     } else {
         Err(format!("{what}: expected {expected:?}, found {found:?}").into())
     }
-}
-
-fn named(what: &str, error: io::Error) -> Box<dyn Error + Send + Sync> {
-    format!("{what}: {error}").into()
 }
 
 #[cfg(test)]

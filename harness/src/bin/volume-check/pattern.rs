@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 
-use crate::{Checked, named};
+use crate::volume::{Checked, named};
 
 /// Words that each tell where they belong: a block that is misplaced, or another volume's, shows.
 #[derive(Clone, Copy, Debug)]

@@ -8,11 +8,11 @@ use kube::{Api, ResourceExt};
 
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::until_event;
-use crate::e2e::inventory::Inventory;
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::workload::{Use, claim, holder};
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::test_env::inventory::Inventory;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim, holder};
 
 pub(in crate::e2e) const NAME: &str = "bad claims";
 

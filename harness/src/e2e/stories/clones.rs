@@ -3,12 +3,12 @@
 use anyhow::Result;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 
-use crate::e2e::claims;
-use crate::e2e::pods::{end, reads, start, write};
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::workload::{Use, claim};
-use crate::e2e::world::World;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim};
 
 pub(in crate::e2e) const NAME: &str = "clones";
 

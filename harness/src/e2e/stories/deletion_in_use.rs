@@ -7,12 +7,12 @@ use serde_json::json;
 
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_event, until_one};
-use crate::e2e::claims;
-use crate::e2e::pods::{end, reads, start, write};
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::workload::{Use, claim};
-use crate::e2e::world::World;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim};
 
 pub(in crate::e2e) const NAME: &str = "deletion in use";
 

@@ -9,13 +9,13 @@ use kube::runtime::watcher;
 
 use super::install;
 use crate::cluster::api_error::told;
+use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::{State, until};
-use crate::e2e::pods::{end, start};
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::exec_ok;
-use crate::e2e::workload::{FLOW_POD, Use, claim};
-use crate::e2e::world::World;
+use crate::test_env::env::World;
+use crate::test_env::pods::{end, start};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{FLOW_POD, Use, claim};
 
 pub(in crate::e2e) const NAME: &str = "driver restart";
 

@@ -10,16 +10,17 @@ use kube::{Api, ResourceExt};
 
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
+use crate::cluster::exec::{exec_ok, http_get, last_words};
 use crate::cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 use crate::e2e::breakage::Breakage;
-use crate::e2e::containers::{Container, freeze, kill};
-use crate::e2e::inventory::volume_mounts;
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::{exec_ok, http_get, last_words};
-use crate::e2e::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT};
-use crate::e2e::world::{FOREIGN_NODE, Patience, World};
-use crate::e2e::{claims, create_namespace};
+use crate::test_env::claims;
+use crate::test_env::containers::{Container, freeze, kill};
+use crate::test_env::env::{FOREIGN_NODE, Patience, World};
+use crate::test_env::inventory::volume_mounts;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::create_namespace;
+use crate::test_env::workload::{self, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT};
 
 pub(in crate::e2e) const NAME: &str = "flow";
 

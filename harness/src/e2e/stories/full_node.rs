@@ -10,12 +10,12 @@ use kube::{Api, ResourceExt};
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_one};
-use crate::e2e::claims;
-use crate::e2e::pods::{end, start};
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::workload::{Use, claim};
-use crate::e2e::world::World;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::pods::{end, start};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim};
 
 const FILLER: &str = "all-of-it";
 const MOVED: &str = "elsewhere";

@@ -10,11 +10,11 @@ use kube::{Api, ResourceExt};
 
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
+use crate::cluster::exec::last_words;
 use crate::cluster::waiting::{State, until, until_one};
-use crate::e2e::containers::{self, Container};
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::last_words;
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::test_env::containers::{self, Container};
+use crate::test_env::env::{FOREIGN_NODE, World};
 
 pub(in crate::e2e) const NAME: &str = "install";
 
@@ -163,4 +163,17 @@ pub(in crate::e2e) async fn stop(world: &World<'_>) -> Result<()> {
 pub(in crate::e2e) async fn remove(world: &World<'_>) -> Result<()> {
     stop(world).await?;
     world.manifests.delete(&world.client).await
+}
+
+/// Waits until the driver's pods of that many nodes are ready, and their kubelets have registered the driver.
+pub(super) async fn serves(world: &World<'_>, nodes: i32) -> Result<()> {
+    let name = world.driver.daemon_set();
+    until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
+        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
+        let (wanted, ready) =
+            status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
+        State::when(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
+    })
+    .await?;
+    served(world).await
 }

@@ -10,12 +10,12 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 
 use super::full_node::largest;
-use super::second_node::serves;
+use super::install::serves;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_one};
 use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
 use crate::e2e::story::{Story, Told};
-use crate::e2e::world::World;
+use crate::test_env::env::World;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 

@@ -13,15 +13,15 @@ use tokio::time::{Instant, sleep};
 use super::install;
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
+use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::{State, until_one};
 use crate::e2e::breakage::Breakage;
-use crate::e2e::inventory::Inventory;
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::exec_ok;
-use crate::e2e::users::{User, is_ready, start, until_pods};
-use crate::e2e::workload::Use;
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::test_env::inventory::Inventory;
+use crate::test_env::sizes::Size;
+use crate::test_env::users::{User, is_ready, start, until_pods};
+use crate::test_env::workload::Use;
 
 pub(in crate::e2e) const NAME: &str = "power cut";
 

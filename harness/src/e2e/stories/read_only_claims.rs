@@ -2,13 +2,13 @@
 
 use anyhow::Result;
 
-use crate::e2e::claims;
-use crate::e2e::pods::{self, end, start};
-use crate::e2e::sizes::Size;
+use crate::cluster::exec::exec;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::exec;
-use crate::e2e::workload::{Use, claim};
-use crate::e2e::world::World;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::pods::{self, end, start};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim};
 
 pub(in crate::e2e) const NAME: &str = "read-only claims";
 

@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep};
 use crate::cluster::Node;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until, until_one};
-use crate::e2e::inventory::Inventory;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::test_env::inventory::Inventory;
 
 pub(in crate::e2e) const NAME: &str = "removal";
 

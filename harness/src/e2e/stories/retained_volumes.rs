@@ -8,14 +8,14 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::cluster::api_error::told;
+use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::until_event;
-use crate::e2e::claims;
-use crate::e2e::pods::{end, start};
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::exec_ok;
-use crate::e2e::workload::{Use, claim};
-use crate::e2e::world::World;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::pods::{end, start};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim};
 
 pub(in crate::e2e) const NAME: &str = "retained volumes";
 

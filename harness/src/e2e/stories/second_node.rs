@@ -7,10 +7,9 @@ use kube::{Api, ResourceExt};
 
 use super::{full_node, install, node_without_storage};
 use crate::cluster::api_error::told;
-use crate::cluster::waiting::{State, until_one};
 use crate::cluster::{DataDisk, Node};
 use crate::e2e::story::{Story, Told};
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::test_env::env::{FOREIGN_NODE, World};
 
 pub(in crate::e2e) const NAME: &str = "second node";
 
@@ -41,18 +40,5 @@ async fn leave(world: &World<'_>, node: Node) -> Result<()> {
             deleted.map_err(told).context("delete the driver's pod")?;
         }
     }
-    serves(world, 1).await
-}
-
-/// Waits until the driver's pods of that many nodes are ready, and their kubelets have registered the driver.
-pub(super) async fn serves(world: &World<'_>, nodes: i32) -> Result<()> {
-    let name = world.driver.daemon_set();
-    until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
-        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
-        let (wanted, ready) =
-            status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
-        State::when(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
-    })
-    .await?;
-    install::served(world).await
+    install::serves(world, 1).await
 }

@@ -9,14 +9,14 @@ use kube::{Api, ResourceExt};
 
 use crate::cluster::USER_NAMESPACES_HANDLER;
 use crate::cluster::api_error::told;
+use crate::cluster::exec::{Said, exec, exec_ok};
 use crate::cluster::waiting::{State, until_logged};
-use crate::e2e::claims;
-use crate::e2e::pods::{self, end};
-use crate::e2e::sizes::Size;
 use crate::e2e::story::{Story, Told};
-use crate::e2e::talking::{Said, exec, exec_ok};
-use crate::e2e::workload::{Use, claim, holder};
-use crate::e2e::world::{FOREIGN_NODE, World};
+use crate::test_env::claims;
+use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::test_env::pods::{self, end};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim, holder};
 
 pub(in crate::e2e) const NAME: &str = "user namespaces";
 

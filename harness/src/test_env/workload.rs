@@ -4,10 +4,13 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::PostParams;
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::sizes::Size;
 use crate::cluster::VOLUME_CHECK;
+use crate::cluster::api_error::told;
 
 /// Where the test program answers with its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;
@@ -17,8 +20,13 @@ pub(crate) const FLOW: &str = "flow";
 pub(crate) const FLOW_POD: &str = "flow-0";
 pub(crate) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-flow-0", "vol-block-flow-0"];
 
-pub(crate) fn namespace(name: &str) -> Result<Namespace> {
+fn namespace(name: &str) -> Result<Namespace> {
     typed(json!({"metadata": {"name": name}}))
+}
+
+pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
+    let made = Api::all(client.clone()).create(&PostParams::default(), &namespace(name)?).await;
+    made.map_err(told).with_context(|| format!("create namespace {name}")).map(drop)
 }
 
 /// How the test program of the main flow is told to look at its volumes.

@@ -12,6 +12,7 @@ use kube::{Api, Client, ResourceExt};
 use super::manifests::Manifests;
 use crate::cluster::api_error::told;
 use crate::cluster::{Cluster, Node};
+use crate::session::Session;
 
 /// The cluster under test and the driver in it.
 pub(crate) struct World<'a> {
@@ -100,7 +101,28 @@ impl Driver {
     }
 }
 
-impl World<'_> {
+impl<'a> World<'a> {
+    pub(crate) fn new(
+        manifests: Manifests,
+        client: Client,
+        cluster: Option<&'a Cluster>,
+        namespace: &str,
+    ) -> Result<World<'a>> {
+        let driver = Driver::of(&manifests)?;
+        let node = cluster.and_then(|cluster| cluster.nodes().first());
+        let namespace = namespace.to_owned();
+        Ok(World { client, cluster, node, manifests, driver, namespace, patience: Patience::FULL })
+    }
+
+    /// What stories work with, for those who measure on a cluster what they do in a namespace.
+    pub(crate) fn in_namespace(
+        session: &Session,
+        cluster: &'a Cluster,
+        namespace: &str,
+    ) -> Result<World<'a>> {
+        World::new(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster), namespace)
+    }
+
     pub(crate) fn stateful_sets(&self) -> Api<StatefulSet> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

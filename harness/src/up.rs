@@ -1,12 +1,12 @@
 //! `cargo harness up` and `down`: a cluster with the driver installed, to play with.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::background::{self, Record};
-use super::{Cluster, ClusterSpec, Durability, Parts, Purpose};
+use crate::cluster::background::{self, Record};
+use crate::cluster::{Cluster, ClusterSpec, Durability, Parts, Purpose, walkthrough};
 use crate::e2e;
 use crate::session::Session;
 
@@ -72,22 +72,7 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let step = session.progress.step("install the driver");
     session.until_cancelled(e2e::install_driver(session, &cluster)).await?;
     step.done("");
-    let text = walkthrough(&cluster.kubeconfig(), cluster.kubectl());
+    let text = cluster.walkthrough();
     background::hand_over(&session.workspace, Some(&cluster), &text)?;
     cluster.serve_until_cancelled(session).await
-}
-
-/// What to paste next.
-#[must_use]
-pub fn walkthrough(kubeconfig: &Path, kubectl: &Path) -> String {
-    let directory = kubectl.parent().unwrap_or(Path::new(""));
-    format!(
-        "the cluster is up; to use it:\n\n  \
-         export KUBECONFIG={}\n  \
-         export PATH={}:$PATH\n  \
-         kubectl get nodes,storageclasses,pods --all-namespaces\n\n\
-         to remove it: cargo harness down",
-        kubeconfig.display(),
-        directory.display()
-    )
 }

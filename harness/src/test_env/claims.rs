@@ -7,8 +7,8 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
+use super::env::World;
 use super::sizes::Size;
-use super::world::World;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::{State, until_one};
 

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 
 use super::claims;
+use super::env::World;
 use super::sizes::Size;
 use super::workload::{Held, Use, claim, holder_of};
-use super::world::World;
 use crate::cluster::api_error::told;
 use crate::cluster::waiting::until_none_complains;
 
@@ -25,7 +25,7 @@ impl User {
         format!("/vol/{claim}")
     }
 
-    pub(super) fn pod(&self) -> Result<Pod> {
+    pub(crate) fn pod(&self) -> Result<Pod> {
         let paths: Vec<String> = self.claims.iter().map(|(claim, _)| User::path(claim)).collect();
         let held = self.claims.iter().zip(&paths).map(|((claim, r#use), path)| Held {
             claim,
@@ -63,7 +63,7 @@ pub(crate) async fn start(world: &World<'_>, users: &[User], size: Size) -> Resu
 }
 
 /// Waits until `complaint` has nothing to say about any of the pods, and answers them.
-pub(super) async fn until_pods(
+pub(crate) async fn until_pods(
     world: &World<'_>,
     users: &[User],
     within: Duration,
@@ -73,7 +73,7 @@ pub(super) async fn until_pods(
     until_none_complains(world.pods(), "pod", &names, within, complaint).await
 }
 
-pub(super) fn is_ready(pod: &Pod) -> bool {
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

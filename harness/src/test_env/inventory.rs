@@ -16,14 +16,14 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 /// One look at a node. Each entry is a sentence that names the thing, without what a reboot may change: which
 /// loop device it is that a file is attached to, and how many blocks a volume's content takes.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(super) struct Inventory {
+pub(crate) struct Inventory {
     entries: BTreeMap<String, usize>,
     /// Files of the data directory that have a loop device, once for each they have.
     attached: Vec<String>,
 }
 
 impl Inventory {
-    pub(super) async fn take(node: &Node) -> Result<Inventory> {
+    pub(crate) async fn take(node: &Node) -> Result<Inventory> {
         let files = node.exec(&["find", DATA_DIR, "-printf", "%y %D %i %P\\0"], TOOL_DEADLINE).await?;
         let report = "report -p -n -N -b -i";
         let quotas = output(node, &["xfs_quota", "-x", "-c", report, DATA_DIR]).await?;
@@ -41,7 +41,7 @@ impl Inventory {
     }
 
     /// What is here and was not there before, or not as often.
-    pub(super) fn beyond(&self, before: &Inventory) -> Vec<String> {
+    pub(crate) fn beyond(&self, before: &Inventory) -> Vec<String> {
         let more = self.entries.iter().filter_map(|(entry, count)| {
             let before = before.entries.get(entry).copied().unwrap_or_default();
             (*count > before).then(|| match before {
@@ -53,7 +53,7 @@ impl Inventory {
     }
 
     /// The volumes that are here and were not there before: images, and directories.
-    pub(super) fn volumes_beyond(&self, before: &Inventory) -> Vec<String> {
+    pub(crate) fn volumes_beyond(&self, before: &Inventory) -> Vec<String> {
         let volumes = format!("{DATA_DIR}/volumes/");
         let is_volume = |entry: &String| {
             let name = entry.split_once(&volumes).map(|(_, name)| name);
@@ -63,7 +63,7 @@ impl Inventory {
     }
 
     /// The images of the driver's volumes that have a loop device, each as often as it has one.
-    pub(super) fn attached(&self) -> &[String] {
+    pub(crate) fn attached(&self) -> &[String] {
         &self.attached
     }
 }
@@ -174,7 +174,7 @@ fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
 }
 
 /// Where and with which options the mounts of CSI volumes of the driver's file system are, at this moment.
-pub(super) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String>)>> {
+pub(crate) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String>)>> {
     let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
     let of_csi = mounts.lines().filter_map(|line| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -187,7 +187,7 @@ pub(super) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String
 }
 
 /// The inventory's promise is that its tools answer; a node whose data directory is not mounted still does.
-pub(super) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
+pub(crate) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
     let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await.context("read the node's mounts")?;
     Ok(mounts.lines().any(|line| line.split(' ').nth(4) == Some(path)))
 }

@@ -5,14 +5,14 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 
-use super::talking::exec_ok;
+use super::env::World;
 use super::workload::{Use, holder};
-use super::world::World;
 use crate::cluster::api_error::told;
+use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::{State, until_one};
 
 /// Starts a pod that holds the claim, and waits until it runs.
-pub(super) async fn start(
+pub(crate) async fn start(
     world: &World<'_>,
     pod: &str,
     claim: &str,
@@ -23,7 +23,7 @@ pub(super) async fn start(
 }
 
 /// Creates a pod and waits until it runs.
-pub(super) async fn create(world: &World<'_>, object: &Pod) -> Result<()> {
+pub(crate) async fn create(world: &World<'_>, object: &Pod) -> Result<()> {
     let pod = &object.name_any();
     world
         .pods()
@@ -42,7 +42,7 @@ pub(super) async fn create(world: &World<'_>, object: &Pod) -> Result<()> {
 }
 
 /// Deletes a pod and waits until it is gone, and its volumes with it.
-pub(super) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
+pub(crate) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
     world
         .pods()
         .delete(pod, &DeleteParams::default())
@@ -56,13 +56,13 @@ pub(super) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
 }
 
 /// Has a pod write a text to a file of a mounted volume, or to the beginning of a device.
-pub(super) async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
+pub(crate) async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
     let verb = if r#use == Use::Device { "poke" } else { "write" };
     exec_ok(&world.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
 }
 
 /// Fails unless what a pod reads there begins with the text.
-pub(super) async fn reads(world: &World<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
+pub(crate) async fn reads(world: &World<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
     let length = text.len().to_string();
     let read = exec_ok(&world.pods(), pod, &["/volume-check", "peek", file, &length]).await?;
     anyhow::ensure!(read == text, "what was written before is not what pod {pod} reads: {read:?}");

@@ -1,0 +1,174 @@
+//! The measuring itself, and what is claimed of it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::super::claim::{self, Claim};
+use super::super::cluster::{self, NAMESPACE};
+use super::super::measurement::{Measurements, Part, Row, milliseconds};
+use super::super::outcome::{Args, Outcome};
+use super::kubelet;
+use super::resizes::Provisioner;
+use super::watched::{GROW_TIME, GROWN, SIZE, Watched};
+use crate::cluster::{Cluster, Node};
+use crate::progress::Step;
+use crate::session::Session;
+use crate::test_env::claims;
+use crate::test_env::env::World;
+use crate::test_env::users::{self, User};
+use crate::test_env::workload::Use;
+
+/// For all volumes to be made and mounted, and a kubelet that waits up to two minutes before it tries again what failed.
+const START_TIME: Duration = Duration::from_secs(600);
+/// One claim that grew, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    visible: f64,
+    /// From when the provisioner began until it had written down that it was done, most of which the pod need not wait for.
+    resize: f64,
+}
+
+#[derive(Debug, Default)]
+struct Samples {
+    filesystem: Vec<Sample>,
+    block: Vec<Sample>,
+    /// Milliseconds until a block volume was seen to have grown where only the kubelet looked.
+    kubelet: Vec<f64>,
+}
+
+pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+    let runs = if args.quick { 5 } else { 20 };
+    let part = session.until_cancelled(prepare_and_run(session, args, runs)).await?;
+    let measurements = Measurements { parts: vec![part] };
+    let claims = claims(&measurements, volumes(runs));
+    Ok(Outcome { name: "growth", claims, plots: Vec::new(), measurements })
+}
+
+/// What the pod has: as many of each kind.
+fn volumes(runs: usize) -> u64 {
+    2 * runs as u64
+}
+
+async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<Part> {
+    let measure = async |cluster: &Cluster, node: &Node| {
+        let mut world = World::in_namespace(session, cluster, NAMESPACE)?;
+        world.patience.start = START_TIME;
+        measure(session, &world, node, runs).await
+    };
+    cluster::measured(session, args, "growth", &[], measure).await
+}
+
+async fn measure(session: &Session, world: &World<'_>, node: &Node, runs: usize) -> Result<Vec<Row>> {
+    let step = session.progress.step(format!("start pods with volumes: {} and a few", volumes(runs)));
+    let user = user(runs);
+    let alone = kubelet::users();
+    let (started, started_alone) =
+        (users::start(world, std::slice::from_ref(&user), SIZE), users::start(world, &alone, SIZE));
+    tokio::try_join!(started, started_alone)?;
+    step.done("");
+
+    let step = session.progress.step(format!("grow {} volumes, one after the other", volumes(runs)));
+    let mut samples = one_after_the_other(world, &user, &step).await?;
+    step.done("");
+
+    let step = session.progress.step("grow volumes that only the kubelet looks at");
+    samples.kubelet = kubelet::samples(world, node, &alone).await?;
+    step.done("");
+    Ok(samples.rows(volumes(runs)))
+}
+
+/// The kinds take turns, so that what else the machine does at some time is done to both.
+fn user(runs: usize) -> User {
+    let both =
+        |run: usize| [(format!("filesystem-{run}"), Use::Mounted), (format!("block-{run}"), Use::Device)];
+    User { name: "growing".to_owned(), claims: (0..runs).flat_map(both).collect() }
+}
+
+async fn one_after_the_other(world: &World<'_>, user: &User, step: &Step) -> Result<Samples> {
+    let provisioner = Provisioner::of(world).await?;
+    let mut resizes = provisioner.resizes().await?;
+    let mut samples = Samples::default();
+    for ((claim, r#use), volume) in user.claims.iter().zip(user.volumes()) {
+        step.note(claim.clone());
+        let watched = Watched::start(world, &user.name, claim, &volume).await?;
+        let visible = watched.grow(GROW_TIME).await?;
+        // The pod sees it before the claim says so, and only then has the provisioner done its part.
+        claims::has(world, claim, GROWN).await?;
+        let since = provisioner.one_more(&resizes).await?;
+        let sample = Sample { visible: milliseconds(visible), resize: since.milliseconds_since(&resizes) };
+        resizes = since;
+        match r#use {
+            Use::Mounted => samples.filesystem.push(sample),
+            Use::Device => samples.block.push(sample),
+        }
+    }
+    Ok(samples)
+}
+
+impl Samples {
+    fn rows(&self, volumes: u64) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for (kind, samples) in [("filesystem", &self.filesystem), ("block", &self.block)] {
+            let mut row = |name: &str, figure: fn(&Sample) -> f64| {
+                let values = samples.iter().map(figure).collect();
+                rows.extend(Row::of(&format!("{kind}_{name}"), volumes, "ms", values));
+            };
+            row("patch_to_visible", |sample| sample.visible);
+            row("resize", |sample| sample.resize);
+        }
+        rows.extend(Row::of("kubelet_sync", kubelet::VOLUMES, "ms", self.kubelet.clone()));
+        rows
+    }
+}
+
+fn claims(all: &Measurements, volumes: u64) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for (kind, what) in [("filesystem", "a mounted volume"), ("block", "a block volume")] {
+        let visible = format!("{kind}_patch_to_visible");
+        let text =
+            format!("{what} grows: the pod sees it within 200 ms, more than which cannot be the driver's");
+        claims.push(claim::no_more(all, &text, (&visible, volumes), 200.0));
+        let text =
+            format!("{what} grows: the pod sees it in a tenth of the time that one waits for the kubelet");
+        claims.push(claim::faster(all, &text, (&visible, volumes), 10.0, ("kubelet_sync", kubelet::VOLUMES)));
+    }
+    claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::measurement::Machine;
+    use super::*;
+
+    fn measurements(samples: &Samples) -> Measurements {
+        let machine =
+            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
+        Measurements { parts: vec![Part { place: String::new(), machine, rows: samples.rows(2) }] }
+    }
+
+    fn held(sample: Sample, kubelet: &[f64]) -> Vec<Option<bool>> {
+        let samples = Samples { filesystem: vec![sample], block: vec![sample], kubelet: kubelet.to_vec() };
+        claims(&measurements(&samples), 2).into_iter().map(|claim| claim.holds).collect()
+    }
+
+    #[test]
+    fn each_claim_holds_up_to_its_bound() {
+        assert_eq!(held(Sample { visible: 200.0, resize: 300.0 }, &[2000.0]), [Some(true); 4]);
+        assert_eq!(held(Sample { visible: 200.1, resize: 300.0 }, &[2000.0]), [Some(false); 4]);
+    }
+
+    #[test]
+    fn without_the_kubelets_share_nothing_is_said_of_it() {
+        let sample = Sample { visible: 200.0, resize: 300.0 };
+        assert_eq!(held(sample, &[]), [Some(true), None, Some(true), None]);
+    }
+
+    #[test]
+    fn the_kinds_take_turns_in_one_pod() {
+        let user = user(3);
+        assert_eq!(user.claims.len() as u64, volumes(3));
+        let kinds = user.claims.iter().map(|(_, r#use)| *r#use).collect::<Vec<_>>();
+        assert_eq!(kinds, [Use::Mounted, Use::Device].repeat(3));
+    }
+}

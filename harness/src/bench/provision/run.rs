@@ -1,0 +1,223 @@
+//! The measuring itself, and what is claimed of it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use kube::Client;
+
+use super::super::batch::Batch;
+use super::super::claim::{self, Claim};
+use super::super::cluster::{self, CLASS};
+use super::super::measurement::{Measurements, Part, Row};
+use super::super::outcome::{Args, Outcome};
+use super::audit_log::AuditLog;
+use super::contender::Side;
+use super::memory;
+use super::peer::{self, Limits, Peer};
+use crate::builds;
+use crate::cluster::{Cluster, Node};
+use crate::progress::Step;
+use crate::session::Session;
+
+/// Whom the API server knows the driver's pods as.
+const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
+/// The programs of the driver's pod.
+const PROGRAMS: [&str; 2] = ["/loopfs-provisioner", "/loopfs-csi"];
+
+/// For one claim, and a provisioner that starts.
+const WARM_UP_TIME: Duration = Duration::from_secs(120);
+/// For all claims, and a provisioner that allows itself five requests a second.
+const BIND_TIME: Duration = Duration::from_secs(900);
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    claims: u64,
+    rounds: u64,
+}
+
+const OURS: Side<'static> = Side { class: CLASS, user: USER, programs: &PROGRAMS };
+
+/// What a batch of claims took.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    claims_per_second: f64,
+    writes_per_claim: f64,
+    peak_bytes: f64,
+}
+
+/// The samples of each side, round by round.
+#[derive(Debug, Default)]
+struct Samples {
+    ours: Vec<Sample>,
+    peer: Vec<Sample>,
+    /// Of the peer when its own limits on requests are lifted.
+    unthrottled: Vec<Sample>,
+}
+
+pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
+    let extent =
+        if args.quick { Extent { claims: 50, rounds: 2 } } else { Extent { claims: 500, rounds: 1 } };
+    let part = session.until_cancelled(prepare_and_run(session, args, extent)).await?;
+    let measurements = Measurements { parts: vec![part] };
+    let claims = claims(&measurements, extent.claims);
+    Ok(Outcome { name: "provision", claims, plots: Vec::new(), measurements })
+}
+
+async fn prepare_and_run(session: &Session, args: &Args, extent: Extent) -> Result<Part> {
+    let [provisioner, resizer] = peer::build(session).await?;
+    let driver = builds::driver_programs(session).await?.csi;
+    let tools = [provisioner, resizer, (peer::DRIVER.to_owned(), driver)];
+    let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, extent).await;
+    let mut part = cluster::measured(session, args, "provision", &tools, measure).await?;
+    part.place = format!("{}; peer: {}", part.place, peer::DESCRIPTION);
+    Ok(part)
+}
+
+async fn measure(session: &Session, cluster: &Cluster, node: &Node, extent: Extent) -> Result<Vec<Row>> {
+    let step = session.progress.step("install the peer");
+    let peer = Peer::install(cluster, node).await?;
+    step.done("");
+
+    let step =
+        session.progress.step(format!("measure {} claims at once, on each side in turn", extent.claims));
+    let bench = Bench { client: cluster.client(), node, log: AuditLog::of(cluster), claims: extent.claims };
+    let samples = take_turns(&bench, &peer, extent.rounds, &step).await;
+    // Also when that failed.
+    peer.save_logs(cluster.control_plane().layout().logs()).await?;
+    let rows = samples?.rows(extent.claims);
+    peer.remove().await?;
+    step.done("");
+    Ok(rows)
+}
+
+/// So that what else the machine does at some time is done to both.
+async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step) -> Result<Samples> {
+    let mut samples = Samples::default();
+    for round in 1..=rounds {
+        step.note(format!("round {round} of {rounds}: ours"));
+        samples.ours.push(bench.round(OURS, &format!("ours-{round}")).await?);
+
+        step.note(format!("round {round} of {rounds}: the peer"));
+        let side = peer.side();
+        let sidecars = peer.start(Limits::Default).await?;
+        let warm_up = bench.warm_up(side, &format!("peer-{round}-first")).await?;
+        let (sample, throttled) = bench.sample(side, &format!("peer-{round}")).await?;
+        samples.peer.push(sample);
+        sidecars.stop().await?;
+
+        step.note(format!("round {round} of {rounds}: the peer without limits"));
+        let sidecars = peer.start(Limits::Lifted).await?;
+        // Its limits would make it the longest part of the run.
+        warm_up.remove().await?;
+        throttled.remove().await?;
+        samples.unthrottled.push(bench.round(side, &format!("unthrottled-{round}")).await?);
+        sidecars.stop().await?;
+    }
+    Ok(samples)
+}
+
+/// What every batch is made with.
+struct Bench<'a> {
+    client: &'a Client,
+    node: &'a Node,
+    log: AuditLog,
+    claims: u64,
+}
+
+impl Bench<'_> {
+    /// Provisions, and removes what was provisioned.
+    async fn round(&self, side: Side<'_>, name: &str) -> Result<Sample> {
+        let warm_up = self.warm_up(side, &format!("{name}-first")).await?;
+        let (sample, batch) = self.sample(side, name).await?;
+        batch.remove().await?;
+        warm_up.remove().await?;
+        Ok(sample)
+    }
+
+    /// One claim: once that is bound, the provisioner has started and has its caches.
+    async fn warm_up(&self, side: Side<'_>, name: &str) -> Result<Batch> {
+        let batch = self.batch(side, name, 1);
+        batch.bind(WARM_UP_TIME).await?;
+        Ok(batch)
+    }
+
+    async fn sample(&self, side: Side<'_>, name: &str) -> Result<(Sample, Batch)> {
+        let batch = self.batch(side, name, self.claims);
+        let before = self.log.end()?;
+        let time = batch.bind(BIND_TIME).await?;
+        let writes = self.log.writes(before, side.user)?;
+        let peak = memory::peak(self.node, side.programs).await?;
+        let claims = self.claims as f64;
+        let sample = Sample {
+            claims_per_second: claims / time.as_secs_f64(),
+            writes_per_claim: writes as f64 / claims,
+            peak_bytes: peak as f64,
+        };
+        Ok((sample, batch))
+    }
+
+    fn batch(&self, side: Side<'_>, name: &str, claims: u64) -> Batch {
+        Batch {
+            client: self.client.clone(),
+            name: name.to_owned(),
+            class: side.class.to_owned(),
+            node: self.node.name().to_owned(),
+            claims,
+        }
+    }
+}
+
+impl Samples {
+    fn rows(&self, claims: u64) -> Vec<Row> {
+        let sides = [("", &self.ours), ("peer_", &self.peer), ("unthrottled_peer_", &self.unthrottled)];
+        let mut rows = Vec::new();
+        for (prefix, samples) in sides {
+            let mut row = |name: &str, unit: &str, figure: fn(&Sample) -> f64| {
+                let values = samples.iter().map(figure).collect();
+                rows.extend(Row::of(&format!("{prefix}{name}"), claims, unit, values));
+            };
+            row("claims_per_second", "claims/s", |sample| sample.claims_per_second);
+            row("rss_bytes", "B", |sample| sample.peak_bytes);
+            row("api_writes_per_claim", "writes", |sample| sample.writes_per_claim);
+        }
+        rows
+    }
+}
+
+fn claims(all: &Measurements, n: u64) -> Vec<Claim> {
+    let (rate, memory) = (("claims_per_second", n), ("rss_bytes", n));
+    let text = format!(
+        "{n} claims at once: 3 times the claims per second of external-provisioner as it is deployed"
+    );
+    let rate = claim::at_least(all, &text, rate, 3.0, ("peer_claims_per_second", n));
+    let text = "memory of provisioner and driver: sidecars and driver take at least 3 times as much";
+    let memory = claim::at_least(all, text, ("peer_rss_bytes", n), 3.0, memory);
+    let text = "API writes for a claim besides events: at most 3";
+    vec![rate, memory, claim::no_more(all, text, ("api_writes_per_claim", n), 3.0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::measurement::Machine;
+    use super::*;
+
+    fn sample(claims_per_second: f64, peak_bytes: f64, writes_per_claim: f64) -> Sample {
+        Sample { claims_per_second, writes_per_claim, peak_bytes }
+    }
+
+    fn claims_of(ours: Sample, peer: Sample) -> Vec<Option<bool>> {
+        let samples = Samples { ours: vec![ours], peer: vec![peer], unthrottled: Vec::new() };
+        let machine =
+            Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
+        let part = Part { place: String::new(), machine, rows: samples.rows(50) };
+        claims(&Measurements { parts: vec![part] }, 50).into_iter().map(|claim| claim.holds).collect()
+    }
+
+    #[test]
+    fn each_claim_holds_up_to_its_bound() {
+        let peer = sample(5.0, 90.0, 1.0);
+        assert_eq!(claims_of(sample(15.0, 30.0, 3.0), peer), [Some(true); 3]);
+        assert_eq!(claims_of(sample(14.9, 30.1, 3.1), peer), [Some(false); 3]);
+    }
+}

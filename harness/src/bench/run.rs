@@ -1,0 +1,37 @@
+//! One benchmark, from the command line to its tables, files and exit code.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::outcome::{Args, Bench, directory};
+use super::{clones, deletion, growth, loop_devices, plot, provision, table, volume_stats};
+use crate::session::Session;
+
+/// Runs a benchmark and tells what it found.
+///
+/// # Errors
+/// It cannot be run to its end.
+pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
+    let outcome = match args.bench {
+        Bench::Loop => loop_devices::run(session, args).await?,
+        Bench::Csi => volume_stats::run(session, args).await?,
+        Bench::Clone => clones::run(session, args).await?,
+        Bench::Provision => provision::run(session, args).await?,
+        Bench::Growth => growth::run(session, args).await?,
+        Bench::Deletion => deletion::run(session, args).await?,
+    };
+    let directory = directory(session)?;
+    let json = directory.join(format!("{}.json", outcome.name));
+    outcome.measurements.write(&json, outcome.name)?;
+    let svg = directory.join(format!("{}.svg", outcome.name));
+    plot::write(&svg, &outcome.measurements, &outcome.plots)?;
+
+    session.progress.finish();
+    println!("{}", table::measurements(&outcome.measurements));
+    println!("{}", table::claims(&outcome.claims));
+    println!("{}\n{}", json.display(), svg.display());
+    println!("{}", table::verdict(&outcome.claims));
+    let held = outcome.claims.iter().all(|claim| claim.holds == Some(true));
+    Ok(if held || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,41 @@
+//! A volume as the command line names it, and the errors of looking at one.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub(crate) const USAGE: &str = "\
+usage: volume-check watch --size BYTES --grown-size BYTES [--flags nosuid,nodev,noexec] [--listen PORT] VOLUME..
+       volume-check hold | show PATH | write FILE TEXT | read FILE | poke DEVICE TEXT | peek DEVICE BYTES
+       volume-check keep [--unsynced] VOLUME.. | kept VOLUME.. | grows VOLUME
+VOLUME is writable:PATH, readonly:PATH or block:PATH";
+
+pub(crate) type Checked<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Volume {
+    Writable(PathBuf),
+    Readonly(PathBuf),
+    Block(PathBuf),
+}
+
+impl Volume {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Volume::Writable(path) | Volume::Readonly(path) | Volume::Block(path) => path,
+        }
+    }
+}
+
+pub(crate) fn parse_volume(word: &str) -> Checked<Volume> {
+    match word.split_once(':') {
+        Some(("writable", path)) => Ok(Volume::Writable(path.into())),
+        Some(("readonly", path)) => Ok(Volume::Readonly(path.into())),
+        Some(("block", path)) => Ok(Volume::Block(path.into())),
+        _ => Err(format!("{word:?} is not a volume\n{USAGE}").into()),
+    }
+}
+
+pub(crate) fn named(what: &str, error: io::Error) -> Box<dyn Error + Send + Sync> {
+    format!("{what}: {error}").into()
+}

@@ -1,0 +1,228 @@
+//! The run as a whole: on which cluster, and what is reported of it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use super::breakage::Breakage;
+use super::story::{self, Story, Told};
+use super::telling::{self, Selection};
+use super::{self_check, state_dump, stories};
+use crate::cluster::{Cluster, ClusterSpec, Durability, Parts, Purpose, background};
+use crate::report::Report;
+use crate::session::Session;
+use crate::test_env::env::World;
+use crate::test_env::manifests::Manifests;
+
+/// The report's and the log directory's name.
+const RUN: &str = "e2e";
+/// Of the claims and pods of the stories.
+const NAMESPACE: &str = "loopfs-e2e";
+
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Args {
+    /// Use this cluster rather than one of the harness's own. Its nodes must have the images and an XFS
+    /// file system with project quotas mounted at the manifests' data directory.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin"])]
+    kubeconfig: Option<PathBuf>,
+
+    /// Leave the cluster up when the run has ended, however it ended; `cargo harness down` removes it.
+    #[arg(long)]
+    keep: bool,
+
+    /// Kubernetes programs to use where they are there, instead of building them.
+    #[arg(long, value_name = "DIR")]
+    kubernetes_bin: Option<PathBuf>,
+
+    /// Run only the story of this name, and those that install and remove the driver; may be given more than once.
+    #[arg(long = "story", value_name = "NAME", value_parser = telling::NAMES, conflicts_with = "broken")]
+    stories: Vec<String>,
+
+    /// Break one thing on purpose: the run must fail and name it.
+    #[arg(long = "break", value_enum, value_name = "WHAT")]
+    broken: Option<Breakage>,
+
+    /// Then break each thing in turn, and pass only if each was noticed for its own reason.
+    #[arg(long, conflicts_with = "broken")]
+    self_check: bool,
+}
+
+impl Args {
+    /// As a test lane runs it: a test that cannot fail proves nothing. Selected stories are run by themselves.
+    #[must_use]
+    pub fn with_self_check(self) -> Args {
+        Args { self_check: self.stories.is_empty(), ..self }
+    }
+
+    /// The name of the lock a run holds: two runs must not write the same logs. The process that keeps a
+    /// cluster has logs of its own, and is waited for by one that holds the other lock.
+    #[must_use]
+    pub fn lock(&self) -> &'static str {
+        if self.keep && background::is_background() { "cluster" } else { RUN }
+    }
+
+    /// Where to look for Kubernetes' programs before building them.
+    #[must_use]
+    pub fn kubernetes_bin(&self) -> Option<&Path> {
+        self.kubernetes_bin.as_deref()
+    }
+
+    /// The command line of the same run.
+    fn again(&self) -> Vec<OsString> {
+        let mut line = vec![OsString::from("e2e")];
+        line.extend(self.keep.then(|| "--keep".into()));
+        line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
+        line.extend(self.self_check.then(|| "--self-check".into()));
+        line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
+        line.extend(
+            self.kubernetes_bin.iter().flat_map(|dir| ["--kubernetes-bin".into(), dir.clone().into()]),
+        );
+        line
+    }
+}
+
+/// Runs the stories and reports every step.
+///
+/// # Errors
+/// The manifests cannot be read, or a background process not be started; a step that fails is in the report.
+pub async fn run(session: &Session, args: Args) -> Result<Report> {
+    let manifests = Manifests::of_driver(session)?;
+    match &args.kubeconfig {
+        Some(kubeconfig) => {
+            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.stories)).await
+        }
+        None if !args.keep => against_its_own(session, manifests, &args).await,
+        None if background::is_background() => against_one_that_stays(session, manifests, &args).await,
+        None => {
+            let told: Vec<story::HandedOver> = background::run_again(session, args.again()).await?;
+            Ok(story::report_of(told))
+        }
+    }
+}
+
+/// On a cluster that is made for the run and goes with it.
+async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
+    let mut report = Report::new();
+    let reports = session.workspace.reports(RUN);
+    let dir = session.workspace.target().join("e2e-cluster");
+    let Ok(cluster) = start(session, &mut report, args, dir, reports.join("logs")).await else {
+        return Ok(report);
+    };
+    test(session, &mut report, manifests, &cluster, args, &reports).await?;
+    let started = Instant::now();
+    // Also after Ctrl-C, when no step would be begun.
+    let stopped = cluster.stop().await;
+    report.record("cluster", "stop the node and the control plane", started.elapsed(), &stopped);
+    Ok(report)
+}
+
+/// On a cluster that is left up, in the process that keeps it.
+async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
+    let mut report = Report::new();
+    let dir = background::directory(&session.workspace);
+    let logs = dir.join("logs");
+    let Ok(cluster) = start(session, &mut report, args, dir, logs.clone()).await else {
+        background::hand_over(&session.workspace, None, &report.cases)?;
+        return Ok(report);
+    };
+    test(session, &mut report, manifests, &cluster, args, &logs).await?;
+    session.progress.line(cluster.walkthrough());
+    session.progress.finish();
+    background::hand_over(&session.workspace, Some(&cluster), &report.cases)?;
+    cluster.serve_until_cancelled(session).await?;
+    Ok(report)
+}
+
+async fn start(
+    session: &Session,
+    report: &mut Report,
+    args: &Args,
+    dir: PathBuf,
+    logs: PathBuf,
+) -> Told<Cluster> {
+    let mut story = Story::begin(session, report, "cluster");
+    let parts = Parts::build(session, args.kubernetes_bin.as_deref());
+    let parts = story.step("build programs, images and disks", parts).await?;
+    // The cluster of a test does not outlive the machine's power.
+    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, purpose: Purpose::Use };
+    story.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
+}
+
+async fn test(
+    session: &Session,
+    report: &mut Report,
+    manifests: Manifests,
+    cluster: &Cluster,
+    args: &Args,
+    reports: &Path,
+) -> Result<()> {
+    let world = World::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
+    telling::tell_all(session, report, &world, Selection::new(&args.stories), args.broken).await;
+    state_dump::write(&world, reports).await;
+    if args.self_check {
+        self_check::run(session, report, world).await;
+    }
+    Ok(())
+}
+
+/// Applies the manifests to a cluster and waits until the driver serves.
+pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
+    let world = World::in_namespace(session, cluster, NAMESPACE)?;
+    world.manifests.apply(&world.client).await?;
+    stories::install::served(&world).await
+}
+
+/// On somebody else's cluster, which is left as it was found.
+async fn against_any_cluster(
+    session: &Session,
+    manifests: Manifests,
+    kubeconfig: &Path,
+    selection: Selection<'_>,
+) -> Result<Report> {
+    let config =
+        Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+    let client = Client::try_from(config).context("make a client of the API server")?;
+    let world = World::new(manifests, client, None, NAMESPACE)?;
+    let installed = stories::install::is_installed(&world).await?;
+    let mut report = Report::new();
+    telling::tell_all(session, &mut report, &world, selection, None).await;
+    state_dump::write(&world, &session.workspace.reports(RUN)).await;
+    let started = Instant::now();
+    // Also when a story failed, or was stopped.
+    let cleaned = async {
+        stories::removal::delete_namespace(&world).await?;
+        stories::removal::no_volumes(&world).await?;
+        if installed { Ok(()) } else { stories::install::remove(&world).await }
+    };
+    let cleaned = cleaned.await;
+    report.record("clean-up", "remove what the run made", started.elapsed(), &cleaned);
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_same_run_can_be_asked_for_again() {
+        let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
+        let again = Line::parse_from(words).args.again();
+        assert_eq!(again, words);
+        assert_eq!(Line::parse_from(again).args.broken, Some(Breakage::NoDisk));
+        let words = ["e2e", "--keep", "--story", "second node", "--story", "clones"];
+        assert_eq!(Line::parse_from(words).args.again(), words);
+    }
+}

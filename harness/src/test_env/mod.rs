@@ -1,0 +1,12 @@
+//! What stories and benchmarks share: the driver under test as its manifests describe it, claims, pods and their volumes, and what a
+//! node has.
+
+pub(crate) mod claims;
+pub(crate) mod containers;
+pub(crate) mod env;
+pub(crate) mod inventory;
+pub(crate) mod manifests;
+pub(crate) mod pods;
+pub(crate) mod sizes;
+pub(crate) mod users;
+pub(crate) mod workload;
