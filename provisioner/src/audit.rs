@@ -5,22 +5,26 @@
 //! object is never removed at all.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{Api, Client, ResourceExt, api::ListParams, runtime::reflector::ObjectRef};
 use loopfs::VolumeId;
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
 use crate::{
-    absence, context::Context, error::Error, events::Reason, identity::Identity, intents::Intents, ownership,
-    provision, references, storage::StorageError, volumes::Volumes,
+    absence,
+    context::Context,
+    error::Error,
+    events::Reason,
+    identity::Identity,
+    intents::Intents,
+    metrics::Findings,
+    ownership, references,
+    volumes::{StorageError, Volumes},
 };
 
 mod report;
@@ -50,50 +54,6 @@ impl Collection {
     }
 }
 
-/// What does not fit together.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Findings {
-    /// Volumes that no object names.
-    pub(crate) orphans: BTreeSet<VolumeId>,
-    /// Objects without a volume, and why.
-    pub(crate) missing: BTreeMap<String, String>,
-}
-
-impl Findings {
-    fn is_empty(&self) -> bool {
-        self.orphans.is_empty() && self.missing.is_empty()
-    }
-
-    /// What both have found.
-    fn confirmed_by(self, later: Findings) -> Findings {
-        Findings {
-            orphans: self.orphans.intersection(&later.orphans).cloned().collect(),
-            missing: later.missing.into_iter().filter(|(name, _)| self.missing.contains_key(name)).collect(),
-        }
-    }
-}
-
-/// The findings of the last audit, and when it ended (since 1970).
-#[derive(Debug)]
-pub(crate) struct Latest(watch::Sender<Option<(Findings, Duration)>>);
-
-impl Default for Latest {
-    fn default() -> Self {
-        Latest(watch::Sender::new(None))
-    }
-}
-
-impl Latest {
-    pub(crate) fn get(&self) -> Option<(Findings, Duration)> {
-        self.0.borrow().clone()
-    }
-
-    pub(crate) fn set(&self, findings: Option<Findings>) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.0.send_replace(findings.map(|findings| (findings, now)));
-    }
-}
-
 /// What the node holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
@@ -108,7 +68,7 @@ impl Held {
         Ok(Held {
             volumes: volumes.list()?.into_iter().collect(),
             // After the volumes: one whose record is gone by now has its object.
-            pending: intents.list().map_err(provision::unrecorded)?.into_keys().collect(),
+            pending: intents.list()?.into_keys().collect(),
             filesystem_uuid: volumes.filesystem_uuid(),
         })
     }
@@ -339,11 +299,13 @@ fn could_be_ours(id: &VolumeId) -> bool {
 
 /// Whether the claim for which a volume was made is there: its object may be made again.
 fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
-    ctx.claims.state().iter().any(|claim| provision::volume_id(claim).is_ok_and(|made| made == *id))
+    ctx.claims.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use http::Method;
     use loopfs::{Bytes, VolumeKind};
     use rstest::rstest;

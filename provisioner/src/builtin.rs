@@ -28,8 +28,8 @@ use kube::{
 
 use self::{
     declaration::{Declaration, DeclarationError},
-    kinds::{KINDS, Kind},
-    plan::{Action, Key},
+    kinds::{KINDS, Key, Kind, MANAGER},
+    plan::Action,
 };
 use crate::{
     absence,
@@ -40,9 +40,6 @@ use crate::{
     identity::Identity,
     stagger::stagger,
 };
-
-/// What the API server knows the writer of the objects as; also the value of their label.
-pub(crate) const MANAGER: &str = "loopfs-provisioner";
 
 /// All provisioners see a difference at once, and one of them is to mend it: each waits its own part of this.
 const SPREAD: Duration = Duration::from_secs(2);

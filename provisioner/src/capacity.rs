@@ -23,16 +23,17 @@ use loopfs::{Bytes, Space, VolumeKind, VolumeSpec};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    context::{Context, Gate},
+    context::Context,
     controller,
     error::Error,
+    gate::Gate,
     identity::Identity,
     lean::Lean,
     parameters::Parameters,
-    placement::{self, Candidate},
-    quantity,
+    placement, quantity,
     stagger::fnv1a,
-    storage::StorageError,
+    topology::{self, Candidate},
+    volumes::StorageError,
 };
 
 /// Where the objects are, and to whom they belong.
@@ -158,7 +159,7 @@ fn desired(
     publishing: &Publishing,
     identity: &Identity,
 ) -> Vec<CSIStorageCapacity> {
-    let allowed = |class: &StorageClass| node.is_none_or(|node| placement::allows(class, node));
+    let allowed = |class: &StorageClass| node.is_none_or(|node| topology::allows(class, node));
     classes
         .iter()
         .filter(|class| allowed(class))

@@ -196,7 +196,7 @@ async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progres
 
 async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Error> {
     let class = class_of(claim, ctx);
-    let existing = provision::volume_id(claim).ok().and_then(|id| ctx.volume(id.as_str()));
+    let existing = ownership::volume_id_for(claim).ok().and_then(|id| ctx.volume(id.as_str()));
     if !ownership::is_claim_to_provision(claim, &ctx.identity) {
         return Ok(Progress::Settled);
     }

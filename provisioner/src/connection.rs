@@ -27,7 +27,7 @@ use kube::{
 use tokio::time::timeout;
 use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 
-use crate::metrics::ApiWrites;
+use crate::writes::ApiWrites;
 
 /// How long the API server may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{backoff::Backoff, context::Chances, lean::Lean};
+use crate::{backoff::Backoff, gate::Chances, lean::Lean};
 
 /// Objects as an API server holds them.
 pub(crate) trait Object:
@@ -216,7 +216,7 @@ mod tests {
     use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
-    use crate::{context::Gate, fixtures, ownership};
+    use crate::{fixtures, gate::Gate, ownership};
 
     #[tokio::test]
     async fn slow_objects_do_not_hold_up_the_others() {

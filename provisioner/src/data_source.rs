@@ -6,7 +6,7 @@ use loopfs::{Bytes, OwnedContentSource};
 
 use crate::{
     absence, claim_status::recorded, context::Context, error::Error, identity::Identity, ownership,
-    provision::Refusal,
+    refusal::Refusal,
 };
 
 pub(crate) mod snapshot;

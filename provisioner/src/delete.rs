@@ -7,6 +7,9 @@
 //!
 //! The same happens to a volume that no claim has bound, once a person deletes its object.
 
+use crate::{
+    absence, context::Context, error::Error, events::Reason, identity::Identity, ownership, pv, references,
+};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
     ResourceExt,
@@ -14,11 +17,6 @@ use kube::{
     runtime::reflector::ObjectRef,
 };
 use loopfs::VolumeId;
-use serde_json::{Value, json};
-
-use crate::{
-    absence, context::Context, error::Error, events::Reason, identity::Identity, ownership, pv, references,
-};
 
 /// What to do about a volume's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,15 +43,6 @@ pub(crate) struct Deletion {
     pub(crate) mark: bool,
 }
 
-/// Returns `true` if the data of a volume is to be deleted: its reclaim policy is Delete, and either its claim was deleted, or no
-/// claim has bound it and its object is being deleted.
-pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
-    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
-    let is_deleted = volume.metadata.deletion_timestamp.is_some();
-    policy == Some("Delete") && (phase == Some("Released") || phase == Some("Available") && is_deleted)
-}
-
 /// Decides.
 ///
 /// # Errors
@@ -74,7 +63,7 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
         // Somebody took the finalizer off: the object goes, and its data is theirs.
         (true, false) if going => Plan::Settled,
         (true, false) => Plan::Hold,
-        (true, true) if is_discarded(volume) => Plan::Delete(Deletion {
+        (true, true) if pv::is_discarded(volume) => Plan::Delete(Deletion {
             id: ownership::volume_id(volume, identity)?,
             filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
             // A claim can still bind one that is available, although it is marked.
@@ -160,18 +149,8 @@ async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds or removes our entry in the list of finalizers and leaves those of others alone.
-///
-/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
-/// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
-/// rule and not the exception.
-pub(crate) fn finalizer_patch(volume: &PersistentVolume, held: bool) -> Value {
-    let directive = if held { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
-    json!({ "metadata": { "uid": volume.metadata.uid, directive: [pv::FINALIZER] } })
-}
-
 async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
-    let (name, patch) = (volume.name_any(), finalizer_patch(volume, held));
+    let (name, patch) = (volume.name_any(), pv::finalizer_patch(volume, held));
     let patched = ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
     match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
         Ok(Some(patched)) => {

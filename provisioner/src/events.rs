@@ -26,7 +26,7 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{identity::Identity, metrics::Notices};
+use crate::{identity::Identity, notices::Notices};
 
 /// Why an event is written. These are the words people grep for, as the sidecars of other drivers use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -23,9 +23,10 @@ use crate::{
     claim_status, data_source, delete, fixtures,
     node_loss::{self, Decision, Sight},
     ownership,
-    placement::{self, Candidate, Place},
+    placement::Place,
     provision, quantity,
     resize::{self, Outcome},
+    topology::{self, Candidate},
 };
 
 /// One change somewhere in an object.
@@ -159,7 +160,7 @@ proptest! {
         let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Place::Here, None, &identity);
         drop(data_source::named(claim));
         if let Some(class) = &class {
-            placement::allows(class, &Candidate { name: String::new(), labels: Default::default() });
+            topology::allows(class, &Candidate { name: String::new(), labels: Default::default() });
         }
         if let Ok(provision::Plan::Create(creation)) = &planned {
             prop_assert!(ownership::is_claim_to_provision(claim, &identity));

@@ -22,8 +22,10 @@ use std::{
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
-use loopfs::VolumeId;
+use loopfs::{ErrorKind, VolumeId};
 use serde::{Deserialize, Serialize};
+
+use crate::volumes::VolumeError;
 
 /// The directory of records.
 #[derive(Debug, Clone)]
@@ -61,6 +63,12 @@ pub(crate) struct IntentError {
     operation: &'static str,
     path: PathBuf,
     source: io::Error,
+}
+
+impl From<IntentError> for VolumeError {
+    fn from(error: IntentError) -> Self {
+        VolumeError { kind: ErrorKind::Other, message: format!("{error}: {}", error.source) }
+    }
 }
 
 impl IntentError {

@@ -7,7 +7,7 @@ use loopfs::VolumeId;
 use tokio::time::timeout;
 
 use crate::{
-    absence, context::Context, error::Error, intents::Intent, ownership, references, storage::StorageError,
+    absence, context::Context, error::Error, intents::Intent, ownership, references, volumes::StorageError,
 };
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.

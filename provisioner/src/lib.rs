@@ -27,6 +27,7 @@ mod error;
 mod events;
 #[cfg(test)]
 mod fixtures;
+mod gate;
 #[cfg(test)]
 mod hostile_tests;
 mod identity;
@@ -37,8 +38,10 @@ mod lean;
 #[cfg(all(test, feature = "apiserver-tests"))]
 mod live_tests;
 mod logging;
+mod loss_policy;
 mod metrics;
 mod node_loss;
+mod notices;
 mod own_writes;
 mod ownership;
 mod pages;
@@ -50,13 +53,16 @@ mod provision;
 mod pv;
 mod quantity;
 mod references;
+mod refusal;
 mod reschedule;
 mod resize;
 mod stagger;
 mod storage;
+mod topology;
 #[cfg(test)]
 mod volume_model;
 mod volumes;
+mod writes;
 
 use std::{
     io::Write,
@@ -94,9 +100,9 @@ use crate::{
     events::Events,
     identity::Identity,
     intents::Intents,
-    metrics::ApiWrites,
     pages::Pages,
     storage::{Opener, Storage},
+    writes::ApiWrites,
 };
 
 /// What is under way at a SIGTERM gets this long, of the 30 s a pod has by default.

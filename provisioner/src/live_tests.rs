@@ -41,11 +41,11 @@ use crate::{
     fixtures,
     identity::Identity,
     intents::{Intent, Intents},
-    metrics::ApiWrites,
     ownership,
     storage::Opener,
     volume_model::VolumeModel,
     volumes::Volumes,
+    writes::ApiWrites,
 };
 
 mod audit;
@@ -431,7 +431,7 @@ async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
     let cluster = Cluster::connect().await;
     // A provisioner that was killed between making the volume and writing its object.
     let claim = cluster.claim("gone", json!({})).await;
-    let id = crate::provision::volume_id(&claim).unwrap();
+    let id = crate::ownership::volume_id_for(&claim).unwrap();
     cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
     let spec = loopfs::VolumeSpec::new(loopfs::VolumeKind::Filesystem, Bytes(MIB));
     cluster.volumes.create(&id, &spec).unwrap();

@@ -6,14 +6,12 @@ use loopfs::{Census, Space};
 use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
-use crate::audit::Findings;
+use crate::{notices::Notices, writes::ApiWrites};
 
-mod api_writes;
-mod notices;
+mod findings;
 mod operations;
 
-pub(crate) use api_writes::ApiWrites;
-pub(crate) use notices::Notices;
+pub(crate) use findings::{Findings, Latest};
 pub(crate) use operations::{Operation, Operations};
 
 const PREFIX: &str = "loopfs_provisioner";

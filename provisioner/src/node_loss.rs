@@ -10,7 +10,6 @@
 //! restarted begins anew, and a clock that jumps hurts nobody.
 
 mod decision;
-pub(crate) mod policy;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,18 +35,8 @@ use tokio::{sync::Notify, time::timeout};
 
 pub(crate) use self::decision::{Decision, Sight, decide};
 use crate::{
-    absence,
-    backoff::Backoff,
-    context::{Context, Gate},
-    controller,
-    delete::finalizer_patch,
-    error::Error,
-    events::Reason,
-    identity::Identity,
-    lean::Lean,
-    ownership,
-    stagger::fnv1a,
-    storage::State,
+    absence, backoff::Backoff, context::Context, controller, error::Error, events::Reason, gate::Gate,
+    identity::Identity, lean::Lean, ownership, pv::finalizer_patch, stagger::fnv1a, storage::State,
 };
 
 /// What is done about volumes of nodes that are gone.

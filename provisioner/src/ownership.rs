@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentV
 
 use loopfs::VolumeId;
 
-use crate::{error::Error, identity::Identity};
+use crate::{identity::Identity, refusal::Refusal};
 
 /// Set by kube-controller-manager on a claim that waits for an external provisioner: the provisioner's name.
 const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -127,15 +127,33 @@ pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeCl
     })
 }
 
+/// The id of a claim's volume, and the name of its `PersistentVolume`, in the form everybody knows.
+///
+/// # Errors
+/// When there is no UID, or one that an API server would not have given.
+pub(crate) fn volume_id_for(claim: &PersistentVolumeClaim) -> Result<VolumeId, Refusal> {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let refused = || Refusal::Uid(uid.to_owned());
+    if uid.is_empty() {
+        return Err(refused());
+    }
+    VolumeId::parse(&format!("pvc-{uid}")).map_err(|_invalid| refused())
+}
+
+/// The volume handle of a `PersistentVolume` that a person created.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the volume handle is not a volume id: {0}")]
+pub(crate) struct InvalidHandle(pub(crate) String);
+
 /// The volume's id in the store.
 ///
 /// # Errors
 /// When the handle, which anybody may write into an object made by hand, is not one.
-pub(crate) fn volume_id(volume: &PersistentVolume, identity: &Identity) -> Result<VolumeId, Error> {
+pub(crate) fn volume_id(volume: &PersistentVolume, identity: &Identity) -> Result<VolumeId, InvalidHandle> {
     let csi =
         volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).filter(|csi| csi.driver == identity.driver());
     let handle = csi.map(|csi| csi.volume_handle.as_str()).unwrap_or_default();
-    VolumeId::parse(handle).map_err(|error| Error::Handle(error.to_string()))
+    VolumeId::parse(handle).map_err(|error| InvalidHandle(error.to_string()))
 }
 
 /// The file system the volume says it is on.

@@ -7,8 +7,9 @@ use tokio::time::timeout;
 
 use crate::{
     context::Context,
-    metrics::{self, ApiWrites, Snapshot},
-    ownership, provision,
+    metrics::{self, Snapshot},
+    ownership,
+    writes::ApiWrites,
 };
 
 /// How long the API server may take to say its version.
@@ -27,7 +28,7 @@ impl Pages {
         let waits = |claim: &_| {
             ownership::is_claim_to_provision(claim, &ctx.identity)
                 && ownership::selected_node(claim) == Some(ctx.identity.node())
-                && !provision::volume_id(claim).is_ok_and(|id| ctx.volume(id.as_str()).is_some())
+                && !ownership::volume_id_for(claim).is_ok_and(|id| ctx.volume(id.as_str()).is_some())
         };
         ctx.claims.state().iter().filter(|claim| waits(claim)).count()
     }
@@ -96,10 +97,9 @@ mod tests {
     use super::*;
     use crate::{
         api_server::{Bench, Caches, Exchange, expect},
-        audit::Findings,
         events::Reason,
         fixtures,
-        metrics::Operation,
+        metrics::{Findings, Operation},
         volume_model::{self, VolumeModel},
     };
 

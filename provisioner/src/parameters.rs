@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
 
-use crate::node_loss::policy::{self, Policy};
+use crate::loss_policy::{self, Policy};
 
 mod reserved;
 
@@ -62,7 +62,7 @@ impl Parameters {
 impl fmt::Display for ParametersError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = VolumeSpec::SETTINGS.iter().map(Setting::to_string);
-        let others = policy::ALLOWED.into_iter().chain([reserved::FSTYPE]).map(str::to_owned);
+        let others = loss_policy::ALLOWED.into_iter().chain([reserved::FSTYPE]).map(str::to_owned);
         let allowed: Vec<String> = settings.chain(others).collect();
         write!(f, "{}; allowed parameters: {}", self.complaints.join("; "), allowed.join(", "))
     }

@@ -4,23 +4,21 @@
 //! known of the pod: any choice among several nodes would be a guess that the pod is bound to ever after. So there has to be
 //! only one that may: by the class's `allowedTopologies`, or because the driver runs nowhere else.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolumeClaim},
     storage::v1::{CSINode, StorageClass},
 };
 use kube::{Api, ResourceExt, api::ListParams};
 
-use crate::{absence, context::Context, error::Error, identity::Identity, ownership, provision::Refusal};
-
-/// A node that the driver runs on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Candidate {
-    pub(crate) name: String,
-    /// Of its Node object, and the driver's own topology label.
-    pub(crate) labels: BTreeMap<String, String>,
-}
+use crate::{
+    absence,
+    context::Context,
+    error::Error,
+    identity::Identity,
+    ownership,
+    refusal::Refusal,
+    topology::{Candidate, allows, candidate, is_immediate},
+};
 
 /// What this node is to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,25 +92,6 @@ fn only_one(class: &StorageClass, nodes: &[Candidate], identity: &Identity) -> P
     Place::Refused(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() })
 }
 
-/// Whether the class's `allowedTopologies` admit a node, as the scheduler reads them: one of the terms must match, and
-/// of a term all; none at all admits every node, and an empty term none.
-pub(crate) fn allows(class: &StorageClass, node: &Candidate) -> bool {
-    let terms = class.allowed_topologies.as_deref().unwrap_or_default();
-    let matches =
-        |key: &str, values: &[String]| node.labels.get(key).is_some_and(|value| values.contains(value));
-    terms.is_empty()
-        || terms.iter().any(|term| {
-            let expressions = term.match_label_expressions.as_deref().unwrap_or_default();
-            !expressions.is_empty()
-                && expressions.iter().all(|expression| matches(&expression.key, &expression.values))
-        })
-}
-
-/// Whether volumes are made before a pod asks; what the API server takes a class without a mode for.
-pub(crate) fn is_immediate(class: &StorageClass) -> bool {
-    class.volume_binding_mode.as_deref().is_none_or(|mode| mode == "Immediate")
-}
-
 /// What this node is to the claim, after looking at the nodes as far as that matters.
 ///
 /// # Errors
@@ -164,14 +143,10 @@ async fn all_nodes(ctx: &Context) -> Result<Vec<Candidate>, Error> {
     Ok(nodes.map(|(name, labels)| candidate(&name, labels, &ctx.identity)).collect())
 }
 
-fn candidate(name: &str, mut labels: BTreeMap<String, String>, identity: &Identity) -> Candidate {
-    // The kubelet sets it when the driver registers, which it may be about to do again.
-    labels.insert(identity.topology_key(), name.to_owned());
-    Candidate { name: name.to_owned(), labels }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use rstest::rstest;
     use serde_json::{Value, json};
 

@@ -13,7 +13,7 @@ use std::{
 use loopfs::{ChargedTo, ForeignEvidence, ForeignFiles, ProjectId, VolumeId};
 use tokio::time::timeout;
 
-use crate::{context::Context, error::Error, events::Reason, storage::StorageError};
+use crate::{context::Context, error::Error, events::Reason, volumes::StorageError};
 
 /// When to search, and what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{ResourceExt, api::PostParams};
-use loopfs::{Bytes, MountFlags, MountOptionError, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, MountFlags, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
 
 use crate::{
     claim_status,
@@ -18,14 +18,13 @@ use crate::{
     events::Reason,
     identity::Identity,
     intents::Intent,
-    node_loss::policy::Policy,
+    loss_policy::Policy,
     ownership,
-    parameters::{Parameters, ParametersError},
+    parameters::Parameters,
     placement::Place,
     pv::{self, Description, ReclaimPolicy},
-    quantity::QuantityError,
-    storage::StorageError,
-    volumes::VolumeError,
+    refusal::Refusal,
+    volumes::{StorageError, VolumeError},
 };
 
 /// What to do about a claim.
@@ -53,74 +52,6 @@ pub(crate) struct Creation {
     pub(crate) node_loss: Policy,
 }
 
-/// Why a claim gets no volume until it or its class is changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("storage class {0:?} does not exist")]
-    ClassMissing(String),
-    #[error("the claim names no storage class")]
-    ClassUnnamed,
-    #[error("storage class {class:?}: {source}")]
-    Parameters { class: String, source: ParametersError },
-    #[error("storage class {class:?}: mountOptions: {source}")]
-    MountOptions { class: String, source: MountOptionError },
-    #[error("storage class {class:?}: reclaimPolicy is {policy:?}; allowed: Delete, Retain")]
-    ReclaimPolicy { class: String, policy: String },
-    #[error(
-        "access mode {0:?} is not supported: the volume is local to one node, and starts empty; allowed: ReadWriteOnce, \
-         ReadWriteOncePod (to read only, mount the claim readOnly in the pod)"
-    )]
-    AccessMode(String),
-    #[error("the claim has no access mode; allowed: ReadWriteOnce, ReadWriteOncePod")]
-    NoAccessMode,
-    #[error("volumeMode is {0:?}; allowed: Filesystem, Block")]
-    VolumeMode(String),
-    #[error("the claim asks for no size: set spec.resources.requests.storage")]
-    NoSize,
-    #[error("the claim asks for 0 bytes: set spec.resources.requests.storage to at least 1")]
-    ZeroSize,
-    #[error("spec.resources.requests.storage: {0}")]
-    Size(#[from] QuantityError),
-    #[error(
-        "the claim wants to be filled from {0}, and an empty volume would not do; a data source can be a PersistentVolumeClaim \
-         or a VolumeSnapshot of the same namespace"
-    )]
-    DataSource(String),
-    #[error("{source_object}, which is to be copied, {why}")]
-    Source { source_object: String, why: &'static str },
-    #[error(
-        "the claim is to be filled from one whose volumeMode is {0:?}, which therefore has to be its own"
-    )]
-    SourceMode(String),
-    #[error(
-        "the claim is to be filled from one of {of_source}, and asks for {asked}; ask for at least as much"
-    )]
-    SourceSize { of_source: Bytes, asked: Bytes },
-    #[error(
-        "spec.selector picks among volumes that exist; it cannot be combined with a class that makes new ones"
-    )]
-    Selector,
-    #[error("spec.volumeAttributesClassName is {0:?}; volume attributes classes are not supported")]
-    AttributesClass(String),
-    #[error(
-        "storage class {class:?}: its allowedTopologies do not allow node {node:?}, which was selected for the claim; change \
-         them, or the labels of the node, or remove the claim's annotation volume.kubernetes.io/selected-node"
-    )]
-    Topology { class: String, node: String },
-    #[error(
-        "storage class {class:?} has volumeBindingMode Immediate, and {} provide the volume, which is local to its node; set \
-         volumeBindingMode: WaitForFirstConsumer, or allowedTopologies that allow exactly one node of the driver",
-        nodes_may(*nodes)
-    )]
-    Immediate { class: String, nodes: usize },
-    #[error("the claim's UID {0:?} cannot name a volume")]
-    Uid(String),
-}
-
-fn nodes_may(count: usize) -> String {
-    if count == 0 { "no node may".to_owned() } else { format!("{count} nodes may") }
-}
-
 /// Decides.
 ///
 /// # Errors
@@ -142,7 +73,7 @@ pub(crate) fn plan(
         Place::Later => return Ok(Plan::Wait),
         Place::Refused(why) => return Err(why.into()),
     }
-    let id = volume_id(claim)?;
+    let id = ownership::volume_id_for(claim)?;
     match existing {
         Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(Plan::Settled),
         Some(_) => return Err(Error::NameTaken(id.to_string())),
@@ -181,19 +112,6 @@ pub(crate) fn plan(
         source: origin.map(|origin| origin.id),
         node_loss: parameters.node_loss,
     }))
-}
-
-/// The id of a claim's volume, and the name of its `PersistentVolume`, in the form everybody knows.
-///
-/// # Errors
-/// When there is no UID, or one that an API server would not have given.
-pub(crate) fn volume_id(claim: &PersistentVolumeClaim) -> Result<VolumeId, Refusal> {
-    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-    let refused = || Refusal::Uid(uid.to_owned());
-    if uid.is_empty() {
-        return Err(refused());
-    }
-    VolumeId::parse(&format!("pvc-{uid}")).map_err(|_invalid| refused())
 }
 
 fn reclaim_policy(class: &StorageClass, name: &str) -> Result<ReclaimPolicy, Refusal> {
@@ -269,7 +187,7 @@ pub(crate) async fn apply(
     let made = ctx.storage.run(move |volumes| {
         // The record comes first: from here on a crash leaves something that is found again. It stays when
         // this fails, until an attempt succeeds or the claim is gone.
-        intents.record(&wanted, &intent).map_err(unrecorded)?;
+        intents.record(&wanted, &intent)?;
         let capacity = match &source {
             Some(source) => volumes.clone_from(source.as_ref(), &wanted, &spec)?,
             None => volumes.create(&wanted, &spec)?,
@@ -316,7 +234,7 @@ async fn clear(id: &VolumeId, ctx: &Context) -> Result<(), Error> {
         .await
         .map_err(|_panicked| StorageError::Panicked)?;
     if let Err(error) = cleared {
-        tracing::warn!(error = %with_source(&error), "a record of provisioning stays behind, to be looked at later");
+        tracing::warn!(error = %VolumeError::from(error), "a record of provisioning stays behind, to be looked at later");
     }
     Ok(())
 }
@@ -344,17 +262,6 @@ async fn create_object(
     }
 }
 
-pub(crate) fn unrecorded(error: crate::intents::IntentError) -> VolumeError {
-    VolumeError { kind: loopfs::ErrorKind::Other, message: with_source(&error) }
-}
-
-fn with_source(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -364,7 +271,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures;
-    use crate::node_loss::policy::OnNodeLoss;
+    use crate::loss_policy::OnNodeLoss;
 
     fn planned(claim: Value, class: Value) -> Result<Plan, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));

@@ -10,8 +10,9 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use loopfs::{Bytes, VolumeId, VolumeKind};
+use serde_json::{Value, json};
 
-use crate::{claim_status::STORAGE, identity::Identity, node_loss::policy::Policy, quantity};
+use crate::{claim_status::STORAGE, identity::Identity, loss_policy::Policy, quantity};
 
 /// Tells kube-controller-manager that deleting the data is this driver's business.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -113,6 +114,25 @@ fn only_on_this_node(identity: &Identity) -> NodeSelector {
             match_fields: None,
         }],
     }
+}
+
+/// Returns `true` if the data of a volume is to be deleted: its reclaim policy is Delete, and either its claim was deleted, or no
+/// claim has bound it and its object is being deleted.
+pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let is_deleted = volume.metadata.deletion_timestamp.is_some();
+    policy == Some("Delete") && (phase == Some("Released") || phase == Some("Available") && is_deleted)
+}
+
+/// Adds or removes our entry in the list of finalizers and leaves those of others alone.
+///
+/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
+/// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
+/// rule and not the exception.
+pub(crate) fn finalizer_patch(volume: &PersistentVolume, held: bool) -> Value {
+    let directive = if held { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+    json!({ "metadata": { "uid": volume.metadata.uid, directive: [FINALIZER] } })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{ResourceExt, api::ListParams};
 use loopfs::VolumeId;
 
-use crate::{context::Context, delete, error::Error, ownership};
+use crate::{context::Context, error::Error, ownership, pv};
 
 /// How many PersistentVolumes are read at a time.
 const PAGE: u32 = 500;
@@ -27,7 +27,7 @@ pub(crate) async fn require_none(
     let needs = |volume: &PersistentVolume| {
         deleted.is_none_or(|deleted| deleted.metadata.name != volume.metadata.name)
             && ownership::volume_id(volume, &ctx.identity).is_ok_and(|of| of == *id)
-            && !delete::is_discarded(volume)
+            && !pv::is_discarded(volume)
     };
     let refused =
         |volume: &PersistentVolume| Error::StillReferenced { id: id.clone(), by: volume.name_any() };

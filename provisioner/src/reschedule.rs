@@ -13,7 +13,7 @@ use kube::{
 use loopfs::ErrorKind;
 use serde_json::{Value, json};
 
-use crate::{context::Context, error::Error, identity::Identity, ownership, storage::StorageError};
+use crate::{context::Context, error::Error, identity::Identity, ownership, volumes::StorageError};
 
 /// The patch that gives a claim back after a failed attempt to provision it, if another node could do better.
 pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Identity) -> Option<Value> {

@@ -32,7 +32,7 @@ use crate::{
     events::Reason,
     identity::Identity,
     ownership, quantity,
-    storage::StorageError,
+    volumes::StorageError,
 };
 
 /// For the node's driver to tell the devices of an image that it has grown, which takes it milliseconds.

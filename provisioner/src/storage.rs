@@ -17,22 +17,8 @@ use crate::{
     courtesy::{Courtesy, Traffic},
     events::{Events, Reason},
     identity::Identity,
-    volumes::{VolumeError, Volumes},
+    volumes::{StorageError, VolumeError, Volumes},
 };
-
-/// Why an operation on volumes failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum StorageError {
-    /// The store is not open.
-    #[error("the storage of this node is not usable now: {0}")]
-    Unavailable(String),
-    /// The store refused.
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-    /// A bug: the operation panicked. The store's own recovery takes care of what it left behind.
-    #[error("internal error in the volume store, see the provisioner's log")]
-    Panicked,
-}
 
 /// Opens the store.
 pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> + Send + Sync>;

@@ -81,6 +81,20 @@ impl VolumeError {
     }
 }
 
+/// Why an operation on volumes failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum StorageError {
+    /// The store is not open.
+    #[error("the storage of this node is not usable now: {0}")]
+    Unavailable(String),
+    /// The store refused.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// A bug: the operation panicked. The store's own recovery takes care of what it left behind.
+    #[error("internal error in the volume store, see the provisioner's log")]
+    Panicked,
+}
+
 impl From<loopfs::Error> for VolumeError {
     fn from(error: loopfs::Error) -> Self {
         VolumeError { kind: error.kind(), message: error.to_string() }

@@ -5,8 +5,8 @@ use std::{fmt::Write as _, path::Path};
 use kube::Client;
 use loopfs::{StoreOptions, VolumeStore};
 
-use super::{Findings, Held, judge, objects};
-use crate::{identity::Identity, intents::Intents};
+use super::{Held, judge, objects};
+use crate::{identity::Identity, intents::Intents, metrics::Findings};
 
 /// Looks once, and changes nothing.
 ///

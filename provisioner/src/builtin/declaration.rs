@@ -8,11 +8,7 @@ use kube::api::{DynamicObject, TypeMeta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{
-    MANAGER,
-    kinds::{KINDS, Kind},
-    plan::Key,
-};
+use super::kinds::{KINDS, Key, Kind, MANAGER};
 use crate::identity::Identity;
 
 /// Says who keeps an object, as everybody writes it.

@@ -1,7 +1,12 @@
 //! The kinds of objects that are kept, and of each the fields.
 
-use kube::api::{ApiResource, GroupVersionKind};
+use std::fmt;
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
+
+/// What the API server knows the writer of the objects as; also the value of their label.
+pub(crate) const MANAGER: &str = "loopfs-provisioner";
 
 /// A kind of object that a ConfigMap may declare.
 #[derive(Debug, PartialEq, Eq)]
@@ -154,3 +159,28 @@ pub(crate) const KINDS: &[Kind] = &[
         fields: BINDING,
     },
 ];
+
+/// Which object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) kind: &'static str,
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
+}
+
+impl Key {
+    pub(crate) fn of(kind: &Kind, object: &DynamicObject) -> Self {
+        let namespace = object.metadata.namespace.clone().filter(|_| kind.namespaced);
+        Key { kind: kind.name, namespace, name: object.metadata.name.clone().unwrap_or_default() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { kind, namespace, name } = self;
+        match namespace {
+            Some(namespace) => write!(f, "{kind} {namespace}/{name}"),
+            None => write!(f, "{kind} {name}"),
+        }
+    }
+}

@@ -1,43 +1,15 @@
 //! What to do about an object, given how it is declared and how it was found. Pure.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::api::{DynamicObject, Preconditions};
 use serde_json::{Map, Value};
 
 use super::{
     declaration::{self, Declaration},
-    kinds::Kind,
+    kinds::{Key, Kind},
 };
 use crate::identity::Identity;
-
-/// Which object.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) kind: &'static str,
-    pub(crate) namespace: Option<String>,
-    pub(crate) name: String,
-}
-
-impl Key {
-    pub(crate) fn of(kind: &Kind, object: &DynamicObject) -> Self {
-        let namespace = object.metadata.namespace.clone().filter(|_| kind.namespaced);
-        Key { kind: kind.name, namespace, name: object.metadata.name.clone().unwrap_or_default() }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Key { kind, namespace, name } = self;
-        match namespace {
-            Some(namespace) => write!(f, "{kind} {namespace}/{name}"),
-            None => write!(f, "{kind} {name}"),
-        }
-    }
-}
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq)]

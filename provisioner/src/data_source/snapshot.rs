@@ -12,7 +12,7 @@ use loopfs::{Bytes, OwnedContentSource, SnapshotId};
 use serde::Deserialize;
 
 use super::Origin;
-use crate::{context::Context, error::Error, identity::Identity, provision::Refusal, quantity};
+use crate::{context::Context, error::Error, identity::Identity, ownership, quantity, refusal::Refusal};
 
 pub(super) const GROUP: &str = "snapshot.storage.k8s.io";
 pub(super) const KIND: &str = "VolumeSnapshot";
@@ -158,7 +158,7 @@ pub(crate) fn origin(
         });
     }
     let handle = content_status.snapshot_handle.unwrap_or_default();
-    let id = SnapshotId::parse(&handle).map_err(|error| Error::Handle(error.to_string()))?;
+    let id = SnapshotId::parse(&handle).map_err(|error| ownership::InvalidHandle(error.to_string()))?;
     let size = status.restore_size.map(|size| quantity::parse(&Quantity(size))).transpose();
     Ok(Origin {
         id: OwnedContentSource::Snapshot(id),

@@ -76,7 +76,7 @@ mod tests {
     use loopfs::{ErrorKind, VolumeId};
 
     use super::*;
-    use crate::{storage::StorageError, volume_model};
+    use crate::{volume_model, volumes::StorageError};
 
     #[test]
     fn attempts_are_counted_by_result_and_reason() {

@@ -5,8 +5,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 
-use super::policy::{OnNodeLoss, Policy};
-use crate::{identity::Identity, ownership, pv};
+use crate::{
+    identity::Identity,
+    loss_policy::{OnNodeLoss, Policy},
+    ownership, pv,
+};
 
 /// What is known when the decision is made.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use loopfs::{VolumeId, VolumeKind};
 
 use super::{super::*, request::Resource, rights::ACCOUNT};
 use crate::{
-    node_loss::policy::Policy,
+    loss_policy::Policy,
     ownership::SELECTED_NODE,
     pv::{self, Description, ReclaimPolicy},
     stagger::fnv1a,

@@ -17,7 +17,7 @@ pub(crate) struct ApiWrites {
 }
 
 impl ApiWrites {
-    pub(super) fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         let help = "Writes to the API server, by HTTP status; without one, there was no answer";
         registry.register("api_writes", help, self.ended.clone());
     }

@@ -14,7 +14,7 @@ impl Notices {
         self.0.get_or_create(&[("type", type_), ("reason", reason)]).inc();
     }
 
-    pub(super) fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         let help = "What was told in events, whether for the first time or again, by the reason of the event";
         registry.register("events", help, self.0.clone());
     }
