@@ -2,7 +2,10 @@
 
 use loopfs::{ErrorKind, VolumeId};
 
-use crate::{ownership::InvalidHandle, refusal::Refusal, volumes::StorageError};
+use crate::{
+    objects::{ownership::InvalidHandle, refusal::Refusal},
+    store::volumes::StorageError,
+};
 
 /// A failed reconcile. Its text ends up in events, so it is written for whoever owns the claim.
 #[derive(Debug, thiserror::Error)]

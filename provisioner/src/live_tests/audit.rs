@@ -3,7 +3,7 @@
 use loopfs::{VolumeId, VolumeKind};
 
 use super::*;
-use crate::audit::{Collection, Settings};
+use crate::node::audit::{Collection, Settings};
 
 fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });

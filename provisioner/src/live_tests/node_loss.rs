@@ -3,7 +3,7 @@
 use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
 
 use super::*;
-use crate::{NodeLoss, ownership::SELECTED_NODE};
+use crate::{controller::node_loss::NodeLoss, objects::ownership::SELECTED_NODE};
 
 const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
@@ -218,7 +218,7 @@ async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_i
         let refused = patched(Patch::Merge(change)).await.unwrap_err().to_string();
         assert!(refused.contains("volumes of its own node"), "{refused}");
     }
-    patched(Patch::Strategic(crate::pv::finalizer_patch(&theirs, false))).await.unwrap();
+    patched(Patch::Strategic(crate::objects::pv::finalizer_patch(&theirs, false))).await.unwrap();
 
     // Claims of other drivers are none of its business.
     let foreign = json!({

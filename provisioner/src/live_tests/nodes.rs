@@ -3,7 +3,7 @@
 use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
 
 use super::*;
-use crate::ownership::SELECTED_NODE;
+use crate::objects::ownership::SELECTED_NODE;
 
 const THERE: &str = "node-b";
 

@@ -1,0 +1,314 @@
+use http::Method;
+use kube::runtime::watcher::Event as WatcherEvent;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{
+    fake_store::VolumeModel,
+    fixtures,
+    mock_api_server::{Bench, Caches, Exchange, expect},
+};
+
+const NODE: &str = "/api/v1/nodes/node-b";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+
+const GRACE: Duration = Duration::from_secs(60);
+
+/// On node-b, whose loss takes the claim with it after a minute.
+fn volume(change: Value) -> PersistentVolume {
+    let key = "topology.csi.loopfs.dev/node";
+    let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["node-b"]}]}]);
+    let mut whole = json!({
+        "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}, "annotations": {
+            "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+        }},
+        "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+    });
+    fixtures::merge_keeping_nulls(&mut whole, change);
+    fixtures::volume(whole)
+}
+
+fn list(items: &[PersistentVolume]) -> Value {
+    json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": items})
+}
+
+fn metadata(items: &[PersistentVolume]) -> Value {
+    let items: Vec<_> = items
+        .iter()
+        .map(|volume| {
+            json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": volume.metadata})
+        })
+        .collect();
+    json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items})
+}
+
+fn node_there() -> Exchange {
+    let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-b"}});
+    expect(Method::GET, NODE, None).answer(node)
+}
+
+fn node_gone() -> Exchange {
+    expect(Method::GET, NODE, None).refuse(404, "NotFound")
+}
+
+/// What is asked to learn of a volume, up to whether its node is gone.
+fn suspected(volume: &PersistentVolume) -> Exchange {
+    expect(Method::GET, VOLUMES, None).answer(metadata(std::slice::from_ref(volume)))
+}
+
+fn listed(volume: &PersistentVolume) -> Exchange {
+    expect(Method::GET, VOLUMES, None).answer(list(std::slice::from_ref(volume)))
+}
+
+fn claim_read(change: Value) -> Exchange {
+    expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(change))
+}
+
+fn claim_deleted() -> Exchange {
+    let claim = fixtures::bound_claim(json!({}));
+    let preconditions =
+        json!({"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version});
+    expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions}))
+}
+
+fn bench(own: Vec<PersistentVolume>, exchanges: Vec<Exchange>) -> Bench {
+    Bench::new(
+        VolumeModel::of_size(loopfs::Bytes(1 << 30)),
+        Caches { volumes: own, ..Caches::default() },
+        exchanges,
+    )
+}
+
+fn looker<'a>(ctx: &'a Context, mode: NodeLoss, names: &[&str]) -> Looker<'a> {
+    let (nodes, mut cache) = reflector::store();
+    cache.apply_watcher_event(&WatcherEvent::Init);
+    for name in names {
+        let node = json!({"metadata": {"name": name}, "spec": {"drivers": []}});
+        cache.apply_watcher_event(&WatcherEvent::InitApply(serde_json::from_value(node).unwrap()));
+    }
+    cache.apply_watcher_event(&WatcherEvent::InitDone);
+    Looker { ctx, mode, nodes, gone_since: BTreeMap::new(), backoff: Backoff::default() }
+}
+
+/// Looks at the start and once more after the grace time; answers the reasons of events.
+async fn looked_twice(mode: NodeLoss, exchanges: Vec<Exchange>) -> Vec<&'static str> {
+    let bench = bench(vec![], exchanges);
+    let ctx = Arc::clone(&bench.ctx);
+    let mut looker = looker(&ctx, mode, &["node-a"]);
+    let start = Instant::now();
+    looker.look(start).await.unwrap();
+    looker.look(start + GRACE).await.unwrap();
+    drop(looker);
+    drop(ctx);
+    bench.finish().await
+}
+
+#[tokio::test]
+async fn a_node_that_exists_is_not_gone_whatever_else_is_missing() {
+    let volume = volume(json!({}));
+    let exchanges = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_404_of_a_proxy_is_no_lost_node() {
+    let volume = volume(json!({}));
+    let exchanges = vec![
+        suspected(&volume),
+        expect(Method::GET, NODE, None).refuse_by_proxy(404),
+        suspected(&volume),
+        node_there(),
+    ];
+    let bench = bench(vec![], exchanges);
+    let ctx = Arc::clone(&bench.ctx);
+    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    assert!(looker.look(start).await.is_err());
+    assert_eq!(looker.look(start + GRACE).await.unwrap(), None);
+    drop(looker);
+    drop(ctx);
+    assert_eq!(bench.finish().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
+    let exchanges = [gone(), gone(), hidden].into_iter().flatten().collect();
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
+    let volume = volume(json!({}));
+    let exchanges = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+        node_gone(),
+        claim_deleted(),
+    ];
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost", "NodeLost"]);
+}
+
+#[tokio::test]
+async fn what_would_be_done_is_told_and_not_done() {
+    let volume = volume(json!({}));
+    let exchanges = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+    ];
+    assert_eq!(looked_twice(NodeLoss::DryRun, exchanges).await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
+    let volume = volume(json!({}));
+    let exchanges = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+        node_there(),
+    ];
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+}
+
+/// Another provisioner, or the user, was first: nothing is wrong.
+#[rstest]
+#[case::changed(409, "Conflict")]
+#[case::gone(404, "NotFound")]
+#[tokio::test]
+async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
+    let volume = volume(json!({}));
+    let exchanges = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+        node_gone(),
+        claim_deleted().refuse(status, reason),
+    ];
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let refused = vec![claim_read(json!({})), node_gone(), claim_deleted().refuse(403, "Forbidden")];
+    let bench = bench(vec![], [gone(), gone(), refused, gone()].into_iter().flatten().collect());
+    let ctx = Arc::clone(&bench.ctx);
+    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    looker.look(start).await.unwrap();
+    assert_eq!(looker.look(start + GRACE).await.unwrap(), Some(Duration::from_secs(1)));
+    let half = Duration::from_millis(500);
+    assert_eq!(looker.look(start + GRACE + half).await.unwrap(), Some(half));
+    drop(looker);
+    drop(ctx);
+    assert_eq!(bench.finish().await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
+    let volume = volume(json!({"status": {"phase": "Released"}}));
+    let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
+    let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
+    let patch =
+        json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
+    let exchanges = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({"metadata": {"uid": "another"}})),
+        node_gone(),
+        expect(Method::DELETE, VOLUME, preconditions).answer(&volume),
+        expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
+    ];
+    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let back = vec![suspected(&volume), node_there()];
+    let bench = bench(vec![], [gone(), back, gone()].into_iter().flatten().collect());
+    let ctx = Arc::clone(&bench.ctx);
+    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    assert_eq!(looker.look(start).await.unwrap(), Some(GRACE));
+    assert_eq!(looker.look(start + GRACE / 2).await.unwrap(), None);
+    assert_eq!(looker.look(start + GRACE).await.unwrap(), Some(GRACE));
+    drop(looker);
+    drop(ctx);
+    assert_eq!(bench.finish().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn few_look_and_the_later_ones_wait_longer() {
+    let names: Vec<_> = (0..20).map(|number| format!("node-{number:02}")).collect();
+    let all: BTreeSet<_> = names.iter().cloned().collect();
+    let ranks: BTreeSet<_> = names
+        .iter()
+        .map(|name| rank(&all, &Identity::new("csi.loopfs.dev", name).unwrap()).unwrap())
+        .collect();
+    assert_eq!(ranks, (0..20).collect());
+    assert_eq!(rank(&all, &fixtures::identity()), None, "the driver is not registered here");
+
+    // Nobody who does not look asks anything.
+    let bench = bench(vec![], vec![]);
+    let ctx = Arc::clone(&bench.ctx);
+    let mut idle = looker(&ctx, NodeLoss::Enforce, &["node-b"]);
+    assert_eq!(idle.look(Instant::now()).await.unwrap(), None);
+    drop(idle);
+    drop(ctx);
+    bench.finish().await;
+}
+
+#[tokio::test]
+async fn a_volume_of_this_node_on_a_disk_that_is_not_here_is_lost_too() {
+    let policy = json!({"metadata": {"annotations": {
+        "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+    }}});
+    let mut elsewhere = policy.clone();
+    fixtures::merge(
+        &mut elsewhere,
+        json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": "another-disk"}}}}),
+    );
+    let mut here = policy;
+    fixtures::merge(&mut here, json!({"metadata": {"name": "pvc-here"}}));
+    let own = vec![fixtures::volume(elsewhere), fixtures::volume(here)];
+    let bench = bench(own, vec![claim_read(json!({})), claim_deleted()]);
+    let ctx = Arc::clone(&bench.ctx);
+    let mut looker = looker(&ctx, NodeLoss::Enforce, &[]);
+    let start = Instant::now();
+    assert_eq!(looker.look(start).await.unwrap(), Some(GRACE));
+    looker.look(start + GRACE).await.unwrap();
+    drop(looker);
+    drop(ctx);
+    assert_eq!(bench.finish().await, ["NodeLost", "NodeLost"]);
+}

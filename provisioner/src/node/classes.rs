@@ -1,0 +1,103 @@
+//! The storage classes, and which claims a change of one concerns.
+//!
+//! The events of claims and of classes come in no order. A claim that was looked at before its class was known is looked at
+//! again when the class arrives, and one that failed for what its class says when the class is changed. Claims of other classes keep
+//! their back-off.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
+use kube::{
+    Api, ResourceExt,
+    runtime::{
+        reflector::{ObjectRef, store::Writer},
+        watcher::{self, Event},
+    },
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    api::{pruned::Lean, queue},
+    node::context::Context,
+    objects::ownership,
+};
+
+/// Watches the classes until shutdown, and sends the claims that a change concerns to `related`.
+pub(crate) async fn run(
+    ctx: Arc<Context>,
+    cache: Writer<StorageClass>,
+    related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+) {
+    let classes = Api::all(ctx.client.clone());
+    let events = queue::watch(classes, watcher::Config::default(), cache, |_class| true);
+    events.for_each(async |event| observe(event, &ctx, &related)).await;
+}
+
+fn observe(
+    event: Event<Lean<StorageClass>>,
+    ctx: &Context,
+    related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+) {
+    let changed = match event {
+        Event::Apply(class) | Event::Delete(class) => Some(class.name_any()),
+        // Any of them may have changed while the watch was interrupted.
+        Event::InitDone => {
+            ctx.classes_synced.open();
+            None
+        }
+        // The cache does not hold these yet.
+        Event::Init | Event::InitApply(_) => return,
+    };
+    ctx.capacity.notify_one();
+    for claim in ctx.claims.state() {
+        let is_of_class = changed.is_none() || ownership::class_name(&claim) == changed.as_deref();
+        if is_of_class && ownership::is_claim_to_provision(&claim, &ctx.identity) {
+            // The controller no longer listens during shutdown.
+            related.send(ObjectRef::from_obj(&*claim)).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::Bytes;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::VolumeModel,
+        fixtures,
+        mock_api_server::{Bench, Caches},
+    };
+
+    fn class() -> Lean<StorageClass> {
+        Lean::from(fixtures::class(json!({})))
+    }
+
+    #[rstest]
+    #[case::the_class_arrives(Event::Apply(class()), json!({}), true)]
+    #[case::the_class_goes(Event::Delete(class()), json!({}), true)]
+    #[case::all_are_listed_again(Event::InitDone, json!({}), true)]
+    #[case::a_list_is_not_complete(Event::InitApply(class()), json!({}), false)]
+    #[case::no_node_is_selected(Event::Apply(class()), json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": null}}}), true)]
+    #[case::of_another_class(Event::Apply(class()), json!({"spec": {"storageClassName": "other"}}), false)]
+    #[case::without_class(Event::Apply(class()), json!({"spec": {"storageClassName": null}}), false)]
+    #[case::with_a_volume(Event::Apply(class()), json!({"spec": {"volumeName": "pvc-1"}}), false)]
+    #[tokio::test]
+    async fn a_change_of_a_class_concerns_its_claims_without_volume(
+        #[case] event: Event<Lean<StorageClass>>,
+        #[case] change: Value,
+        #[case] expected: bool,
+    ) {
+        let claim = fixtures::claim(change);
+        let key = ObjectRef::from_obj(&claim);
+        let caches = Caches { claims: vec![claim], ..Caches::default() };
+        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, vec![]);
+        let (related, mut concerned) = mpsc::unbounded_channel();
+        observe(event, &bench.ctx, &related);
+        assert_eq!(concerned.try_recv().ok(), expected.then_some(key));
+        assert_eq!(concerned.try_recv().ok(), None);
+    }
+}
