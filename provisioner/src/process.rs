@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{
+        cluster::Cluster,
         events::{self, Events},
         write_counter::ApiWrites,
     },
@@ -62,13 +63,12 @@ pub(crate) struct Parts {
 pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     let Parts { client, identity, intents, open, options, monitoring } = parts;
     let (events, notices) = Events::new();
+    let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
     let ctx = Arc::new(Context::new(Given {
-        client: client.clone(),
-        identity: identity.clone(),
-        events,
+        cluster: cluster.clone(),
         storage: Arc::new(Storage::default()),
         intents,
         claims,
@@ -105,7 +105,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         tasks.spawn(named("project audit", until(stop.clone(), auditing)));
     }
     if let Some(source) = builtin {
-        let keeping = builtin::run(Arc::clone(&ctx), source);
+        let keeping = builtin::run(cluster.clone(), source);
         tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));
     }
     if node_loss != NodeLoss::Off {
@@ -136,5 +136,5 @@ async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
         ctx.trash.notify_one();
         ctx.claims_vanished.notify_one();
     };
-    storage::keep_open(&ctx.storage, open, &ctx.events, &ctx.identity, opened).await;
+    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, &ctx.cluster.identity, opened).await;
 }

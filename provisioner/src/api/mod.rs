@@ -3,6 +3,7 @@
 pub(crate) mod absence;
 pub(crate) mod backoff;
 pub(crate) mod client;
+pub(crate) mod cluster;
 pub(crate) mod connection;
 pub(crate) mod event_counter;
 pub(crate) mod events;

@@ -79,16 +79,17 @@ pub(crate) async fn run(ctx: Arc<Context>, mode: NodeLoss) {
     let synced = Gate::default();
     let changed = Notify::new();
     // Written when a driver registers and collected with its Node, where a Node is written all the time.
-    let driver = ctx.identity.driver().to_owned();
+    let driver = ctx.cluster.identity.driver().to_owned();
     let runs_driver = move |node: &CSINode| node.spec.drivers.iter().any(|known| known.name == driver);
     let config = watcher::Config::default();
-    let watching = queue::watch(Api::all(ctx.client.clone()), config, cache, runs_driver).for_each(|event| {
-        if matches!(event, Event::InitDone) {
-            synced.open();
-        }
-        changed.notify_one();
-        std::future::ready(())
-    });
+    let watching =
+        queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, runs_driver).for_each(|event| {
+            if matches!(event, Event::InitDone) {
+                synced.open();
+            }
+            changed.notify_one();
+            std::future::ready(())
+        });
     let looking = async {
         tokio::join!(synced.passed(), ctx.synced());
         let mut looker =
@@ -132,7 +133,7 @@ impl Looker<'_> {
     /// Looks once, and answers when something is due that nobody will tell of.
     async fn look(&mut self, now: Instant) -> Result<Option<Duration>, Error> {
         let mut lost: BTreeMap<Lost, Vec<Arc<PersistentVolume>>> = self.on_other_disks();
-        let rank = rank(&self.names(), &self.ctx.identity).filter(|rank| *rank < LOOKERS);
+        let rank = rank(&self.names(), &self.ctx.cluster.identity).filter(|rank| *rank < LOOKERS);
         if rank.is_some() {
             for name in self.suspects().await? {
                 if self.is_gone(&name).await? {
@@ -162,7 +163,11 @@ impl Looker<'_> {
                         Ok(Left::Again) => Some(self.hold(&volume, now)),
                         Err(error) => {
                             if !error.is_conflict() {
-                                self.ctx.events.publish(&*volume, Reason::NodeLost, error.to_string());
+                                self.ctx.cluster.events.publish(
+                                    &*volume,
+                                    Reason::NodeLost,
+                                    error.to_string(),
+                                );
                             }
                             Some(self.hold(&volume, now))
                         }
@@ -195,7 +200,7 @@ impl Looker<'_> {
         let mut lost: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for volume in self.ctx.volumes.state() {
             if let Some(uuid) =
-                ownership::filesystem_uuid(&volume, &self.ctx.identity).filter(|of| *of != present)
+                ownership::filesystem_uuid(&volume, &self.ctx.cluster.identity).filter(|of| *of != present)
             {
                 lost.entry(Lost::Disk(uuid.to_owned())).or_default().push(Arc::clone(&volume));
             }
@@ -205,14 +210,14 @@ impl Looker<'_> {
 
     /// Nodes that have volumes and that the driver does not run on.
     async fn suspects(&self) -> Result<BTreeSet<String>, Error> {
-        let label = self.ctx.identity.node_label();
+        let label = self.ctx.cluster.identity.node_label();
         // From the API server's memory: whoever is suspected is asked for.
         let labelled = ListParams::default().labels(&label).match_any();
-        let volumes = self.ctx.volume_api().list_metadata(&labelled).await;
+        let volumes = self.ctx.cluster.volume_api().list_metadata(&labelled).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
         let known = self.names();
         let nodes = volumes.items.into_iter().filter_map(|volume| volume.metadata.labels?.remove(&label));
-        Ok(nodes.filter(|node| !known.contains(node) && node != self.ctx.identity.node()).collect())
+        Ok(nodes.filter(|node| !known.contains(node) && node != self.ctx.cluster.identity.node()).collect())
     }
 
     /// Whether there is no Node object, and not what somebody remembers of it.
@@ -220,22 +225,23 @@ impl Looker<'_> {
         if name.is_empty() {
             return Ok(false);
         }
-        let nodes: Api<Node> = Api::all(self.ctx.client.clone());
+        let nodes: Api<Node> = Api::all(self.ctx.cluster.client.clone());
         let node = absence::get_metadata_opt(&nodes, name).await;
         let node = node.map_err(|error| Error::api("read Node", name, error))?;
         Ok(node.is_none())
     }
 
     async fn volumes_of(&self, node: &str) -> Result<Vec<Arc<PersistentVolume>>, Error> {
-        let labelled = ListParams::default().labels(&format!("{}={node}", self.ctx.identity.node_label()));
-        let volumes = self.ctx.volume_api().list(&labelled).await;
+        let labelled =
+            ListParams::default().labels(&format!("{}={node}", self.ctx.cluster.identity.node_label()));
+        let volumes = self.ctx.cluster.volume_api().list(&labelled).await;
         let volumes = volumes.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
         Ok(volumes.into_iter().map(|volume| Arc::new(volume.into_inner())).collect())
     }
 
     /// Decides about a volume and acts, and answers what is left.
     async fn settle(&self, volume: &PersistentVolume, place: &Lost, gone: Duration) -> Result<Left, Error> {
-        let identity = &self.ctx.identity;
+        let identity = &self.ctx.cluster.identity;
         let node = match place {
             Lost::Node(name) => name,
             Lost::Disk(_) => identity.node(),
@@ -258,7 +264,7 @@ impl Looker<'_> {
                 Decision::Report => format!("{told}; {what}"),
                 _ => format!("{told}; {what}, if the provisioner ran with --node-loss=enforce"),
             };
-            self.ctx.events.publish(volume, Reason::NodeLost, note);
+            self.ctx.cluster.events.publish(volume, Reason::NodeLost, note);
             return Ok(Left::Nothing);
         }
         // It may have come back while others were settled.
@@ -271,20 +277,21 @@ impl Looker<'_> {
             Decision::DeleteClaim => {
                 if let Some(claim) = &claim {
                     let namespace = claim.namespace().unwrap_or_default();
-                    delete(&self.ctx.claim_api(&namespace), "delete PersistentVolumeClaim", claim).await?;
-                    self.ctx.events.publish(claim, Reason::NodeLost, format!("{told}; {what}"));
+                    delete(&self.ctx.cluster.claim_api(&namespace), "delete PersistentVolumeClaim", claim)
+                        .await?;
+                    self.ctx.cluster.events.publish(claim, Reason::NodeLost, format!("{told}; {what}"));
                 }
             }
             _ => {
                 if volume.metadata.deletion_timestamp.is_none() {
-                    delete(&self.ctx.volume_api(), "delete PersistentVolume", volume).await?;
+                    delete(&self.ctx.cluster.volume_api(), "delete PersistentVolume", volume).await?;
                 }
                 if decision == Decision::LetGo {
                     self.let_go(volume).await?;
                 }
             }
         }
-        self.ctx.events.publish(volume, Reason::NodeLost, format!("{told}; {what}"));
+        self.ctx.cluster.events.publish(volume, Reason::NodeLost, format!("{told}; {what}"));
         Ok(Left::Again)
     }
 
@@ -298,7 +305,7 @@ impl Looker<'_> {
         else {
             return Ok(None);
         };
-        let claim = absence::get_opt(&self.ctx.claim_api(namespace), name).await;
+        let claim = absence::get_opt(&self.ctx.cluster.claim_api(namespace), name).await;
         let claim = claim.map_err(|error| Error::api("read PersistentVolumeClaim", name, error))?;
         Ok(claim.map(Lean::into_inner))
     }
@@ -306,7 +313,7 @@ impl Looker<'_> {
     /// Takes the finalizer off, which waits for a node that is not.
     async fn let_go(&self, volume: &PersistentVolume) -> Result<(), Error> {
         let (name, patch) = (volume.name_any(), Patch::Strategic(finalizer_patch(volume, false)));
-        let patched = self.ctx.volume_api().patch(&name, &PatchParams::default(), &patch).await;
+        let patched = self.ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &patch).await;
         absence::unless_absent::<PersistentVolume, _>(patched, &(), &name)
             .map(drop)
             .map_err(|error| Error::api("change the finalizers of PersistentVolume", name, error))

@@ -58,8 +58,9 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Publishes, for ever.
 pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer<CSIStorageCapacity>) {
-    let api: Api<Lean<CSIStorageCapacity>> = Api::namespaced(ctx.client.clone(), &publishing.namespace);
-    let identity = &ctx.identity;
+    let api: Api<Lean<CSIStorageCapacity>> =
+        Api::namespaced(ctx.cluster.client.clone(), &publishing.namespace);
+    let identity = &ctx.cluster.identity;
     let selector =
         format!("{DRIVER_LABEL}={},{}={}", identity.driver(), identity.node_label(), identity.node());
     let config = watcher::Config::default().labels(&selector);
@@ -118,11 +119,15 @@ async fn publish(
         }
         Err(error) => return Err(error.into()),
     };
-    let classes: Vec<_> =
-        ctx.classes.state().into_iter().filter(|class| class.provisioner == ctx.identity.driver()).collect();
+    let classes: Vec<_> = ctx
+        .classes
+        .state()
+        .into_iter()
+        .filter(|class| class.provisioner == ctx.cluster.identity.driver())
+        .collect();
     let restricted = classes.iter().any(|class| class.allowed_topologies.is_some());
     let node = if restricted { Some(placement::this_node(ctx).await?) } else { None };
-    let desired = desired(&classes, node.as_ref(), space, publishing, &ctx.identity);
+    let desired = desired(&classes, node.as_ref(), space, publishing, &ctx.cluster.identity);
     let writes = plan(desired, published);
     for write in &writes {
         match write {
@@ -383,7 +388,7 @@ mod tests {
         let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
         let bench = Bench::new(VolumeModel::of_size(Bytes(64 * MIB)), caches, exchanges);
         bench.volumes.state().broken = Some(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
-        let api = Api::namespaced(bench.ctx.client.clone(), "loopfs-system");
+        let api = Api::namespaced(bench.ctx.cluster.client.clone(), "loopfs-system");
         assert_eq!(publish(&bench.ctx, &publishing(), &api, &[]).await.unwrap(), 1);
         drop(api);
         bench.finish().await;

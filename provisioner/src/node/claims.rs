@@ -45,9 +45,10 @@ pub(crate) async fn run(
     related: mpsc::UnboundedReceiver<ObjectRef<PersistentVolumeClaim>>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let identity = ctx.identity.clone();
+    let identity = ctx.cluster.identity.clone();
     let of_interest = move |claim: &PersistentVolumeClaim| ownership::is_claim_of_interest(claim, &identity);
-    let events = queue::watch(Api::all(ctx.client.clone()), watcher::Config::default(), cache, of_interest);
+    let events =
+        queue::watch(Api::all(ctx.cluster.client.clone()), watcher::Config::default(), cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer)));
     let retried =
@@ -150,19 +151,19 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
         Err(Failure { reason, error }) => {
             let wait = ctx.claim_backoff.failed(key, circumstances, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
-            if let Some(patch) = reschedule::plan(&claim, &error, &ctx.identity) {
+            if let Some(patch) = reschedule::plan(&claim, &error, &ctx.cluster.identity) {
                 match reschedule::apply(&claim, &patch, &ctx).await {
                     Ok(()) => {
                         let note = format!(
                             "{error}; the claim is given back to the scheduler, for another node to hold it"
                         );
-                        ctx.events.publish(&*claim, reason, note);
+                        ctx.cluster.events.publish(&*claim, reason, note);
                         return Action::await_change();
                     }
                     Err(error) => tracing::warn!(%error, "a claim that this node cannot hold stays with it"),
                 }
             }
-            ctx.events.publish(&*claim, reason, error.to_string());
+            ctx.cluster.events.publish(&*claim, reason, error.to_string());
             return Action::requeue(wait);
         }
     }
@@ -202,7 +203,7 @@ async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progres
 async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progress, Error> {
     let class = class_of(claim, ctx);
     let existing = ownership::volume_id_for(claim).ok().and_then(|id| ctx.volume(id.as_str()));
-    if !ownership::is_claim_to_provision(claim, &ctx.identity) {
+    if !ownership::is_claim_to_provision(claim, &ctx.cluster.identity) {
         return Ok(Progress::Settled);
     }
     let place = placement::of(claim, class.as_deref(), ctx).await?;
@@ -211,7 +212,8 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
         placement::Place::Here if existing.is_none() => data_source::find(claim, ctx).await?,
         _ => None,
     };
-    match provision::plan(claim, class.as_deref(), existing.as_deref(), place, origin, &ctx.identity)? {
+    match provision::plan(claim, class.as_deref(), existing.as_deref(), place, origin, &ctx.cluster.identity)?
+    {
         provision::Plan::Ignore => Ok(Progress::Elsewhere),
         provision::Plan::Wait => Ok(Progress::Waiting),
         provision::Plan::Settled => Ok(Progress::Settled),
@@ -225,7 +227,7 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
 async fn resize_volume(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Progress, Error> {
     // One that is not in the cache is not ours, or brings the claim back when it arrives.
     let Some(volume) = ctx.volume(name) else { return Ok(Progress::Settled) };
-    match resize::plan(claim, &volume, &ctx.identity) {
+    match resize::plan(claim, &volume, &ctx.cluster.identity) {
         resize::Plan::Settled => Ok(Progress::Settled),
         resize::Plan::AwaitNode => Ok(Progress::Underway),
         resize::Plan::Grow { target } => {

@@ -29,7 +29,7 @@ pub(crate) async fn run(
     cache: Writer<StorageClass>,
     related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) {
-    let classes = Api::all(ctx.client.clone());
+    let classes = Api::all(ctx.cluster.client.clone());
     let events = queue::watch(classes, watcher::Config::default(), cache, |_class| true);
     events.for_each(async |event| observe(event, &ctx, &related)).await;
 }
@@ -52,7 +52,7 @@ fn observe(
     ctx.capacity.notify_one();
     for claim in ctx.claims.state() {
         let is_of_class = changed.is_none() || ownership::class_name(&claim) == changed.as_deref();
-        if is_of_class && ownership::is_claim_to_provision(&claim, &ctx.identity) {
+        if is_of_class && ownership::is_claim_to_provision(&claim, &ctx.cluster.identity) {
             // The controller no longer listens during shutdown.
             related.send(ObjectRef::from_obj(&*claim)).ok();
         }

@@ -9,31 +9,24 @@ use k8s_openapi::{
     },
     jiff::Timestamp,
 };
-use kube::{
-    Api, Client,
-    runtime::reflector::{ObjectRef, Store},
-};
+use kube::runtime::reflector::{ObjectRef, Store};
 use loopfs::Bytes;
 use tokio::sync::Notify;
 
 use crate::{
     api::{
         backoff::{self, Backoff},
-        events::Events,
+        cluster::Cluster,
         mutation_cache::OwnWrites,
-        pruned::Lean,
         signals::{Chances, Gate},
     },
     metrics::{Latest, Operations},
-    objects::identity::Identity,
     store::{in_flight::InFlight, intents::Intents, storage::Storage},
 };
 
 /// The process's view of the world and its hands.
 pub(crate) struct Context {
-    pub(crate) client: Client,
-    pub(crate) identity: Identity,
-    pub(crate) events: Events,
+    pub(crate) cluster: Cluster,
     pub(crate) storage: Arc<Storage>,
     pub(crate) intents: Intents,
 
@@ -74,9 +67,7 @@ pub(crate) struct Context {
 
 /// What a [`Context`] is made from; the rest of it begins empty.
 pub(crate) struct Given {
-    pub(crate) client: Client,
-    pub(crate) identity: Identity,
-    pub(crate) events: Events,
+    pub(crate) cluster: Cluster,
     pub(crate) storage: Arc<Storage>,
     pub(crate) intents: Intents,
     pub(crate) claims: Store<PersistentVolumeClaim>,
@@ -87,11 +78,9 @@ pub(crate) struct Given {
 
 impl Context {
     pub(crate) fn new(given: Given) -> Self {
-        let Given { client, identity, events, storage, intents, claims, volumes, classes, now } = given;
+        let Given { cluster, storage, intents, claims, volumes, classes, now } = given;
         Self {
-            client,
-            identity,
-            events,
+            cluster,
             storage,
             intents,
             claims,
@@ -146,13 +135,5 @@ impl Context {
             Some(cached) => Some(self.volume_writes.newest(cached)),
             None => self.volume_writes.get(&key),
         }
-    }
-
-    pub(crate) fn volume_api(&self) -> Api<Lean<PersistentVolume>> {
-        Api::all(self.client.clone())
-    }
-
-    pub(crate) fn claim_api(&self, namespace: &str) -> Api<Lean<PersistentVolumeClaim>> {
-        Api::namespaced(self.client.clone(), namespace)
     }
 }

@@ -86,17 +86,17 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
         Plan::Hold => set_finalizer(volume, true, ctx).await,
         Plan::LetGo => set_finalizer(volume, false, ctx).await,
         Plan::Keep => {
-            let id = ownership::volume_id(volume, &ctx.identity)?;
-            let on = match ownership::filesystem_uuid(volume, &ctx.identity) {
+            let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
+            let on = match ownership::filesystem_uuid(volume, &ctx.cluster.identity) {
                 Some(uuid) => format!(" on file system {uuid}"),
                 None => String::new(),
             };
             let note = format!(
                 "the claim is gone and the reclaim policy keeps the data: volume {id}{on} of node {}; it takes its room until the \
                  policy is changed to Delete",
-                ctx.identity.node()
+                ctx.cluster.identity.node()
             );
-            ctx.events.publish(volume, Reason::VolumeRetained, note);
+            ctx.cluster.events.publish(volume, Reason::VolumeRetained, note);
             Ok(())
         }
         Plan::Delete(deletion) => {
@@ -121,7 +121,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
         ..Default::default()
     };
     let name = volume.name_any();
-    match ctx.volume_api().delete(&name, &parameters).await {
+    match ctx.cluster.volume_api().delete(&name, &parameters).await {
         Ok(_marked_or_gone) => Ok(()),
         Err(error) => {
             ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
@@ -154,7 +154,8 @@ async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
 
 async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
     let (name, patch) = (volume.name_any(), pv::finalizer_patch(volume, held));
-    let patched = ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
+    let patched =
+        ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
     match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
         Ok(Some(patched)) => {
             let key = ObjectRef::from_obj(volume);

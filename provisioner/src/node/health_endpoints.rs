@@ -26,8 +26,8 @@ impl Pages {
     fn claims_waiting(&self) -> usize {
         let ctx = &self.ctx;
         let waits = |claim: &_| {
-            ownership::is_claim_to_provision(claim, &ctx.identity)
-                && ownership::selected_node(claim) == Some(ctx.identity.node())
+            ownership::is_claim_to_provision(claim, &ctx.cluster.identity)
+                && ownership::selected_node(claim) == Some(ctx.cluster.identity.node())
                 && !ownership::volume_id_for(claim).is_ok_and(|id| ctx.volume(id.as_str()).is_some())
         };
         ctx.claims.state().iter().filter(|claim| waits(claim)).count()
@@ -38,7 +38,11 @@ impl Pages {
     fn is_without_storage(&self) -> bool {
         let ctx = &self.ctx;
         ctx.storage.is_absent()
-            && !ctx.volumes.state().iter().any(|volume| ownership::is_our_volume(volume, &ctx.identity))
+            && !ctx
+                .volumes
+                .state()
+                .iter()
+                .any(|volume| ownership::is_our_volume(volume, &ctx.cluster.identity))
     }
 }
 
@@ -49,7 +53,7 @@ impl monitoring::Pages for Pages {
             store.inspect_err(|error| tracing::debug!(%error, "there is nothing to tell of the store"));
         let audit = self.ctx.audit.get();
         let snapshot = Snapshot { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
-        Ok(metrics::register(&self.ctx.operations, self.ctx.events.told(), &self.writes, &snapshot))
+        Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.told(), &self.writes, &snapshot))
     }
 
     /// Every part of the process runs, or the first to end would have ended it; and this one answers. Restarting it mends
@@ -73,7 +77,7 @@ impl monitoring::Pages for Pages {
             Err(_) if self.is_without_storage() => {}
             usable => usable.map_err(|error| error.to_string())?,
         }
-        match timeout(API_TIME, ctx.client.apiserver_version()).await {
+        match timeout(API_TIME, ctx.cluster.client.apiserver_version()).await {
             Ok(Ok(_version)) => Ok(()),
             Ok(Err(error)) => Err(format!("the API server does not answer: {error}")),
             Err(_elapsed) => Err(format!("the API server has not answered for {API_TIME:?}")),
@@ -122,7 +126,7 @@ mod tests {
         let (_bench, pages) = bench(Caches::default(), vec![]);
         // What has never happened is not told.
         pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
-        pages.ctx.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
+        pages.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
         pages.ctx.audit.set(Some(Findings::default()));
         pages.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
         let readme = include_str!("../../README.md");
@@ -140,7 +144,11 @@ mod tests {
         bench.volumes.state().trash.push(Bytes(4096));
         pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         for _ in 0..2 {
-            pages.ctx.events.publish_on_node(&fixtures::identity(), Reason::StorageUnavailable, "mount it");
+            pages.ctx.cluster.events.publish_on_node(
+                &fixtures::identity(),
+                Reason::StorageUnavailable,
+                "mount it",
+            );
         }
         let text = scraped(&pages).await;
         for line in [
@@ -212,9 +220,7 @@ mod tests {
     async fn who_has_not_read_all_is_not_ready() {
         let (bench, mut pages) = bench(Caches::default(), vec![]);
         pages.ctx = Arc::new(crate::node::context::Context::new(crate::node::context::Given {
-            client: bench.ctx.client.clone(),
-            identity: fixtures::identity(),
-            events: bench.ctx.events.clone(),
+            cluster: bench.ctx.cluster.clone(),
             storage: Arc::clone(&bench.ctx.storage),
             intents: bench.ctx.intents.clone(),
             claims: bench.ctx.claims.clone(),

@@ -72,11 +72,11 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<(), Err
     let made = match (ctx.volume(id.as_str()), bound) {
         (Some(_ours), _) => true,
         (None, bound) => {
-            let object = absence::get_opt(&ctx.volume_api(), id.as_str()).await;
+            let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
             let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
             match object {
                 // The claim went to another node and got its volume there.
-                Some(object) => !ownership::is_elsewhere(&object, &ctx.identity),
+                Some(object) => !ownership::is_elsewhere(&object, &ctx.cluster.identity),
                 None => bound.is_some(),
             }
         }

@@ -41,11 +41,11 @@ pub(crate) async fn run(
     related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let selector = format!("{}={}", ctx.identity.node_label(), ctx.identity.node());
-    let identity = ctx.identity.clone();
+    let selector = format!("{}={}", ctx.cluster.identity.node_label(), ctx.cluster.identity.node());
+    let identity = ctx.cluster.identity.clone();
     let of_interest = move |volume: &PersistentVolume| ownership::is_our_volume(volume, &identity);
     let config = watcher::Config::default().labels(&selector);
-    let events = queue::watch(Api::all(ctx.client.clone()), config, cache, of_interest);
+    let events = queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer, &related)));
     let retried =
@@ -123,7 +123,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
         Err(error) => {
             let wait = ctx.volume_backoff.failed(key, circumstances, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a volume is retried later");
-            ctx.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
+            ctx.cluster.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
             Action::requeue(wait)
         }
     }
@@ -131,7 +131,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
 
 async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     let begun = Instant::now();
-    let plan = delete::plan(volume, &ctx.identity);
+    let plan = delete::plan(volume, &ctx.cluster.identity);
     let deletes = matches!(plan, Ok(delete::Plan::Delete(_)));
     let outcome = match plan {
         Ok(plan) => delete::apply(volume, plan, ctx).await,

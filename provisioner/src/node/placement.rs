@@ -103,12 +103,12 @@ pub(crate) async fn of(
     class: Option<&StorageClass>,
     ctx: &Context,
 ) -> Result<Place, Error> {
-    let nodes = match question(claim, class, &ctx.identity) {
+    let nodes = match question(claim, class, &ctx.cluster.identity) {
         Question::Nothing => vec![],
         Question::ThisNode => vec![this_node(ctx).await?],
         Question::AllNodes => all_nodes(ctx).await?,
     };
-    Ok(place(claim, class, &nodes, &ctx.identity))
+    Ok(place(claim, class, &nodes, &ctx.cluster.identity))
 }
 
 /// This node as `allowedTopologies` sees it.
@@ -116,12 +116,12 @@ pub(crate) async fn of(
 /// # Errors
 /// When the API server does not tell.
 pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
-    let name = ctx.identity.node();
-    let nodes: Api<Node> = Api::all(ctx.client.clone());
+    let name = ctx.cluster.identity.node();
+    let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
     let node = absence::get_metadata_opt(&nodes, name).await;
     let node = node.map_err(|error| Error::api("read Node", name, error))?;
     let labels = node.and_then(|node| node.metadata.labels).unwrap_or_default();
-    Ok(candidate(name, labels, &ctx.identity))
+    Ok(candidate(name, labels, &ctx.cluster.identity))
 }
 
 /// Asked only about a claim that no scheduler has placed. Not watched: the nodes of a large cluster are written all the time, and
@@ -129,20 +129,20 @@ pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
 async fn all_nodes(ctx: &Context) -> Result<Vec<Candidate>, Error> {
     // From the API server's memory: as good as a watch, and no load on its store.
     let cached = ListParams::default().match_any();
-    let registered: Api<CSINode> = Api::all(ctx.client.clone());
+    let registered: Api<CSINode> = Api::all(ctx.cluster.client.clone());
     let registered = registered.list(&cached).await;
     let registered = registered.map_err(|error| Error::api("list", "the CSINodes", error))?;
-    let nodes: Api<Node> = Api::all(ctx.client.clone());
+    let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
     let nodes = nodes.list_metadata(&cached).await.map_err(|error| Error::api("list", "the Nodes", error))?;
     let runs_driver = |name: &str| {
         let drivers =
             registered.iter().filter(|node| node.name_any() == name).flat_map(|node| &node.spec.drivers);
-        drivers.into_iter().any(|driver| driver.name == ctx.identity.driver())
+        drivers.into_iter().any(|driver| driver.name == ctx.cluster.identity.driver())
     };
     let nodes =
         nodes.items.into_iter().map(|node| (node.name_any(), node.metadata.labels.unwrap_or_default()));
     let nodes = nodes.filter(|(name, _)| runs_driver(name));
-    Ok(nodes.map(|(name, labels)| candidate(&name, labels, &ctx.identity)).collect())
+    Ok(nodes.map(|(name, labels)| candidate(&name, labels, &ctx.cluster.identity)).collect())
 }
 
 #[cfg(test)]

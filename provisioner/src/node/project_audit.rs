@@ -140,8 +140,8 @@ fn example(files: &ForeignFiles) -> String {
 /// Records an event on the PersistentVolume of a volume, or on the node if it has none.
 fn publish(volume: &VolumeId, reason: Reason, note: String, ctx: &Context) {
     match ctx.volume(volume.as_str()) {
-        Some(object) => ctx.events.publish(&*object, reason, note),
-        None => ctx.events.publish_on_node(&ctx.identity, reason, note),
+        Some(object) => ctx.cluster.events.publish(&*object, reason, note),
+        None => ctx.cluster.events.publish_on_node(&ctx.cluster.identity, reason, note),
     }
 }
 

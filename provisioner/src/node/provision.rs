@@ -173,8 +173,9 @@ pub(crate) async fn apply(
         return Err(Error::InFlight(creation.id));
     };
     let shown = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
-    let note = format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.identity.node());
-    ctx.events.publish(claim, Reason::Provisioning, note);
+    let note =
+        format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.cluster.identity.node());
+    ctx.cluster.events.publish(claim, Reason::Provisioning, note);
 
     let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
     // A volume that is being copied is not deleted in the meantime, however long it takes.
@@ -209,13 +210,13 @@ pub(crate) async fn apply(
         mount_options,
         node_loss,
     };
-    let Some(volume) = create_object(claim, pv::build(description, &ctx.identity), ctx).await? else {
+    let Some(volume) = create_object(claim, pv::build(description, &ctx.cluster.identity), ctx).await? else {
         return withdraw(id, ctx).await;
     };
     ctx.volume_writes.remember(volume);
     clear(&id, ctx).await?;
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
-    ctx.events.publish(claim, Reason::ProvisioningSucceeded, note);
+    ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);
     Ok(())
 }
 
@@ -248,14 +249,14 @@ async fn create_object(
     ctx: &Context,
 ) -> Result<Option<PersistentVolume>, Error> {
     let name = object.name_any();
-    match ctx.volume_api().create(&PostParams::default(), &object.into()).await {
+    match ctx.cluster.volume_api().create(&PostParams::default(), &object.into()).await {
         Ok(created) => Ok(Some(created.into_inner())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             // From an attempt whose answer got lost, or a cache that lags behind.
-            let existing = ctx.volume_api().get(&name).await;
+            let existing = ctx.cluster.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
-                true if ownership::is_elsewhere(&existing, &ctx.identity) => Ok(None),
+                true if ownership::is_elsewhere(&existing, &ctx.cluster.identity) => Ok(None),
                 true => Ok(Some(existing.into_inner())),
                 false => Err(Error::NameTaken(name)),
             }

@@ -30,7 +30,7 @@ pub(crate) async fn require_none(
 ) -> Result<(), Error> {
     let needs = |volume: &PersistentVolume| {
         deleted.is_none_or(|deleted| deleted.metadata.name != volume.metadata.name)
-            && ownership::volume_id(volume, &ctx.identity).is_ok_and(|of| of == *id)
+            && ownership::volume_id(volume, &ctx.cluster.identity).is_ok_and(|of| of == *id)
             && !pv::is_discarded(volume)
     };
     let refused =
@@ -38,9 +38,10 @@ pub(crate) async fn require_none(
     if let Some(volume) = ctx.volumes.state().iter().find(|volume| needs(volume)) {
         return Err(refused(volume));
     }
-    let mut parameters = ListParams::default().labels(&format!("!{}", ctx.identity.node_label())).limit(PAGE);
+    let mut parameters =
+        ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label())).limit(PAGE);
     loop {
-        let page = ctx.volume_api().list(&parameters).await;
+        let page = ctx.cluster.volume_api().list(&parameters).await;
         let page = page.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
         if let Some(volume) = page.items.iter().find(|volume| needs(volume)) {
             return Err(refused(volume));

@@ -44,7 +44,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Id
 /// # Errors
 /// When the API server does not take it; the next failed attempt tries again.
 pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Context) -> Result<(), Error> {
-    let api = ctx.claim_api(&claim.namespace().unwrap_or_default());
+    let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
     match api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(written) => {
             ctx.claim_writes.remember(written.into_inner());

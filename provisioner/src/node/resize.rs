@@ -197,11 +197,11 @@ pub(crate) async fn apply(
     target: Bytes,
     ctx: &Context,
 ) -> Result<(), Error> {
-    let id = ownership::volume_id(volume, &ctx.identity)?;
+    let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
     let begun = match begin(claim, target, (ctx.now)()) {
         Some(patch) => {
             let note = format!("growing volume {id} to {target}");
-            ctx.events.publish(claim, Reason::Resizing, note);
+            ctx.cluster.events.publish(claim, Reason::Resizing, note);
             Some(patch_claim(claim, &patch, ctx).await?)
         }
         None => None,
@@ -212,7 +212,8 @@ pub(crate) async fn apply(
     let record = record(claim, volume, &outcome, (ctx.now)());
     if let Some(patch) = &record.volume {
         let name = volume.name_any();
-        let patched = ctx.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        let patched =
+            ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
         let written = patched.map_err(|error| {
             ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
             Error::api("record the new capacity of PersistentVolume", &name, error)
@@ -227,12 +228,16 @@ pub(crate) async fn apply(
     }
     match outcome {
         Outcome::Grown(size) => {
-            ctx.events.publish(claim, Reason::VolumeResizeSuccessful, format!("volume {id} has {size} now"));
+            ctx.cluster.events.publish(
+                claim,
+                Reason::VolumeResizeSuccessful,
+                format!("volume {id} has {size} now"),
+            );
         }
         Outcome::AwaitsNode(size) => {
             let note =
                 format!("volume {id} has {size} now; the kubelet has yet to tell the pod's block device");
-            ctx.events.publish(claim, Reason::FileSystemResizeRequired, note);
+            ctx.cluster.events.publish(claim, Reason::FileSystemResizeRequired, note);
         }
         Outcome::Infeasible(_) | Outcome::Failed(_) => {}
     }
@@ -245,7 +250,7 @@ async fn grow(
     volume: &PersistentVolume,
     ctx: &Context,
 ) -> (Outcome, Option<Error>) {
-    let expected = ownership::filesystem_uuid(volume, &ctx.identity).map(str::to_owned);
+    let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
     let kind = kind(volume);
     let grown = ctx.storage.run(move |volumes| {
         let present = volumes.filesystem_uuid();
@@ -284,7 +289,7 @@ async fn patch_claim(
     patch: &Value,
     ctx: &Context,
 ) -> Result<PersistentVolumeClaim, Error> {
-    let api = ctx.claim_api(&claim.namespace().unwrap_or_default());
+    let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
     let patched = api.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
     let written = patched.map_err(|error| {
         ctx.claim_writes.forget(&ObjectRef::from_obj(claim));

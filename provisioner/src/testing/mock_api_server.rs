@@ -24,6 +24,7 @@ use tower_test::mock;
 
 use crate::{
     api::{
+        cluster::Cluster,
         events::{Events, Notice},
         queue::Object,
     },
@@ -128,9 +129,11 @@ impl Bench {
         let scratch = tempfile::tempdir().unwrap();
         let (classes, class_cache) = cache(caches.classes);
         let ctx = Arc::new(Context::new(Given {
-            client: Client::new(service, "default"),
-            identity: fixtures::identity(),
-            events,
+            cluster: Cluster {
+                client: Client::new(service, "default"),
+                identity: fixtures::identity(),
+                events,
+            },
             storage: Arc::new(storage),
             intents: Intents::beside(&scratch.path().join("data")),
             claims: cache(caches.claims).0,

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,9 +22,8 @@ use super::{
     plan::{self, Action},
 };
 use crate::{
-    api::{absence, backoff::Backoff, events::Reason, jitter::stagger},
+    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, jitter::stagger},
     error::{Error, api_message},
-    node::context::Context,
     objects::identity::Identity,
 };
 
@@ -40,8 +38,8 @@ pub(crate) struct Source {
 }
 
 /// Keeps the objects, for ever.
-pub(crate) async fn run(ctx: Arc<Context>, source: Source) {
-    let keeper = Keeper { ctx: &ctx, source: &source, backoff: Backoff::default() };
+pub(crate) async fn run(cluster: Cluster, source: Source) {
+    let keeper = Keeper { cluster: &cluster, source: &source, backoff: Backoff::default() };
     let mut changes = Box::pin(keeper.changes());
     let mut seen = Seen::default();
     let mut turn: Option<Instant> = None;
@@ -141,18 +139,18 @@ impl Seen {
 type Circumstances = (Option<String>, Option<String>);
 
 struct Keeper<'a> {
-    ctx: &'a Context,
+    cluster: &'a Cluster,
     source: &'a Source,
     backoff: Backoff<Key, Circumstances>,
 }
 
 impl Keeper<'_> {
     fn config_maps(&self) -> Api<ConfigMap> {
-        Api::namespaced(self.ctx.client.clone(), &self.source.namespace)
+        Api::namespaced(self.cluster.client.clone(), &self.source.namespace)
     }
 
     fn api(&self, kind: &Kind) -> Api<DynamicObject> {
-        let client = self.ctx.client.clone();
+        let client = self.cluster.client.clone();
         if kind.namespaced {
             Api::namespaced_with(client, &self.source.namespace, &kind.resource())
         } else {
@@ -166,7 +164,7 @@ impl Keeper<'_> {
         let named = watcher::Config::default().fields(&format!("metadata.name={}", self.source.config_map));
         let declaration = watcher::watcher(self.config_maps(), named).default_backoff();
         let declaration = declaration.map(|event| event.map(Change::Declaration));
-        let labelled = watcher::Config::default().labels(&declaration::selector(&self.ctx.identity));
+        let labelled = watcher::Config::default().labels(&declaration::selector(&self.cluster.identity));
         let mut watches = vec![declaration.boxed()];
         for kind in KINDS {
             let objects = watcher::watcher(self.api(kind), labelled.clone()).default_backoff();
@@ -197,7 +195,7 @@ impl Keeper<'_> {
 
     /// Takes a declaration as the one that counts, and says what is wrong with it.
     fn declare(&self, config_map: Option<ConfigMap>, seen: &mut Seen) {
-        let declared = Declared::read(config_map, self.source, &self.ctx.identity);
+        let declared = Declared::read(config_map, self.source, &self.cluster.identity);
         if seen.declaration.as_ref() == Some(&declared) {
             return;
         }
@@ -205,7 +203,7 @@ impl Keeper<'_> {
             Declared::Valid(..) => {}
             Declared::Invalid(config_map, error) => {
                 let note = format!("the built-in objects are left as they are: {error}");
-                self.ctx.events.publish(&**config_map, Reason::DeclarationInvalid, note);
+                self.cluster.events.publish(&**config_map, Reason::DeclarationInvalid, note);
             }
             Declared::Missing => {
                 let Source { namespace, config_map } = self.source;
@@ -213,7 +211,7 @@ impl Keeper<'_> {
                     "the built-in objects are left as they are: ConfigMap {namespace}/{config_map}, which is to declare them, does \
                      not exist; create it, or leave out --builtin-objects"
                 );
-                self.ctx.events.publish_on_node(&self.ctx.identity, Reason::DeclarationInvalid, note);
+                self.cluster.events.publish_on_node(&self.cluster.identity, Reason::DeclarationInvalid, note);
             }
         }
         seen.declaration = Some(declared);
@@ -221,7 +219,7 @@ impl Keeper<'_> {
 
     /// When to look next, if there is anything to do: `turn` or sooner.
     fn next_turn(&self, seen: &Seen, turn: Option<Instant>, now: Instant) -> Option<Instant> {
-        let steps = seen.steps(&self.ctx.identity);
+        let steps = seen.steps(&self.cluster.identity);
         let waits = steps.iter().map(|(key, _)| {
             let circumstances = circumstances(key, seen);
             let held = self.backoff.remaining(key, &circumstances, now);
@@ -233,7 +231,7 @@ impl Keeper<'_> {
 
     fn part(&self, key: &Key, circumstances: &Circumstances) -> Duration {
         let version = circumstances.1.as_deref().unwrap_or_default();
-        stagger(&[self.ctx.identity.node(), key.kind, &key.name, version], SPREAD)
+        stagger(&[self.cluster.identity.node(), key.kind, &key.name, version], SPREAD)
     }
 
     /// Does what there is to do.
@@ -247,14 +245,14 @@ impl Keeper<'_> {
                     "the declaration of the built-in objects cannot be read"
                 );
                 // What was to be done is held off as if it had been tried.
-                for (key, _) in seen.steps(&self.ctx.identity) {
+                for (key, _) in seen.steps(&self.cluster.identity) {
                     let circumstances = circumstances(&key, seen);
                     self.backoff.failed(key, circumstances, Instant::now());
                 }
                 return;
             }
         }
-        for (key, action) in seen.steps(&self.ctx.identity) {
+        for (key, action) in seen.steps(&self.cluster.identity) {
             let circumstances = circumstances(&key, seen);
             if self.backoff.remaining(&key, &circumstances, Instant::now()).is_some() {
                 continue;
@@ -265,7 +263,7 @@ impl Keeper<'_> {
                     let note = format!(
                         "{key} is declared, and one that is not labelled {} exists; it is left alone: label it so to have it kept as \
                          declared, or remove it, or take it out of the declaration",
-                        declaration::selector(&self.ctx.identity)
+                        declaration::selector(&self.cluster.identity)
                     );
                     self.tell(seen, Reason::ObjectRefused, note);
                     self.backoff.failed(key, circumstances, Instant::now());
@@ -336,7 +334,7 @@ impl Keeper<'_> {
                 let found = api.get(&key.name).await;
                 let found = absence::unless_absent::<DynamicObject, _>(found, &kind.resource(), &key.name);
                 let found = found.map_err(failed)?;
-                match plan::action(kind, Some(object), found.as_ref(), &self.ctx.identity) {
+                match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
                     Some(Action::Refuse) => Ok(Done::Refused),
                     // Another provisioner's, or on its way out: the watch tells.
                     _ => Ok(Done::Settled),
@@ -353,7 +351,7 @@ impl Keeper<'_> {
     /// Says it where the objects are declared.
     fn tell(&self, seen: &Seen, reason: Reason, note: String) {
         if let Some(Declared::Valid(config_map, _)) = &seen.declaration {
-            self.ctx.events.publish(&**config_map, reason, note);
+            self.cluster.events.publish(&**config_map, reason, note);
         }
     }
 }

@@ -49,12 +49,12 @@ impl Collection {
 async fn find(ctx: &Context) -> Result<Findings, Error> {
     let held_before = held(ctx).await?;
     let cached = ctx.volumes.state();
-    let suspected = judge(&held_before, cached.iter().map(|object| &**object), &ctx.identity);
+    let suspected = judge(&held_before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
     if suspected.is_empty() {
         return Ok(suspected);
     }
-    let objects = objects(&ctx.client, &ctx.identity).await?;
-    Ok(suspected.confirmed_by(judge(&held(ctx).await?, &objects, &ctx.identity)))
+    let objects = objects(&ctx.cluster.client, &ctx.cluster.identity).await?;
+    Ok(suspected.confirmed_by(judge(&held(ctx).await?, &objects, &ctx.cluster.identity)))
 }
 
 async fn held(ctx: &Context) -> Result<Held, Error> {
@@ -108,7 +108,7 @@ fn tell(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
         if let Some(object) = ctx.volumes.get(&key) {
-            ctx.events.publish(&*object, Reason::VolumeMissing, why.as_str());
+            ctx.cluster.events.publish(&*object, Reason::VolumeMissing, why.as_str());
         }
     }
     if findings.orphans.is_empty() {
@@ -122,7 +122,7 @@ fn tell(findings: &Findings, ctx: &Context) {
          lists all",
         names.join(", ")
     );
-    ctx.events.publish_on_node(&ctx.identity, Reason::OrphanedVolumes, note);
+    ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumes, note);
 }
 
 /// Removes the orphans that have been such for long enough, unless there are suspiciously many.
@@ -146,7 +146,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
              them with --collect-at-most=100",
             collection.at_most_percent
         );
-        ctx.events.publish_on_node(&ctx.identity, Reason::OrphanedVolumesKept, note);
+        ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumesKept, note);
         return;
     }
     for (id, _) in since.iter().filter(|(_, since)| since.elapsed() >= grace) {
@@ -156,7 +156,11 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
                     "removed volume {id}, which no PersistentVolume has named for {} s (--collect-after)",
                     grace.as_secs()
                 );
-                ctx.events.publish_on_node(&ctx.identity, Reason::OrphanedVolumeRemoved, note);
+                ctx.cluster.events.publish_on_node(
+                    &ctx.cluster.identity,
+                    Reason::OrphanedVolumeRemoved,
+                    note,
+                );
                 ctx.trash.notify_one();
                 ctx.chances.improve();
             }
@@ -172,9 +176,9 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // An object may have come since, under the name that it would have.
-    let object = absence::get_opt(&ctx.volume_api(), id.as_str()).await;
+    let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
     let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
-    if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.identity)) {
+    if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
         return Ok(false);
     }
     references::require_none(id, None, ctx).await?;

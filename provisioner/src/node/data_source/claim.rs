@@ -59,7 +59,7 @@ fn shown(claim: &str) -> String {
 /// # Errors
 /// When that cannot be copied here, or the API server does not tell.
 pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Origin, Error> {
-    let claims = ctx.claim_api(&claim.namespace().unwrap_or_default());
+    let claims = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
     let source =
         absence::get_opt(&claims, name).await.map_err(|error| Error::api("read claim", name, error))?;
     let Some(source) = source else {
@@ -67,12 +67,12 @@ pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Contex
     };
     let volume = match ownership::bound_volume(&source) {
         Some(volume) => {
-            let object = absence::get_opt(&ctx.volume_api(), volume).await;
+            let object = absence::get_opt(&ctx.cluster.volume_api(), volume).await;
             object.map_err(|error| Error::api("read PersistentVolume", volume, error))?
         }
         None => None,
     };
-    origin(&source, volume.as_deref(), &ctx.identity)
+    origin(&source, volume.as_deref(), &ctx.cluster.identity)
 }
 
 #[cfg(test)]

@@ -71,19 +71,24 @@ struct ContentStatus {
 /// When it cannot be copied here, or the API server does not tell.
 pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Origin, Error> {
     let namespace = claim.namespace().unwrap_or_default();
-    let snapshots: Api<DynamicObject> =
-        Api::namespaced_with(ctx.client.clone(), &namespace, &resource(SNAPSHOT_KIND, "volumesnapshots"));
+    let snapshots: Api<DynamicObject> = Api::namespaced_with(
+        ctx.cluster.client.clone(),
+        &namespace,
+        &resource(SNAPSHOT_KIND, "volumesnapshots"),
+    );
     let snapshot = found(snapshots.get(name).await);
     let snapshot = snapshot.map_err(|error| Error::api("read VolumeSnapshot", name, error))?;
     let absent = "does not exist, or the cluster has no VolumeSnapshots";
     let snapshot = snapshot.ok_or_else(|| refused(name, absent))?;
     let bound = content_of(&snapshot)?;
-    let contents: Api<DynamicObject> =
-        Api::all_with(ctx.client.clone(), &resource("VolumeSnapshotContent", "volumesnapshotcontents"));
+    let contents: Api<DynamicObject> = Api::all_with(
+        ctx.cluster.client.clone(),
+        &resource("VolumeSnapshotContent", "volumesnapshotcontents"),
+    );
     let content = found(contents.get(&bound).await);
     let content = content.map_err(|error| Error::api("read VolumeSnapshotContent", &bound, error))?;
     let content = content.ok_or_else(|| refused(name, "has lost its VolumeSnapshotContent"))?;
-    origin(&snapshot, &content, &ctx.identity)
+    origin(&snapshot, &content, &ctx.cluster.identity)
 }
 
 /// None where it is not there. Where its kind is not, the API server answers 404 and no reason.
