@@ -49,7 +49,7 @@ use crate::{
 };
 pub use crate::{
     args::{Args, AuditArgs, LogFormat, PodArgs},
-    controller::node_loss::NodeLoss,
+    loss::NodeLoss,
 };
 
 /// What is under way at a SIGTERM gets this long, of the 30 s a pod has by default.

@@ -14,17 +14,15 @@ use crate::{
         events::{self, Events},
         write_counter::ApiWrites,
     },
-    controller::{
-        builtin,
-        node_loss::{self, NodeLoss},
-    },
+    controller::{builtin, node_loss},
+    loss::NodeLoss,
     node::{
         audit,
         capacity::{self, Publishing},
         claims, classes,
         context::{Context, Given},
         health_endpoints::Pages,
-        janitor, persistent_volumes, project_audit,
+        janitor, lost_disk, persistent_volumes, project_audit,
     },
     objects::identity::Identity,
     store::{
@@ -109,8 +107,10 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));
     }
     if node_loss != NodeLoss::Off {
-        let looking = node_loss::run(Arc::clone(&ctx), node_loss);
-        tasks.spawn(named("node loss", until(stop.clone(), looking)));
+        let checking = node_loss::run(cluster.clone(), node_loss);
+        tasks.spawn(named("node loss", until(stop.clone(), checking)));
+        let checking = lost_disk::run(Arc::clone(&ctx), node_loss);
+        tasks.spawn(named("lost disks", until(stop.clone(), checking)));
     }
     match publishing {
         Some(publishing) => {

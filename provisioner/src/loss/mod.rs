@@ -1,5 +1,7 @@
-//! Volumes whose data cannot be reached any more.
+//! PersistentVolumes whose data cannot be reached any more: decides what to do about them, and does it.
 
-mod decision;
+pub(crate) mod decision;
+mod reconcile;
 
-pub(crate) use self::decision::{Decision, Sight, decide};
+pub use self::reconcile::NodeLoss;
+pub(crate) use self::reconcile::{LossReconciler, LostStorage, POLL_INTERVAL, is_node_deleted};

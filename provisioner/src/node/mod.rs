@@ -9,6 +9,7 @@ pub(crate) mod data_source;
 pub(crate) mod delete;
 pub(crate) mod health_endpoints;
 pub(crate) mod janitor;
+pub(crate) mod lost_disk;
 pub(crate) mod persistent_volumes;
 pub(crate) mod placement;
 pub(crate) mod project_audit;

@@ -20,7 +20,7 @@ use crate::{
         kinds::Kind,
         plan::{self, Action},
     },
-    loss::{Decision, Sight, decide},
+    loss::decision::{Decision, NodeLossState, decide},
     node::{
         data_source, delete,
         placement::Place,
@@ -148,12 +148,12 @@ proptest! {
             }
         }
         if let Some(volume) = &volume {
-            let sight = Sight { volume, node: "node-a", claim: claim.as_ref(), gone: Duration::from_secs(size) };
-            let decision = decide(sight, &identity);
-            if !matches!(decision, Decision::Leave | Decision::Wait(_)) {
+            let state = NodeLossState { volume, node: "node-a", claim: claim.as_ref(), lost_for: Duration::from_secs(size) };
+            let decision = decide(state, &identity);
+            if !matches!(decision, Decision::Ignore | Decision::Wait(_)) {
                 prop_assert!(ownership::is_only_on(volume, "node-a", &identity));
             }
-            if matches!(decision, Decision::DeleteVolume | Decision::LetGo) {
+            if matches!(decision, Decision::DeletePv | Decision::DeletePvAndFinalizer) {
                 let reclaimed = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
                 prop_assert_eq!(reclaimed, Some("Delete"));
             }

@@ -74,15 +74,11 @@ fn claim_deleted() -> Exchange {
     expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions}))
 }
 
-fn bench(own: Vec<PersistentVolume>, exchanges: Vec<Exchange>) -> Bench {
-    Bench::new(
-        VolumeModel::of_size(loopfs::Bytes(1 << 30)),
-        Caches { volumes: own, ..Caches::default() },
-        exchanges,
-    )
+fn bench(exchanges: Vec<Exchange>) -> Bench {
+    Bench::new(VolumeModel::of_size(loopfs::Bytes(1 << 30)), Caches::default(), exchanges)
 }
 
-fn looker<'a>(ctx: &'a Context, mode: NodeLoss, names: &[&str]) -> Looker<'a> {
+fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeLossController<'a> {
     let (nodes, mut cache) = reflector::store();
     cache.apply_watcher_event(&WatcherEvent::Init);
     for name in names {
@@ -90,18 +86,18 @@ fn looker<'a>(ctx: &'a Context, mode: NodeLoss, names: &[&str]) -> Looker<'a> {
         cache.apply_watcher_event(&WatcherEvent::InitApply(serde_json::from_value(node).unwrap()));
     }
     cache.apply_watcher_event(&WatcherEvent::InitDone);
-    Looker { ctx, mode, nodes, gone_since: BTreeMap::new(), backoff: Backoff::default() }
+    NodeLossController { cluster, nodes, losses: LossReconciler::new(cluster, mode) }
 }
 
 /// Looks at the start and once more after the grace time; answers the reasons of events.
-async fn looked_twice(mode: NodeLoss, exchanges: Vec<Exchange>) -> Vec<&'static str> {
-    let bench = bench(vec![], exchanges);
+async fn reconciled_twice(mode: NodeLoss, exchanges: Vec<Exchange>) -> Vec<&'static str> {
+    let bench = bench(exchanges);
     let ctx = Arc::clone(&bench.ctx);
-    let mut looker = looker(&ctx, mode, &["node-a"]);
+    let mut controller = controller(&ctx.cluster, mode, &["node-a"]);
     let start = Instant::now();
-    looker.look(start).await.unwrap();
-    looker.look(start + GRACE).await.unwrap();
-    drop(looker);
+    controller.reconcile(start).await.unwrap();
+    controller.reconcile(start + GRACE).await.unwrap();
+    drop(controller);
     drop(ctx);
     bench.finish().await
 }
@@ -110,7 +106,7 @@ async fn looked_twice(mode: NodeLoss, exchanges: Vec<Exchange>) -> Vec<&'static 
 async fn a_node_that_exists_is_not_gone_whatever_else_is_missing() {
     let volume = volume(json!({}));
     let exchanges = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
-    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
 }
 
 #[tokio::test]
@@ -122,13 +118,13 @@ async fn a_404_of_a_proxy_is_no_lost_node() {
         suspected(&volume),
         node_there(),
     ];
-    let bench = bench(vec![], exchanges);
+    let bench = bench(exchanges);
     let ctx = Arc::clone(&bench.ctx);
-    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
-    assert!(looker.look(start).await.is_err());
-    assert_eq!(looker.look(start + GRACE).await.unwrap(), None);
-    drop(looker);
+    assert!(controller.reconcile(start).await.is_err());
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), None);
+    drop(controller);
     drop(ctx);
     assert_eq!(bench.finish().await, [""; 0]);
 }
@@ -139,7 +135,7 @@ async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
     let exchanges = [gone(), gone(), hidden].into_iter().flatten().collect();
-    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
 }
 
 #[tokio::test]
@@ -156,7 +152,7 @@ async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
         node_gone(),
         claim_deleted(),
     ];
-    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost", "NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost", "NodeLost"]);
 }
 
 #[tokio::test]
@@ -171,7 +167,7 @@ async fn what_would_be_done_is_told_and_not_done() {
         listed(&volume),
         claim_read(json!({})),
     ];
-    assert_eq!(looked_twice(NodeLoss::DryRun, exchanges).await, ["NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::DryRun, exchanges).await, ["NodeLost"]);
 }
 
 #[tokio::test]
@@ -187,7 +183,7 @@ async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
         claim_read(json!({})),
         node_there(),
     ];
-    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
 }
 
 /// Another provisioner, or the user, was first: nothing is wrong.
@@ -208,7 +204,7 @@ async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
         node_gone(),
         claim_deleted().refuse(status, reason),
     ];
-    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
 }
 
 #[tokio::test]
@@ -216,15 +212,15 @@ async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let refused = vec![claim_read(json!({})), node_gone(), claim_deleted().refuse(403, "Forbidden")];
-    let bench = bench(vec![], [gone(), gone(), refused, gone()].into_iter().flatten().collect());
+    let bench = bench([gone(), gone(), refused, gone()].into_iter().flatten().collect());
     let ctx = Arc::clone(&bench.ctx);
-    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
-    looker.look(start).await.unwrap();
-    assert_eq!(looker.look(start + GRACE).await.unwrap(), Some(Duration::from_secs(1)));
+    controller.reconcile(start).await.unwrap();
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(Duration::from_secs(1)));
     let half = Duration::from_millis(500);
-    assert_eq!(looker.look(start + GRACE + half).await.unwrap(), Some(half));
-    drop(looker);
+    assert_eq!(controller.reconcile(start + GRACE + half).await.unwrap(), Some(half));
+    drop(controller);
     drop(ctx);
     assert_eq!(bench.finish().await, ["NodeLost"]);
 }
@@ -248,7 +244,7 @@ async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
         expect(Method::DELETE, VOLUME, preconditions).answer(&volume),
         expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
     ];
-    assert_eq!(looked_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
 }
 
 #[tokio::test]
@@ -256,14 +252,14 @@ async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let back = vec![suspected(&volume), node_there()];
-    let bench = bench(vec![], [gone(), back, gone()].into_iter().flatten().collect());
+    let bench = bench([gone(), back, gone()].into_iter().flatten().collect());
     let ctx = Arc::clone(&bench.ctx);
-    let mut looker = looker(&ctx, NodeLoss::Enforce, &["node-a"]);
+    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
-    assert_eq!(looker.look(start).await.unwrap(), Some(GRACE));
-    assert_eq!(looker.look(start + GRACE / 2).await.unwrap(), None);
-    assert_eq!(looker.look(start + GRACE).await.unwrap(), Some(GRACE));
-    drop(looker);
+    assert_eq!(controller.reconcile(start).await.unwrap(), Some(GRACE));
+    assert_eq!(controller.reconcile(start + GRACE / 2).await.unwrap(), None);
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(GRACE));
+    drop(controller);
     drop(ctx);
     assert_eq!(bench.finish().await, [""; 0]);
 }
@@ -272,43 +268,19 @@ async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
 async fn few_look_and_the_later_ones_wait_longer() {
     let names: Vec<_> = (0..20).map(|number| format!("node-{number:02}")).collect();
     let all: BTreeSet<_> = names.iter().cloned().collect();
-    let ranks: BTreeSet<_> = names
+    let orders: BTreeSet<_> = names
         .iter()
-        .map(|name| rank(&all, &Identity::new("csi.loopfs.dev", name).unwrap()).unwrap())
+        .map(|name| check_order(&all, &Identity::new("csi.loopfs.dev", name).unwrap()).unwrap())
         .collect();
-    assert_eq!(ranks, (0..20).collect());
-    assert_eq!(rank(&all, &fixtures::identity()), None, "the driver is not registered here");
+    assert_eq!(orders, (0..20).collect());
+    assert_eq!(check_order(&all, &fixtures::identity()), None, "the driver is not registered here");
 
     // Nobody who does not look asks anything.
-    let bench = bench(vec![], vec![]);
+    let bench = bench(vec![]);
     let ctx = Arc::clone(&bench.ctx);
-    let mut idle = looker(&ctx, NodeLoss::Enforce, &["node-b"]);
-    assert_eq!(idle.look(Instant::now()).await.unwrap(), None);
+    let mut idle = controller(&ctx.cluster, NodeLoss::Enforce, &["node-b"]);
+    assert_eq!(idle.reconcile(Instant::now()).await.unwrap(), None);
     drop(idle);
     drop(ctx);
     bench.finish().await;
-}
-
-#[tokio::test]
-async fn a_volume_of_this_node_on_a_disk_that_is_not_here_is_lost_too() {
-    let policy = json!({"metadata": {"annotations": {
-        "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
-    }}});
-    let mut elsewhere = policy.clone();
-    fixtures::merge(
-        &mut elsewhere,
-        json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": "another-disk"}}}}),
-    );
-    let mut here = policy;
-    fixtures::merge(&mut here, json!({"metadata": {"name": "pvc-here"}}));
-    let own = vec![fixtures::volume(elsewhere), fixtures::volume(here)];
-    let bench = bench(own, vec![claim_read(json!({})), claim_deleted()]);
-    let ctx = Arc::clone(&bench.ctx);
-    let mut looker = looker(&ctx, NodeLoss::Enforce, &[]);
-    let start = Instant::now();
-    assert_eq!(looker.look(start).await.unwrap(), Some(GRACE));
-    looker.look(start + GRACE).await.unwrap();
-    drop(looker);
-    drop(ctx);
-    assert_eq!(bench.finish().await, ["NodeLost", "NodeLost"]);
 }
