@@ -41,7 +41,7 @@ pub use monitoring::HttpAddress;
 use crate::{
     api::{client, write_counter::ApiWrites},
     controller::builtin,
-    node::{audit, capacity::Publishing, project_audit},
+    node::{audit, capacity::CapacityConfig, project_audit},
     objects::identity::Identity,
     process::{Options, Parts, spawn},
     store::{intents::Intents, storage::Opener},
@@ -103,18 +103,18 @@ fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, a
     });
     let builtin = builtin_objects.zip(pod_namespace.clone());
     Options {
-        publishing: pod_namespace.map(|namespace| Publishing { namespace, owner }),
+        capacity: pod_namespace.map(|namespace| CapacityConfig { namespace, owner }),
         builtin: builtin.map(|(config_map, namespace)| builtin::Source { namespace, config_map }),
         node_loss,
         audit: Some(audit::Settings {
-            every: Duration::from_secs(audit.audit_interval),
+            interval: Duration::from_secs(audit.audit_interval),
             collection: audit.collect.then_some(audit::Collection {
                 after: Duration::from_secs(audit.collect_after),
                 at_most_percent: audit.collect_at_most,
             }),
         }),
         project_audit: Some(project_audit::Settings {
-            every: Duration::from_secs(audit.audit_interval),
+            interval: Duration::from_secs(audit.audit_interval),
             all: audit.audit_projects,
             repair: audit.repair_projects,
         }),

@@ -18,10 +18,10 @@ use crate::{
     loss::NodeLoss,
     node::{
         audit,
-        capacity::{self, Publishing},
+        capacity::{self, CapacityConfig},
         claims, classes,
-        context::{Context, Given},
-        health_endpoints::Pages,
+        context::{Context, ContextParts},
+        health_endpoints::HealthEndpoints,
         janitor, lost_disk, persistent_volumes, project_audit,
     },
     objects::identity::Identity,
@@ -36,7 +36,7 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
     /// Where the capacity of this node is published.
-    pub(crate) publishing: Option<Publishing>,
+    pub(crate) capacity: Option<CapacityConfig>,
     /// Where the objects to keep are declared.
     pub(crate) builtin: Option<builtin::Source>,
     pub(crate) node_loss: NodeLoss,
@@ -60,12 +60,12 @@ pub(crate) struct Parts {
 /// Starts every part of the process. The first to end, for whatever reason, ends it.
 pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     let Parts { client, identity, intents, open, options, monitoring } = parts;
-    let (events, notices) = Events::new();
+    let (events, event_requests) = Events::new();
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(Given {
+    let ctx = Arc::new(Context::new(ContextParts {
         cluster: cluster.clone(),
         storage: Arc::new(Storage::default()),
         intents,
@@ -93,7 +93,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     ));
     tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
     tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { publishing, builtin, node_loss, audit, project_audit } = options;
+    let Options { capacity: capacity_config, builtin, node_loss, audit, project_audit } = options;
     if let Some(settings) = audit {
         let auditing = audit::run(Arc::clone(&ctx), settings);
         tasks.spawn(named("audit", until(stop.clone(), auditing)));
@@ -103,8 +103,8 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         tasks.spawn(named("project audit", until(stop.clone(), auditing)));
     }
     if let Some(source) = builtin {
-        let keeping = builtin::run(cluster.clone(), source);
-        tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));
+        let reconciling = builtin::run(cluster.clone(), source);
+        tasks.spawn(named("built-in objects", until(stop.clone(), reconciling)));
     }
     if node_loss != NodeLoss::Off {
         let checking = node_loss::run(cluster.clone(), node_loss);
@@ -112,27 +112,27 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         let checking = lost_disk::run(Arc::clone(&ctx), node_loss);
         tasks.spawn(named("lost disks", until(stop.clone(), checking)));
     }
-    match publishing {
-        Some(publishing) => {
+    match capacity_config {
+        Some(config) => {
             let (_, cache) = reflector::store();
-            let publishing = capacity::run(Arc::clone(&ctx), publishing, cache);
+            let publishing = capacity::run(Arc::clone(&ctx), config, cache);
             tasks.spawn(named("capacity", until(stop.clone(), publishing)));
         }
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
     if let Some((listeners, writes)) = monitoring {
-        let pages = Pages { ctx: Arc::clone(&ctx), writes };
-        tasks.spawn(named("monitoring", monitoring::serve(listeners, pages, stop.clone())));
+        let endpoints = HealthEndpoints { ctx: Arc::clone(&ctx), writes };
+        tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
     tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
     // Ends after the others, when no sender is left, so that the last words are written too.
-    tasks.spawn(named("events", events::publish(client, identity, notices)));
+    tasks.spawn(named("events", events::publish(client, identity, event_requests)));
     (tasks, stop)
 }
 
 async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
     let opened = || {
-        ctx.chances.improve();
+        ctx.retry_generation.bump();
         ctx.trash.notify_one();
         ctx.claims_vanished.notify_one();
     };

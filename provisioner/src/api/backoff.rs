@@ -1,4 +1,4 @@
-//! Per-object exponential back-off that a change of circumstances cuts short.
+//! Per-object exponential back-off that a change of the retry key cuts short.
 
 use std::{
     collections::HashMap,
@@ -25,10 +25,10 @@ pub(crate) const CONFLICT: Delays =
 
 /// Failed attempts by object.
 ///
-/// `C` is what the outcome depended on, for instance the size asked for and how often space was freed. An
-/// attempt in other circumstances is not a repetition: it is allowed at once and starts the series anew.
-/// Within the same circumstances nothing shortens the wait, in particular not the watch events that a
-/// failure's own status update and events bring about.
+/// `C` is the retry key: the values on which the outcome depended, for instance the requested size and the retry generation.
+/// An attempt with another retry key is not a repetition: it is allowed immediately and starts a new series. With the same
+/// retry key nothing shortens the wait, in particular not the watch events that a failure's own status update and events
+/// cause.
 #[derive(Debug)]
 pub(crate) struct Backoff<K, C> {
     delays: Delays,
@@ -37,7 +37,7 @@ pub(crate) struct Backoff<K, C> {
 
 #[derive(Debug)]
 struct Failure<C> {
-    circumstances: C,
+    retry_key: C,
     attempts: u32,
     retry_at: Instant,
 }
@@ -56,22 +56,22 @@ impl<K, C> Backoff<K, C> {
 
 impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     /// How long to hold off still, if at all.
-    pub(crate) fn remaining(&self, key: &K, circumstances: &C, now: Instant) -> Option<Duration> {
+    pub(crate) fn remaining(&self, key: &K, retry_key: &C, now: Instant) -> Option<Duration> {
         let failures = self.lock();
-        let failure = failures.get(key).filter(|failure| failure.circumstances == *circumstances)?;
+        let failure = failures.get(key).filter(|failure| failure.retry_key == *retry_key)?;
         let remaining = failure.retry_at.saturating_duration_since(now);
         (!remaining.is_zero()).then_some(remaining)
     }
 
     /// Records a failed attempt and answers how long to wait before the next.
-    pub(crate) fn failed(&self, key: K, circumstances: C, now: Instant) -> Duration {
+    pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
         let mut failures = self.lock();
         // Whoever is retried comes back well before.
         failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
-        let earlier = failures.get(&key).filter(|failure| failure.circumstances == circumstances);
+        let earlier = failures.get(&key).filter(|failure| failure.retry_key == retry_key);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
         let wait = self.delays.after(attempts);
-        failures.insert(key, Failure { circumstances, attempts, retry_at: now + wait });
+        failures.insert(key, Failure { retry_key, attempts, retry_at: now + wait });
         wait
     }
 

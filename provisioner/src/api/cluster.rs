@@ -5,7 +5,7 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Api, Client};
 
-use super::{events::Events, pruned::Lean};
+use super::{events::Events, pruned::Pruned};
 use crate::objects::identity::Identity;
 
 /// Access to the cluster.
@@ -18,12 +18,12 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Returns the API of all PersistentVolumes.
-    pub(crate) fn volume_api(&self) -> Api<Lean<PersistentVolume>> {
+    pub(crate) fn volume_api(&self) -> Api<Pruned<PersistentVolume>> {
         Api::all(self.client.clone())
     }
 
     /// Returns the API of the PersistentVolumeClaims of a namespace.
-    pub(crate) fn claim_api(&self, namespace: &str) -> Api<Lean<PersistentVolumeClaim>> {
+    pub(crate) fn claim_api(&self, namespace: &str) -> Api<Pruned<PersistentVolumeClaim>> {
         Api::namespaced(self.client.clone(), namespace)
     }
 }

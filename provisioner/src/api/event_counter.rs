@@ -7,10 +7,10 @@ use prometheus_client::{
 
 /// All that was told since the process began. What is told again and what no event is written of is counted too.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Notices(Family<[(&'static str, &'static str); 2], Counter>);
+pub(crate) struct EventCounter(Family<[(&'static str, &'static str); 2], Counter>);
 
-impl Notices {
-    pub(crate) fn told(&self, type_: &'static str, reason: &'static str) {
+impl EventCounter {
+    pub(crate) fn count(&self, type_: &'static str, reason: &'static str) {
         self.0.get_or_create(&[("type", type_), ("reason", reason)]).inc();
     }
 

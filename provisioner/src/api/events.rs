@@ -1,7 +1,7 @@
 //! Events people read with `kubectl describe`: what happened to their claim or volume, and what to do about
 //! it.
 //!
-//! Reconciles hand notices to a queue and go on; one task turns them into API objects. Repetitions become one
+//! Reconciles hand requests to a queue and go on; one task turns them into API objects. Repetitions become one
 //! event with a count, and a flood from one object is cut off, so that no number of retries loads the API
 //! server. Of many objects at once it is told at a rate, for their volumes come first. (kube's own recorder
 //! aggregates by reason alone and would keep showing the first text after the facts have changed.)
@@ -26,7 +26,7 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{api::event_counter::Notices, objects::identity::Identity};
+use crate::{api::event_counter::EventCounter, objects::identity::Identity};
 
 /// Why an event is written. These are the words people grep for, as the sidecars of other drivers use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -149,14 +149,14 @@ impl Reason {
 
 /// Something worth an event.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Notice {
+pub(crate) struct EventRequest {
     regarding: ObjectReference,
     reason: Reason,
     note: String,
     at: Timestamp,
 }
 
-impl Notice {
+impl EventRequest {
     #[cfg(test)]
     pub(crate) fn reason(&self) -> Reason {
         self.reason
@@ -166,8 +166,8 @@ impl Notice {
 /// The sending end; cheap to clone, never waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
-    queue: mpsc::Sender<Notice>,
-    told: Notices,
+    queue: mpsc::Sender<EventRequest>,
+    counter: EventCounter,
 }
 
 /// More than one reconcile per claim of a full node brings forth at once.
@@ -175,14 +175,14 @@ const QUEUE_LENGTH: usize = 4096;
 
 impl Events {
     /// The sending end and what [`publish`] needs.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Notice>) {
-        let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
-        (Events { queue, told: Notices::default() }, notices)
+    pub(crate) fn new() -> (Self, mpsc::Receiver<EventRequest>) {
+        let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
+        (Events { queue, counter: EventCounter::default() }, requests)
     }
 
     /// What has been handed in so far.
-    pub(crate) fn told(&self) -> &Notices {
-        &self.told
+    pub(crate) fn counter(&self) -> &EventCounter {
+        &self.counter
     }
 
     /// Queues an event about an object.
@@ -210,63 +210,64 @@ impl Events {
     }
 
     fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
-        self.told.told(reason.type_(), reason.as_str());
-        let notice = Notice { regarding, reason, note, at: Timestamp::now() };
-        if let Err(error) = self.queue.try_send(notice) {
+        self.counter.count(reason.type_(), reason.as_str());
+        let request = EventRequest { regarding, reason, note, at: Timestamp::now() };
+        if let Err(error) = self.queue.try_send(request) {
             tracing::warn!(%error, "an event is dropped");
         }
     }
 }
 
-/// Writes queued notices to the log, and to the API server at a rate, until the last sender is gone; what is left then
+/// Writes queued requests to the log, and to the API server at a rate, until the last sender is gone; what is left then
 /// is told at once.
-pub(crate) async fn publish(client: Client, identity: Identity, mut notices: mpsc::Receiver<Notice>) {
+pub(crate) async fn publish(client: Client, identity: Identity, mut requests: mpsc::Receiver<EventRequest>) {
     let mut writer = EventWriter { client, identity, serial: 0, aggregator: Aggregator::default() };
-    let mut allowance = Allowance { next: Instant::now() };
-    let mut due = VecDeque::new();
+    let mut bucket = TokenBucket { next: Instant::now() };
+    let mut pending = VecDeque::new();
     loop {
         tokio::select! {
-            notice = notices.recv() => {
-                let Some(notice) = notice else { break };
-                let key = Key::of(&notice);
+            request = requests.recv() => {
+                let Some(request) = request else { break };
+                let key = Key::of(&request);
                 let write = writer.aggregator.observe(&key, Instant::now());
-                log(&notice, write.as_ref());
+                log(&request, write.as_ref());
                 match write {
                     None => {}
-                    Some(_) if due.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
-                    Some(write) => due.push_back((key, notice, write)),
+                    Some(_) if pending.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
+                    Some(write) => pending.push_back((key, request, write)),
                 }
             }
-            () = allowance.granted(), if !due.is_empty() => {
-                if let Some((key, notice, write)) = due.pop_front() {
-                    writer.write(&key, &notice, write).await;
+            () = bucket.acquire(), if !pending.is_empty() => {
+                if let Some((key, request, write)) = pending.pop_front() {
+                    writer.write(&key, &request, write).await;
                 }
             }
         }
     }
-    for (key, notice, write) in due {
-        writer.write(&key, &notice, write).await;
+    for (key, request, write) in pending {
+        writer.write(&key, &request, write).await;
     }
 }
 
 /// What a person sets off is told of at once,
 const BURST: u32 = 100;
 /// and what goes beyond it at the rate that other controllers' clients keep to.
-const EVERY: Duration = Duration::from_millis(200);
+const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// One write for each [`EVERY`] that has passed, of which [`BURST`] are kept.
+/// One write for each [`EVENT_INTERVAL`] that has passed, of which [`BURST`] are kept.
 #[derive(Debug)]
-struct Allowance {
-    /// When as many will have been granted as have been asked for.
+struct TokenBucket {
+    /// When as many will have been acquire as have been asked for.
     next: Instant,
 }
 
-impl Allowance {
+impl TokenBucket {
     /// Waits for the next one. It is not used up where the wait is given up.
-    async fn granted(&mut self) {
-        let wait = (self.next + EVERY).saturating_duration_since(Instant::now() + EVERY * BURST);
+    async fn acquire(&mut self) {
+        let wait =
+            (self.next + EVENT_INTERVAL).saturating_duration_since(Instant::now() + EVENT_INTERVAL * BURST);
         tokio::time::sleep(wait).await;
-        self.next = self.next.max(Instant::now()) + EVERY;
+        self.next = self.next.max(Instant::now()) + EVENT_INTERVAL;
     }
 }
 
@@ -278,13 +279,13 @@ struct EventWriter {
 }
 
 impl EventWriter {
-    async fn write(&mut self, key: &Key, notice: &Notice, write: Write) {
-        let events = namespaced(&self.client, notice);
+    async fn write(&mut self, key: &Key, request: &EventRequest, write: Write) {
+        let events = namespaced(&self.client, request);
         let written = match write {
             Write::Repeat { name, count } => repeat(&events, &name, count).await,
             Write::First => {
                 self.serial += 1;
-                let event = new_event(notice, &self.identity, self.serial);
+                let event = new_event(request, &self.identity, self.serial);
                 let name = event.metadata.name.clone().unwrap_or_default();
                 let created = events.create(&PostParams::default(), &event).await;
                 created.map(|_event| self.aggregator.created(key, name))
@@ -293,14 +294,14 @@ impl EventWriter {
         if let Err(error) = written {
             // The next occurrence starts over; an event is not worth retrying for its own sake.
             self.aggregator.forget(key);
-            tracing::warn!(%error, reason = notice.reason.as_str(), "an event could not be written");
+            tracing::warn!(%error, reason = request.reason.as_str(), "an event could not be written");
         }
     }
 }
 
 /// What happens for the first time is for everybody to read; that it happened again is not.
-fn log(notice: &Notice, write: Option<&Write>) {
-    let Notice { regarding, reason, note, .. } = notice;
+fn log(request: &EventRequest, write: Option<&Write>) {
+    let EventRequest { regarding, reason, note, .. } = request;
     let kind = regarding.kind.as_deref().unwrap_or_default();
     let namespace = regarding.namespace.as_deref().unwrap_or_default();
     let name = regarding.name.as_deref().unwrap_or_default();
@@ -320,8 +321,8 @@ async fn repeat(events: &Api<Event>, name: &str, count: i32) -> kube::Result<()>
 }
 
 /// Events about objects without a namespace go to "default".
-fn namespaced(client: &Client, notice: &Notice) -> Api<Event> {
-    Api::namespaced(client.clone(), notice.regarding.namespace.as_deref().unwrap_or("default"))
+fn namespaced(client: &Client, request: &EventRequest) -> Api<Event> {
+    Api::namespaced(client.clone(), request.regarding.namespace.as_deref().unwrap_or("default"))
 }
 
 /// Limits of the events API, in bytes.
@@ -329,22 +330,22 @@ const NOTE_MAX: usize = 1024;
 const NAME_MAX: usize = 253;
 const REPORTER_MAX: usize = 128;
 
-fn new_event(notice: &Notice, identity: &Identity, serial: u64) -> Event {
-    let suffix = format!(".{:x}.{serial:x}", notice.at.as_nanosecond());
-    let object = notice.regarding.name.as_deref().unwrap_or("unnamed");
+fn new_event(request: &EventRequest, identity: &Identity, serial: u64) -> Event {
+    let suffix = format!(".{:x}.{serial:x}", request.at.as_nanosecond());
+    let object = request.regarding.name.as_deref().unwrap_or("unnamed");
     let kept = truncated(object, NAME_MAX - suffix.len()).trim_end_matches(['.', '-']);
     Event {
         metadata: ObjectMeta {
             name: Some(format!("{kept}{suffix}")),
-            namespace: Some(notice.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned())),
+            namespace: Some(request.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned())),
             ..Default::default()
         },
-        event_time: Some(MicroTime(notice.at)),
-        type_: Some(notice.reason.type_().to_owned()),
-        reason: Some(notice.reason.as_str().to_owned()),
-        action: Some(notice.reason.action().to_owned()),
-        note: Some(truncated(&notice.note, NOTE_MAX).to_owned()),
-        regarding: Some(notice.regarding.clone()),
+        event_time: Some(MicroTime(request.at)),
+        type_: Some(request.reason.type_().to_owned()),
+        reason: Some(request.reason.as_str().to_owned()),
+        action: Some(request.reason.action().to_owned()),
+        note: Some(truncated(&request.note, NOTE_MAX).to_owned()),
+        regarding: Some(request.regarding.clone()),
         reporting_controller: Some(identity.driver().to_owned()),
         reporting_instance: Some(truncated(identity.node(), REPORTER_MAX).to_owned()),
         ..Default::default()
@@ -359,7 +360,7 @@ fn truncated(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
-/// What makes two notices the same.
+/// What makes two requests the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     subject: Subject,
@@ -375,9 +376,9 @@ struct Subject {
 }
 
 impl Key {
-    fn of(notice: &Notice) -> Self {
-        let ObjectReference { uid, name, namespace, .. } = notice.regarding.clone();
-        Key { subject: Subject { uid, name, namespace, reason: notice.reason }, note: notice.note.clone() }
+    fn of(request: &EventRequest) -> Self {
+        let ObjectReference { uid, name, namespace, .. } = request.regarding.clone();
+        Key { subject: Subject { uid, name, namespace, reason: request.reason }, note: request.note.clone() }
     }
 }
 
@@ -385,16 +386,16 @@ impl Key {
 const SERIES_END: Duration = Duration::from_secs(30 * 60);
 
 /// The count of one event is brought up to date at most this often.
-const REPEAT_EVERY: Duration = Duration::from_secs(10);
+const COUNT_UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Different texts about one object for one reason, within [`SERIES_END`], before it goes silent (a debug log
 /// has them all).
 const TEXTS_PER_SUBJECT: usize = 10;
 
 /// Subjects of which nothing new was heard are looked for this often.
-const SWEEP_EVERY: Duration = Duration::from_secs(60);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Decides which notices are written.
+/// Decides which requests are written.
 #[derive(Debug, Default)]
 struct Aggregator {
     /// By subject, and then by text.
@@ -426,7 +427,7 @@ impl Aggregator {
         if let Some(series) = texts.get_mut(&key.note) {
             series.seen = now;
             series.count = series.count.saturating_add(1);
-            if series.name.is_empty() || now.duration_since(series.written) < REPEAT_EVERY {
+            if series.name.is_empty() || now.duration_since(series.written) < COUNT_UPDATE_INTERVAL {
                 return None;
             }
             series.written = now;
@@ -451,9 +452,9 @@ impl Aggregator {
         }
     }
 
-    /// Now and then, so that a notice costs the same however many there were before.
+    /// Now and then, so that a request costs the same however many there were before.
     fn sweep(&mut self, now: Instant) {
-        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_EVERY) {
+        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_INTERVAL) {
             return;
         }
         self.swept = Some(now);

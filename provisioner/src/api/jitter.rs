@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// This process's part of a span: the same for the same words, and as good as chance for others.
-pub(crate) fn stagger(words: &[&str], span: Duration) -> Duration {
+pub(crate) fn jitter(words: &[&str], span: Duration) -> Duration {
     // The upper bits of the hash as a fraction of what they could be at most.
     let fraction = u32::try_from(fnv1a(words) >> 32).unwrap_or(u32::MAX);
     span.mul_f64(f64::from(fraction) / (f64::from(u32::MAX) + 1.0))
@@ -26,13 +26,12 @@ mod tests {
     #[test]
     fn each_has_its_own_part_of_the_span() {
         let span = Duration::from_secs(2);
-        let parts: BTreeSet<_> =
-            (0..100).map(|node| stagger(&[&format!("node-{node}"), "x"], span)).collect();
+        let parts: BTreeSet<_> = (0..100).map(|node| jitter(&[&format!("node-{node}"), "x"], span)).collect();
         assert_eq!(parts.len(), 100);
         assert!(parts.iter().all(|part| *part < span));
         // Spread over it, and not crowded at one end.
         let halfway = parts.iter().filter(|part| **part < span / 2).count();
         assert!((25..=75).contains(&halfway), "{halfway} of 100 in the first half");
-        assert_eq!(stagger(&["a", "b"], span), stagger(&["a", "b"], span));
+        assert_eq!(jitter(&["a", "b"], span), jitter(&["a", "b"], span));
     }
 }

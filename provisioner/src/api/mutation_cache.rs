@@ -13,7 +13,7 @@ use std::{
 use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
 
 /// What was written and not yet seen again, by object.
-pub(crate) struct OwnWrites<K>
+pub(crate) struct MutationCache<K>
 where
     K: Resource,
     K::DynamicType: Hash + Eq,
@@ -21,17 +21,17 @@ where
     written: Mutex<HashMap<ObjectRef<K>, Arc<K>>>,
 }
 
-impl<K> Default for OwnWrites<K>
+impl<K> Default for MutationCache<K>
 where
     K: Resource,
     K::DynamicType: Hash + Eq,
 {
     fn default() -> Self {
-        OwnWrites { written: Mutex::default() }
+        MutationCache { written: Mutex::default() }
     }
 }
 
-impl<K> OwnWrites<K>
+impl<K> MutationCache<K>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
@@ -121,7 +121,7 @@ mod tests {
     #[case::recreated_under_the_same_name("10", "other", "9", "9")]
     #[case::versions_that_do_not_compare("10", "u", "opaque", "opaque")]
     fn the_newer_wins(#[case] own: &str, #[case] uid: &str, #[case] cached: &str, #[case] expected: &str) {
-        let writes = OwnWrites::default();
+        let writes = MutationCache::default();
         writes.remember(claim("u", own));
         let newest = writes.newest(Arc::new(claim(uid, cached)));
         assert_eq!(newest.resource_version().as_deref(), Some(expected));
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_caught_up_entry_is_dropped() {
-        let writes = OwnWrites::default();
+        let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.newest(Arc::new(claim("u", "10")));
         assert_eq!(writes.get(&ObjectRef::new("data").within("ns")), None);
@@ -139,7 +139,7 @@ mod tests {
     #[case::same_object("u", true)]
     #[case::recreated_under_the_same_name("other", false)]
     fn what_a_write_took_away_stays_away(#[case] cached: &str, #[case] gone: bool) {
-        let writes = OwnWrites::default();
+        let writes = MutationCache::default();
         let mut last = claim("u", "10");
         last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         writes.remember(last);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_refused_write_is_forgotten() {
-        let writes = OwnWrites::default();
+        let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.forget(&ObjectRef::new("data").within("ns"));
         let newest = writes.newest(Arc::new(claim("u", "9")));

@@ -21,21 +21,21 @@ const MANAGED_FIELDS: &[&str] = &["metadata", "managedFields"];
 
 /// An object as an API server tells of it, without its managed fields.
 #[derive(Debug, Clone)]
-pub(crate) struct Lean<K>(Box<K>);
+pub(crate) struct Pruned<K>(Box<K>);
 
-impl<K> Lean<K> {
+impl<K> Pruned<K> {
     pub(crate) fn into_inner(self) -> K {
         *self.0
     }
 }
 
-impl<K> From<K> for Lean<K> {
+impl<K> From<K> for Pruned<K> {
     fn from(object: K) -> Self {
-        Lean(Box::new(object))
+        Pruned(Box::new(object))
     }
 }
 
-impl<K> Deref for Lean<K> {
+impl<K> Deref for Pruned<K> {
     type Target = K;
 
     fn deref(&self) -> &K {
@@ -43,19 +43,19 @@ impl<K> Deref for Lean<K> {
     }
 }
 
-impl<'de, K: Deserialize<'de>> Deserialize<'de> for Lean<K> {
+impl<'de, K: Deserialize<'de>> Deserialize<'de> for Pruned<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        K::deserialize(Without { path: MANAGED_FIELDS, inner: deserializer }).map(Self::from)
+        K::deserialize(SkipEntry { path: MANAGED_FIELDS, inner: deserializer }).map(Self::from)
     }
 }
 
-impl<K: Serialize> Serialize for Lean<K> {
+impl<K: Serialize> Serialize for Pruned<K> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
     }
 }
 
-impl<K: Resource> Resource for Lean<K> {
+impl<K: Resource> Resource for Pruned<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
@@ -85,14 +85,14 @@ impl<K: Resource> Resource for Lean<K> {
 }
 
 /// Something to be read without the entry at a path of map keys.
-struct Without<T> {
+struct SkipEntry<T> {
     path: &'static [&'static str],
     inner: T,
 }
 
-impl<T> Without<T> {
-    fn of<U>(&self, inner: U) -> Without<U> {
-        Without { path: self.path, inner }
+impl<T> SkipEntry<T> {
+    fn of<U>(&self, inner: U) -> SkipEntry<U> {
+        SkipEntry { path: self.path, inner }
     }
 }
 
@@ -106,7 +106,7 @@ macro_rules! forward {
     };
 }
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Without<D> {
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for SkipEntry<D> {
     type Error = D::Error;
 
     forward! {
@@ -127,7 +127,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Without<D> {
 }
 
 /// What is no map has no such entry, and is no object either: it is refused as whoever reads it would.
-impl<'de, V: Visitor<'de>> Visitor<'de> for Without<V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for SkipEntry<V> {
     type Value = V::Value;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -152,7 +152,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Without<V> {
     }
 }
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Without<S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for SkipEntry<S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
@@ -186,7 +186,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
         if self.is_on_path {
-            self.map.next_value_seed(Without { path: &self.path[1..], inner: seed })
+            self.map.next_value_seed(SkipEntry { path: &self.path[1..], inner: seed })
         } else {
             self.map.next_value_seed(seed)
         }
@@ -216,12 +216,12 @@ mod tests {
         let mut told = serde_json::to_value(&volume).unwrap();
         told["metadata"]["managedFields"] = written();
         assert_eq!(
-            serde_json::from_value::<Lean<PersistentVolume>>(told.clone()).unwrap().into_inner(),
+            serde_json::from_value::<Pruned<PersistentVolume>>(told.clone()).unwrap().into_inner(),
             volume
         );
         let event = json!({"type": "MODIFIED", "object": told}).to_string();
         let Ok(WatchEvent::Modified(read)) =
-            serde_json::from_str::<WatchEvent<Lean<PersistentVolume>>>(&event)
+            serde_json::from_str::<WatchEvent<Pruned<PersistentVolume>>>(&event)
         else {
             panic!("{event}")
         };
@@ -233,7 +233,7 @@ mod tests {
         let labels = json!({"managedFields": "mine", "metadata": "too"});
         let claim = fixtures::claim(json!({"metadata": {"labels": labels, "annotations": labels}}));
         let told = serde_json::to_string(&claim).unwrap();
-        let read: Lean<PersistentVolumeClaim> = serde_json::from_str(&told).unwrap();
+        let read: Pruned<PersistentVolumeClaim> = serde_json::from_str(&told).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), told);
     }
 
@@ -248,7 +248,7 @@ mod tests {
     #[case::nothing("null")]
     #[case::cut_off(r#"{"metadata": {"managedFields": [{"#)]
     fn what_is_refused_is_what_is_refused_anyway(#[case] told: &str) {
-        let lean = serde_json::from_str::<Lean<PersistentVolume>>(told).ok().map(Lean::into_inner);
+        let lean = serde_json::from_str::<Pruned<PersistentVolume>>(told).ok().map(Pruned::into_inner);
         assert_eq!(lean, serde_json::from_str::<PersistentVolume>(told).ok());
     }
 }

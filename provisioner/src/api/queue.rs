@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::{backoff::Backoff, pruned::Lean, signals::Chances};
+use crate::api::{backoff::Backoff, pruned::Pruned, signals::RetryGeneration};
 
 /// Objects as an API server holds them.
 pub(crate) trait Object:
@@ -28,23 +28,23 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + S
 /// Objects whose reconciliation can take minutes.
 pub(crate) struct Slow<K> {
     /// How many are reconciled concurrently, in addition to the others.
-    pub(crate) at_once: u16,
+    pub(crate) concurrency: u16,
     pub(crate) is_slow: fn(&K) -> bool,
 }
 
 impl<K> Slow<K> {
     pub(crate) fn none() -> Self {
-        Slow { at_once: 1, is_slow: |_object| false }
+        Slow { concurrency: 1, is_slow: |_object| false }
     }
 }
 
-/// Reconciles what `queue` names, so many `at_once`, until `stop` is done and what was under way has ended. The slow
+/// Reconciles what `queue` names, so many `concurrency`, until `stop` is done and what was under way has ended. The slow
 /// ones have turns of their own, so that the others do not wait for them.
 ///
 /// Each reconciliation is a task of its own, and so is the queue: reading what a watch brings takes a processor's time, and
 /// nobody's turn shall wait for it.
 pub(crate) async fn run<K, Ctx, Reconciling>(
-    at_once: u16,
+    concurrency: u16,
     slow: Slow<K>,
     queue: impl Stream<Item = ObjectRef<K>> + Send + 'static,
     cache: Store<K>,
@@ -80,14 +80,14 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     });
     let reconcile = &reconcile;
     tokio::join!(
-        apply(at_once, turns, cache.clone(), reconcile, Arc::clone(&ctx)),
-        apply(slow.at_once, receiver(slow_turns), cache, reconcile, ctx),
+        apply(concurrency, turns, cache.clone(), reconcile, Arc::clone(&ctx)),
+        apply(slow.concurrency, receiver(slow_turns), cache, reconcile, ctx),
     );
 }
 
 /// Reconciles what `turns` names, until it ends and what was under way has ended.
 async fn apply<K, Ctx, Reconciling>(
-    at_once: u16,
+    concurrency: u16,
     turns: impl Stream<Item = ObjectRef<K>>,
     cache: Store<K>,
     reconcile: &impl Fn(Arc<K>, Arc<Ctx>) -> Reconciling,
@@ -105,7 +105,7 @@ async fn apply<K, Ctx, Reconciling>(
         })
     };
     let never = |_object: Arc<K>, never: &Infallible, _ctx: Arc<Ctx>| match *never {};
-    let config = Config::default().concurrency(at_once);
+    let config = Config::default().concurrency(concurrency);
     let results = applier(reconcile, never, ctx, cache, queue, config);
     results
         .for_each(async |result| match result {
@@ -121,11 +121,11 @@ async fn apply<K, Ctx, Reconciling>(
 /// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so
 /// that memory does not grow with what other nodes do.
 pub(crate) fn watch<K: Object>(
-    api: Api<Lean<K>>,
+    api: Api<Pruned<K>>,
     config: watcher::Config,
     mut cache: Writer<K>,
     of_interest: impl Fn(&K) -> bool + Send + 'static,
-) -> impl Stream<Item = Event<Lean<K>>> + Send
+) -> impl Stream<Item = Event<Pruned<K>>> + Send
 where
     K::DynamicType: Hash + Eq,
 {
@@ -143,10 +143,10 @@ where
 }
 
 fn narrow<K: Object>(
-    event: Event<Lean<K>>,
+    event: Event<Pruned<K>>,
     of_interest: impl Fn(&K) -> bool,
     is_cached: impl Fn(&ObjectRef<K>) -> bool,
-) -> Option<Event<Lean<K>>> {
+) -> Option<Event<Pruned<K>>> {
     match event {
         Event::Apply(object) | Event::Delete(object) if !of_interest(&object) => {
             is_cached(&ObjectRef::from_obj(&*object)).then_some(Event::Delete(object))
@@ -157,13 +157,13 @@ fn narrow<K: Object>(
 }
 
 /// The change, once the cache has it.
-fn kept<K: Object>(change: Event<Lean<K>>, cache: &mut Writer<K>) -> Event<Lean<K>>
+fn kept<K: Object>(change: Event<Pruned<K>>, cache: &mut Writer<K>) -> Event<Pruned<K>>
 where
     K::DynamicType: Hash + Eq,
 {
-    let change = map(change, Lean::into_inner);
+    let change = map(change, Pruned::into_inner);
     cache.apply_watcher_event(&change);
-    map(change, Lean::from)
+    map(change, Pruned::from)
 }
 
 fn map<T, U>(event: Event<T>, change: impl FnOnce(T) -> U) -> Event<U> {
@@ -186,10 +186,10 @@ pub(crate) fn receiver<T: Send + 'static>(
     )
 }
 
-/// Everything that failed before, each time circumstances have improved.
-pub(crate) fn second_chances<C, K, F>(
+/// Returns the keys of all failed attempts, each time the retry generation increases.
+pub(crate) fn requeue_failed<C, K, F>(
     ctx: Arc<C>,
-    chances: fn(&C) -> &Chances,
+    generation: fn(&C) -> &RetryGeneration,
     failed: fn(&C) -> &Backoff<K, F>,
 ) -> impl Stream<Item = K> + Send
 where
@@ -197,13 +197,14 @@ where
     K: Clone + Hash + Eq + Send + 'static,
     F: PartialEq + Send + 'static,
 {
-    let changes = chances(&ctx).subscribe();
-    let improvements = futures::stream::unfold((ctx, changes), move |(ctx, mut changes)| async move {
-        changes.changed().await.ok()?;
-        let keys = failed(&ctx).keys();
-        Some((futures::stream::iter(keys), (ctx, changes)))
-    });
-    improvements.flatten()
+    let changes = generation(&ctx).subscribe();
+    let changes_of_generation =
+        futures::stream::unfold((ctx, changes), move |(ctx, mut changes)| async move {
+            changes.changed().await.ok()?;
+            let keys = failed(&ctx).keys();
+            Some((futures::stream::iter(keys), (ctx, changes)))
+        });
+    changes_of_generation.flatten()
 }
 
 #[cfg(test)]
@@ -216,7 +217,7 @@ mod tests {
     use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
-    use crate::{api::signals::Gate, objects::ownership, testing::fixtures};
+    use crate::{api::signals::SyncSignal, objects::ownership, testing::fixtures};
 
     #[tokio::test]
     async fn slow_objects_do_not_hold_up_the_others() {
@@ -230,14 +231,14 @@ mod tests {
         writer.apply_watcher_event(&Event::InitDone);
         let (begun, mut beginnings) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
-        let ends = Arc::new(Gate::default());
-        let ctx = Arc::clone(&ends);
-        let reconcile = move |claim: Arc<PersistentVolumeClaim>, ends: Arc<Gate>| {
+        let signal = Arc::new(SyncSignal::default());
+        let ctx = Arc::clone(&signal);
+        let reconcile = move |claim: Arc<PersistentVolumeClaim>, signal: Arc<SyncSignal>| {
             let begun = begun.clone();
             async move {
                 begun.send(claim.name_any()).unwrap();
                 if is_slow(&claim) {
-                    ends.passed().await;
+                    signal.wait().await;
                 }
                 Action::await_change()
             }
@@ -246,7 +247,7 @@ mod tests {
             .chain(futures::stream::pending());
         let stopped = async { drop(stopped.await) };
         let running =
-            tokio::spawn(run(1, Slow { at_once: 2, is_slow }, queue, cache, reconcile, ctx, stopped));
+            tokio::spawn(run(1, Slow { concurrency: 2, is_slow }, queue, cache, reconcile, ctx, stopped));
         let mut under_way = Vec::new();
         while under_way.len() < 3 {
             let next = timeout(Duration::from_secs(5), beginnings.recv()).await;
@@ -254,7 +255,7 @@ mod tests {
         }
         under_way.sort();
         assert_eq!(under_way[0], "quick");
-        ends.open();
+        signal.set();
         assert!(beginnings.recv().await.unwrap().starts_with("slow"));
         drop(stop);
         running.await.unwrap();
@@ -264,7 +265,7 @@ mod tests {
         claim.name_any().starts_with("slow")
     }
 
-    fn kinds(event: Event<Lean<PersistentVolumeClaim>>, cached: bool) -> Option<&'static str> {
+    fn kinds(event: Event<Pruned<PersistentVolumeClaim>>, cached: bool) -> Option<&'static str> {
         let identity = fixtures::identity();
         let narrowed = narrow(event, |claim| ownership::is_claim_of_interest(claim, &identity), |_| cached)?;
         Some(match narrowed {
@@ -278,9 +279,9 @@ mod tests {
 
     #[test]
     fn claims_of_other_nodes_leave_no_trace() {
-        let ours = || Lean::from(fixtures::claim(json!({})));
+        let ours = || Pruned::from(fixtures::claim(json!({})));
         let foreign = || {
-            Lean::from(fixtures::claim(
+            Pruned::from(fixtures::claim(
                 json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-b"}}}),
             ))
         };

@@ -5,55 +5,55 @@ use tokio::sync::watch;
 /// Something that happens once, and that any number of tasks wait for. (The caches' own `wait_until_ready`
 /// wakes only the one that began to wait last, and that is the controller it belongs to.)
 #[derive(Debug)]
-pub(crate) struct Gate {
-    open: watch::Sender<bool>,
+pub(crate) struct SyncSignal {
+    is_set: watch::Sender<bool>,
 }
 
-impl Default for Gate {
+impl Default for SyncSignal {
     fn default() -> Self {
-        Gate { open: watch::Sender::new(false) }
+        SyncSignal { is_set: watch::Sender::new(false) }
     }
 }
 
-impl Gate {
-    pub(crate) fn open(&self) {
-        self.open.send_replace(true);
+impl SyncSignal {
+    pub(crate) fn set(&self) {
+        self.is_set.send_replace(true);
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        *self.open.borrow()
+    pub(crate) fn is_set(&self) -> bool {
+        *self.is_set.borrow()
     }
 
-    pub(crate) async fn passed(&self) {
+    pub(crate) async fn wait(&self) {
         // An error would mean that the sender is gone, and it is right here.
-        drop(self.open.subscribe().wait_for(|open| *open).await);
+        drop(self.is_set.subscribe().wait_for(|is_set| *is_set).await);
     }
 }
 
 /// A generation number. It increases when failed operations may succeed on a retry, because space was freed or the store
 /// became usable.
 #[derive(Debug)]
-pub(crate) struct Chances {
-    counter: watch::Sender<u64>,
+pub(crate) struct RetryGeneration {
+    generation: watch::Sender<u64>,
 }
 
-impl Default for Chances {
+impl Default for RetryGeneration {
     fn default() -> Self {
-        Chances { counter: watch::Sender::new(0) }
+        RetryGeneration { generation: watch::Sender::new(0) }
     }
 }
 
-impl Chances {
+impl RetryGeneration {
     pub(crate) fn current(&self) -> u64 {
-        *self.counter.borrow()
+        *self.generation.borrow()
     }
 
-    pub(crate) fn improve(&self) {
-        self.counter.send_modify(|counter| *counter += 1);
+    pub(crate) fn bump(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.counter.subscribe()
+        self.generation.subscribe()
     }
 }
 
@@ -67,15 +67,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_gate_lets_everybody_pass() {
-        let gate = Arc::new(Gate::default());
+        let signal = Arc::new(SyncSignal::default());
         let mut waiting = JoinSet::new();
         for _ in 0..8 {
-            let gate = Arc::clone(&gate);
-            waiting.spawn(async move { gate.passed().await });
+            let signal = Arc::clone(&signal);
+            waiting.spawn(async move { signal.wait().await });
         }
         tokio::task::yield_now().await;
         assert!(waiting.try_join_next().is_none());
-        gate.open();
+        signal.set();
         timeout(Duration::from_secs(5), waiting.join_all()).await.expect("all of them");
     }
 }

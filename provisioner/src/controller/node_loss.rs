@@ -26,7 +26,7 @@ use kube::{
 use tokio::{sync::Notify, time::timeout};
 
 use crate::{
-    api::{cluster::Cluster, jitter::fnv1a, queue, signals::Gate},
+    api::{cluster::Cluster, jitter::fnv1a, queue, signals::SyncSignal},
     error::Error,
     loss::{LossReconciler, LostStorage, NodeLoss, POLL_INTERVAL, is_node_deleted},
     objects::identity::Identity,
@@ -45,7 +45,7 @@ const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Checks for deleted nodes until shutdown.
 pub(crate) async fn run(cluster: Cluster, mode: NodeLoss) {
     let (nodes, cache) = reflector::store();
-    let synced = Gate::default();
+    let synced = SyncSignal::default();
     let changed = Notify::new();
     // A CSINode is written when a driver registers, and garbage collected with its Node. A Node is written all the time.
     let driver = cluster.identity.driver().to_owned();
@@ -54,13 +54,13 @@ pub(crate) async fn run(cluster: Cluster, mode: NodeLoss) {
     let watching =
         queue::watch(Api::all(cluster.client.clone()), config, cache, runs_driver).for_each(|event| {
             if matches!(event, Event::InitDone) {
-                synced.open();
+                synced.set();
             }
             changed.notify_one();
             std::future::ready(())
         });
     let checking = async {
-        synced.passed().await;
+        synced.wait().await;
         let losses = LossReconciler::new(&cluster, mode);
         let mut controller = NodeLossController { cluster: &cluster, nodes, losses };
         loop {

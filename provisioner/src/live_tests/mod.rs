@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::{queue::Object, write_counter::ApiWrites},
-    node::capacity::Publishing,
+    node::capacity::CapacityConfig,
     objects::{
         claim_status::{ResizeStatus, recorded},
         identity::Identity,
@@ -47,7 +47,7 @@ use crate::{
         storage::Opener,
         volumes::Volumes,
     },
-    testing::{fake_store::VolumeModel, fixtures},
+    testing::{fake_store::FakeStore, fixtures},
 };
 
 mod audit;
@@ -69,7 +69,7 @@ const HERE: &str = "node-a";
 const SYSTEM: &str = "loopfs-system";
 
 /// Beyond every back-off that a story here runs into.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All are of the same node, and a provisioner takes every claim of its node: one story at a time.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -79,7 +79,7 @@ struct Cluster {
     admin: Client,
     namespace: String,
     class: String,
-    volumes: Arc<VolumeModel>,
+    volumes: Arc<FakeStore>,
     scratch: tempfile::TempDir,
 }
 
@@ -128,7 +128,7 @@ impl Cluster {
         create::<Namespace>(&Api::all(admin.clone()), namespace).await;
         let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
-        let volumes = Arc::new(VolumeModel::of_size(Bytes(64 * MIB)));
+        let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
         Cluster {
             _alone: alone,
             admin,
@@ -143,16 +143,11 @@ impl Cluster {
         self.provisioner_on(HERE, &self.volumes).await
     }
 
-    async fn provisioner_on(&self, node: &str, volumes: &Arc<VolumeModel>) -> Provisioner {
+    async fn provisioner_on(&self, node: &str, volumes: &Arc<FakeStore>) -> Provisioner {
         self.provisioner_with(node, volumes, Options::default()).await
     }
 
-    async fn provisioner_with(
-        &self,
-        node: &str,
-        volumes: &Arc<VolumeModel>,
-        options: Options,
-    ) -> Provisioner {
+    async fn provisioner_with(&self, node: &str, volumes: &Arc<FakeStore>, options: Options) -> Provisioner {
         let writes = ApiWrites::default();
         let client = self.client_of(node, &writes).await;
         self.start(node, volumes, options, client, writes).await
@@ -161,7 +156,7 @@ impl Cluster {
     async fn start(
         &self,
         node: &str,
-        volumes: &Arc<VolumeModel>,
+        volumes: &Arc<FakeStore>,
         options: Options,
         client: Client,
         writes: ApiWrites,
@@ -169,7 +164,7 @@ impl Cluster {
         let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
         let volumes: Arc<dyn Volumes> = volumes.clone();
         let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
-        let publishing = Publishing { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
+        let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let pages = listener.local_addr().unwrap();
         let (tasks, stop) = crate::process::spawn(Parts {
@@ -177,7 +172,7 @@ impl Cluster {
             identity,
             intents: self.intents_of(node),
             open,
-            options: Options { publishing: Some(publishing), ..options },
+            options: Options { capacity: Some(capacity), ..options },
             monitoring: Some((Listeners { metrics: Some(listener), probes: None }, writes)),
         });
         Provisioner { tasks, stop, pages }
@@ -344,7 +339,7 @@ async fn until<K: Object>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -
 }
 
 async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = attempt().await {
             return found;

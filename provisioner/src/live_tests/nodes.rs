@@ -7,8 +7,8 @@ use crate::objects::ownership::SELECTED_NODE;
 
 const THERE: &str = "node-b";
 
-fn room(mebibytes: u64) -> Arc<VolumeModel> {
-    Arc::new(VolumeModel::of_size(Bytes(mebibytes * MIB)))
+fn room(mebibytes: u64) -> Arc<FakeStore> {
+    Arc::new(FakeStore::of_size(Bytes(mebibytes * MIB)))
 }
 
 fn allowing(node: &str) -> Value {

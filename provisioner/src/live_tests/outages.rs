@@ -68,7 +68,7 @@ impl Relay {
     }
 
     /// Sets the line the moment that the store has made a volume.
-    fn set_once_made(&self, volumes: &VolumeModel, line: Line) {
+    fn set_once_made(&self, volumes: &FakeStore, line: Line) {
         let state = self.state.clone();
         volumes.once_made(move || set(&state, line));
     }

@@ -22,7 +22,7 @@ use kube::{
 
 use super::decision::{Decision, NodeLossState, decide};
 use crate::{
-    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, pruned::Lean, queue},
+    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, pruned::Pruned, queue},
     error::Error,
     objects::{identity::Identity, pv::finalizer_patch},
 };
@@ -194,7 +194,7 @@ impl<'a> LossReconciler<'a> {
         };
         let claim = absence::get_opt(&self.cluster.claim_api(namespace), name).await;
         let claim = claim.map_err(|error| Error::api("read PersistentVolumeClaim", name, error))?;
-        Ok(claim.map(Lean::into_inner))
+        Ok(claim.map(Pruned::into_inner))
     }
 
     /// Removes this driver's finalizer. The provisioner that would remove it does not run any more.
@@ -221,7 +221,7 @@ pub(crate) async fn is_node_deleted(cluster: &Cluster, name: &str) -> Result<boo
 
 /// Deletes an object, unless it changed since the decision. A newer object of the same name has another UID.
 async fn delete<K: queue::Object>(
-    api: &Api<Lean<K>>,
+    api: &Api<Pruned<K>>,
     operation: &'static str,
     object: &K,
 ) -> Result<(), Error> {

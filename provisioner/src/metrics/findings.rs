@@ -33,15 +33,15 @@ impl Findings {
 
 /// The findings of the last audit, and when it ended (since 1970).
 #[derive(Debug)]
-pub(crate) struct Latest(watch::Sender<Option<(Findings, Duration)>>);
+pub(crate) struct LatestFindings(watch::Sender<Option<(Findings, Duration)>>);
 
-impl Default for Latest {
+impl Default for LatestFindings {
     fn default() -> Self {
-        Latest(watch::Sender::new(None))
+        LatestFindings(watch::Sender::new(None))
     }
 }
 
-impl Latest {
+impl LatestFindings {
     pub(crate) fn get(&self) -> Option<(Findings, Duration)> {
         self.0.borrow().clone()
     }

@@ -5,7 +5,7 @@ mod operations;
 mod sample;
 
 pub(crate) use self::{
-    findings::{Findings, Latest},
+    findings::{Findings, LatestFindings},
     operations::{Operation, Operations},
-    sample::{Snapshot, register},
+    sample::{Sample, register},
 };

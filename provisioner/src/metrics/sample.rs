@@ -7,13 +7,13 @@ use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
 use super::{findings::Findings, operations::Operations};
-use crate::api::{event_counter::Notices, write_counter::ApiWrites};
+use crate::api::{event_counter::EventCounter, write_counter::ApiWrites};
 
 const PREFIX: &str = "loopfs_provisioner";
 
 /// The process and its node at one moment.
 #[derive(Debug)]
-pub(crate) struct Snapshot {
+pub(crate) struct Sample {
     /// Claims of this node that have no volume yet.
     pub(crate) claims_waiting: usize,
     /// None while the store cannot be used.
@@ -25,24 +25,24 @@ pub(crate) struct Snapshot {
 /// Everything that is known now. What cannot be found out is left out, rather than told as 0 or as it was.
 pub(crate) fn register(
     operations: &Operations,
-    notices: &Notices,
+    events: &EventCounter,
     writes: &ApiWrites,
-    snapshot: &Snapshot,
+    sample: &Sample,
 ) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("build", "Version of the provisioner", version);
     operations.register(&mut registry);
-    notices.register(&mut registry);
+    events.register(&mut registry);
     writes.register(&mut registry);
     registry.count(
         "claims_waiting",
         "Claims for which this node was chosen and that have no volume yet",
-        snapshot.claims_waiting as u64,
+        sample.claims_waiting as u64,
     );
-    let open = u64::from(snapshot.store.is_some());
+    let open = u64::from(sample.store.is_some());
     registry.count("storage_open", "Whether volumes can be made: 1, or 0 and the reason in the log", open);
-    if let Some((space, census)) = &snapshot.store {
+    if let Some((space, census)) = &sample.store {
         registry.bytes("store_capacity", "Size of the data file system", space.total.0);
         registry.bytes(
             "store_available",
@@ -55,7 +55,7 @@ pub(crate) fn register(
         let trash = "What deleted volumes left that is not freed yet: files and directories";
         registry.count("trash_entries", trash, census.trash as u64);
     }
-    if let Some((findings, ended)) = &snapshot.audit {
+    if let Some((findings, ended)) = &sample.audit {
         let found = [
             ("volume_without_pv", findings.orphans.len() as u64),
             ("pv_without_volume", findings.missing.len() as u64),

@@ -23,11 +23,11 @@ use loopfs::{Bytes, Space, VolumeKind, VolumeSpec};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    api::{jitter::fnv1a, pruned::Lean, queue, signals::Gate},
+    api::{jitter::fnv1a, pruned::Pruned, queue, signals::SyncSignal},
     error::Error,
     node::{context::Context, placement},
     objects::{
-        identity::Identity,
+        identity::{Identity, MANAGER},
         parameters::Parameters,
         quantity,
         topology::{self, Candidate},
@@ -37,53 +37,50 @@ use crate::{
 
 /// Where the objects are, and to whom they belong.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Publishing {
+pub(crate) struct CapacityConfig {
     pub(crate) namespace: String,
     pub(crate) owner: Option<OwnerReference>,
 }
-
-/// What the API server knows the writer of the objects as.
-const MANAGER: &str = "loopfs-provisioner";
 
 /// The labels that external-provisioner's objects have.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 
 /// The first change is told at once, and what follows within this time is told together.
-const SPACING: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Others make volumes in the store as well, and their writes are nowhere announced.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Publishes, for ever.
-pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer<CSIStorageCapacity>) {
-    let api: Api<Lean<CSIStorageCapacity>> =
+pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Writer<CSIStorageCapacity>) {
+    let api: Api<Pruned<CSIStorageCapacity>> =
         Api::namespaced(ctx.cluster.client.clone(), &publishing.namespace);
     let identity = &ctx.cluster.identity;
     let selector =
         format!("{DRIVER_LABEL}={},{}={}", identity.driver(), identity.node_label(), identity.node());
     let config = watcher::Config::default().labels(&selector);
     let published = cache.as_reader();
-    let synced = Gate::default();
+    let synced = SyncSignal::default();
     let watching = queue::watch(api.clone(), config, cache, |_| true).for_each(|event| {
         if matches!(event, Event::InitDone) {
-            synced.open();
+            synced.set();
         }
         // Somebody may have changed or removed what this process had written.
         ctx.capacity.notify_one();
         std::future::ready(())
     });
     let publishing = async {
-        tokio::join!(synced.passed(), ctx.classes_synced.passed(), ctx.storage.tried());
-        let mut chances = ctx.chances.subscribe();
+        tokio::join!(synced.wait(), ctx.classes_synced.wait(), ctx.storage.tried());
+        let mut generation = ctx.retry_generation.subscribe();
         let mut storage = ctx.storage.changes();
         loop {
             let wait = match publish(&ctx, &publishing, &api, &published.state()).await {
-                Ok(0) => LOOK_EVERY,
+                Ok(0) => POLL_INTERVAL,
                 Ok(_) => {
-                    sleep(SPACING).await;
-                    LOOK_EVERY
+                    sleep(MIN_INTERVAL).await;
+                    POLL_INTERVAL
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the capacity of this node could not be published; this is retried");
@@ -93,7 +90,7 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer
             let changed = async {
                 tokio::select! {
                     () = ctx.capacity.notified() => {}
-                    _ = chances.changed() => {}
+                    _ = generation.changed() => {}
                     _ = storage.changed() => {}
                 }
             };
@@ -107,8 +104,8 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: Publishing, cache: Writer
 /// Brings the objects up to date, and answers how many were written.
 async fn publish(
     ctx: &Context,
-    publishing: &Publishing,
-    api: &Api<Lean<CSIStorageCapacity>>,
+    publishing: &CapacityConfig,
+    api: &Api<Pruned<CSIStorageCapacity>>,
     published: &[Arc<CSIStorageCapacity>],
 ) -> Result<usize, Error> {
     let space = match ctx.storage.run(|volumes| volumes.space()).await {
@@ -160,7 +157,7 @@ fn desired(
     classes: &[Arc<StorageClass>],
     node: Option<&Candidate>,
     space: Space,
-    publishing: &Publishing,
+    publishing: &CapacityConfig,
     identity: &Identity,
 ) -> Vec<CSIStorageCapacity> {
     let allowed = |class: &StorageClass| node.is_none_or(|node| topology::allows(class, node));
@@ -174,7 +171,7 @@ fn desired(
 fn object(
     class: &StorageClass,
     space: Space,
-    publishing: &Publishing,
+    publishing: &CapacityConfig,
     identity: &Identity,
 ) -> CSIStorageCapacity {
     let node = identity.node().to_owned();
@@ -263,8 +260,8 @@ mod tests {
         }
     }
 
-    fn publishing() -> Publishing {
-        Publishing { namespace: "loopfs-system".to_owned(), owner: Some(owner("pod-uid")) }
+    fn publishing() -> CapacityConfig {
+        CapacityConfig { namespace: "loopfs-system".to_owned(), owner: Some(owner("pod-uid")) }
     }
 
     fn classes(changes: &[Value]) -> Vec<Arc<StorageClass>> {
@@ -377,21 +374,22 @@ mod tests {
     #[tokio::test]
     async fn a_store_that_is_not_usable_has_no_room() {
         use crate::testing::{
-            fake_store::{self, VolumeModel},
-            mock_api_server::{Bench, Caches, expect},
+            fake_store::{self, FakeStore},
+            mock_api_server::{Caches, TestContext, expect},
         };
         let path =
             "/apis/storage.k8s.io/v1/namespaces/loopfs-system/csistoragecapacities/node-a-8803dfa2e07b0e9f";
         let [none] = wanted(0).try_into().unwrap();
-        let exchanges =
+        let requests =
             vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).answer(&none)];
         let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
-        let bench = Bench::new(VolumeModel::of_size(Bytes(64 * MIB)), caches, exchanges);
-        bench.volumes.state().broken = Some(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
-        let api = Api::namespaced(bench.ctx.cluster.client.clone(), "loopfs-system");
-        assert_eq!(publish(&bench.ctx, &publishing(), &api, &[]).await.unwrap(), 1);
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), caches, requests);
+        test_context.volumes.state().broken =
+            Some(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
+        let api = Api::namespaced(test_context.ctx.cluster.client.clone(), "loopfs-system");
+        assert_eq!(publish(&test_context.ctx, &publishing(), &api, &[]).await.unwrap(), 1);
         drop(api);
-        bench.finish().await;
+        test_context.finish().await;
     }
 
     #[test]

@@ -17,13 +17,13 @@ use tokio::sync::mpsc;
 use crate::{
     api::{
         events::Reason,
-        pruned::Lean,
+        pruned::Pruned,
         queue::{self, Slow},
     },
     error::Error,
     metrics::Operation,
     node::{
-        context::{Circumstances, Context},
+        context::{Context, RetryKey},
         data_source, placement, provision, reschedule, resize,
     },
     objects::{
@@ -33,10 +33,10 @@ use crate::{
 };
 
 /// Claims reconciled at once. Most of it is waiting for the API server; the store serialises what it must.
-const AT_ONCE: u16 = 32;
+const CONCURRENCY: u16 = 32;
 
 /// Claims whose volumes are copied concurrently. Copying a directory of many files takes minutes.
-const COPIES_AT_ONCE: u16 = 4;
+const COPY_CONCURRENCY: u16 = 4;
 
 /// Runs until `stop` is done and what was under way has ended. `related` brings claims whose volumes changed.
 pub(crate) async fn run(
@@ -51,21 +51,24 @@ pub(crate) async fn run(
         queue::watch(Api::all(ctx.cluster.client.clone()), watcher::Config::default(), cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer)));
-    let retried =
-        queue::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.claim_backoff);
+    let retried = queue::requeue_failed(
+        Arc::clone(&ctx),
+        |ctx: &Context| &ctx.retry_generation,
+        |ctx| &ctx.claim_backoff,
+    );
     let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
-    let copies = Slow { at_once: COPIES_AT_ONCE, is_slow: is_to_be_copied };
-    queue::run(AT_ONCE, copies, queue, ctx.claims.clone(), reconcile, ctx, stop).await;
+    let copies = Slow { concurrency: COPY_CONCURRENCY, is_slow: is_to_be_copied };
+    queue::run(CONCURRENCY, copies, queue, ctx.claims.clone(), reconcile, ctx, stop).await;
 }
 
 /// Returns `true` if the claim waits for a volume that is a copy.
 fn is_to_be_copied(claim: &PersistentVolumeClaim) -> bool {
-    ownership::bound_volume(claim).is_none() && matches!(data_source::named(claim), Ok(Some(_)))
+    ownership::bound_volume(claim).is_none() && matches!(data_source::reference(claim), Ok(Some(_)))
 }
 
 /// What an event means: a claim to reconcile, or one to forget.
 fn observe(
-    event: Event<Lean<PersistentVolumeClaim>>,
+    event: Event<Pruned<PersistentVolumeClaim>>,
     ctx: &Context,
 ) -> Option<ObjectRef<PersistentVolumeClaim>> {
     match event {
@@ -90,7 +93,7 @@ fn observe(
             ctx.claim_backoff.retain(is_cached);
             ctx.claim_conflicts.retain(is_cached);
             ctx.claims_vanished.notify_one();
-            ctx.claims_synced.open();
+            ctx.claims_synced.set();
             None
         }
     }
@@ -100,15 +103,15 @@ fn observe(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// There is nothing to do.
-    Settled,
+    UpToDate,
     /// What this process has to do is done; somebody else's step is awaited.
     Done,
     /// Somebody else's step is awaited.
-    Underway,
+    Pending,
     /// Another node's, or nobody's yet. It may come back, and what happened here is remembered for then.
     Elsewhere,
     /// Nobody says whose it is. To be looked at again, though nothing about it changes.
-    Waiting,
+    Requeue,
 }
 
 /// A failure and the event it is told by.
@@ -122,10 +125,10 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
     ctx.synced().await;
     let claim = ctx.claim_writes.newest(cached);
     let key = ObjectRef::from_obj(&*claim);
-    let circumstances = circumstances(&claim, &ctx);
+    let retry_key = retry_key(&claim, &ctx);
     let now = Instant::now();
     let wait = ctx.claim_conflicts.remaining(&key, &(), now);
-    if let Some(wait) = wait.or_else(|| ctx.claim_backoff.remaining(&key, &circumstances, now)) {
+    if let Some(wait) = wait.or_else(|| ctx.claim_backoff.remaining(&key, &retry_key, now)) {
         return Action::requeue(wait);
     }
     let attempted = attempt(&claim, &ctx).await;
@@ -133,23 +136,23 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
         ctx.claim_conflicts.clear(&key);
     }
     match attempted {
-        Ok(Progress::Settled) => ctx.claim_backoff.clear(&key),
+        Ok(Progress::UpToDate) => ctx.claim_backoff.clear(&key),
         // The kubelet would refuse once more, and have to be asked once more, at once and for ever.
-        Ok(Progress::Done | Progress::Underway)
+        Ok(Progress::Done | Progress::Pending)
             if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) =>
         {
-            ctx.claim_backoff.failed(key, circumstances, Instant::now());
+            ctx.claim_backoff.failed(key, retry_key, Instant::now());
         }
-        Ok(Progress::Done | Progress::Underway | Progress::Elsewhere) => {}
-        Ok(Progress::Waiting) => {
-            return Action::requeue(ctx.claim_backoff.failed(key, circumstances, Instant::now()));
+        Ok(Progress::Done | Progress::Pending | Progress::Elsewhere) => {}
+        Ok(Progress::Requeue) => {
+            return Action::requeue(ctx.claim_backoff.failed(key, retry_key, Instant::now()));
         }
         Err(Failure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "a conflict; the claim is retried");
             return Action::requeue(ctx.claim_conflicts.failed(key, (), Instant::now()));
         }
         Err(Failure { reason, error }) => {
-            let wait = ctx.claim_backoff.failed(key, circumstances, Instant::now());
+            let wait = ctx.claim_backoff.failed(key, retry_key, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
             if let Some(patch) = reschedule::plan(&claim, &error, &ctx.cluster.identity) {
                 match reschedule::apply(&claim, &patch, &ctx).await {
@@ -170,13 +173,13 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
     Action::await_change()
 }
 
-fn circumstances(claim: &PersistentVolumeClaim, ctx: &Context) -> Circumstances {
+fn retry_key(claim: &PersistentVolumeClaim, ctx: &Context) -> RetryKey {
     let class = class_of(claim, ctx).filter(|_| ownership::bound_volume(claim).is_none());
-    Circumstances {
+    RetryKey {
         class_version: class.and_then(|class| class.resource_version()),
         uid: claim.uid(),
         requested: claim_status::requested(claim).ok().flatten(),
-        chance: ctx.chances.current(),
+        retry_generation: ctx.retry_generation.current(),
         ..Default::default()
     }
 }
@@ -204,19 +207,25 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
     let class = class_of(claim, ctx);
     let existing = ownership::volume_id_for(claim).ok().and_then(|id| ctx.volume(id.as_str()));
     if !ownership::is_claim_to_provision(claim, &ctx.cluster.identity) {
-        return Ok(Progress::Settled);
+        return Ok(Progress::UpToDate);
     }
-    let place = placement::of(claim, class.as_deref(), ctx).await?;
+    let placement = placement::of(claim, class.as_deref(), ctx).await?;
     // Whether there is something to copy is asked only where it is to be copied.
-    let origin = match place {
-        placement::Place::Here if existing.is_none() => data_source::find(claim, ctx).await?,
+    let data_source = match placement {
+        placement::Placement::Here if existing.is_none() => data_source::find(claim, ctx).await?,
         _ => None,
     };
-    match provision::plan(claim, class.as_deref(), existing.as_deref(), place, origin, &ctx.cluster.identity)?
-    {
+    match provision::plan(
+        claim,
+        class.as_deref(),
+        existing.as_deref(),
+        placement,
+        data_source,
+        &ctx.cluster.identity,
+    )? {
         provision::Plan::Ignore => Ok(Progress::Elsewhere),
-        provision::Plan::Wait => Ok(Progress::Waiting),
-        provision::Plan::Settled => Ok(Progress::Settled),
+        provision::Plan::Requeue => Ok(Progress::Requeue),
+        provision::Plan::UpToDate => Ok(Progress::UpToDate),
         provision::Plan::Create(creation) => {
             provision::apply(claim, creation, ctx).await?;
             Ok(Progress::Done)
@@ -226,11 +235,11 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
 
 async fn resize_volume(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Progress, Error> {
     // One that is not in the cache is not ours, or brings the claim back when it arrives.
-    let Some(volume) = ctx.volume(name) else { return Ok(Progress::Settled) };
+    let Some(volume) = ctx.volume(name) else { return Ok(Progress::UpToDate) };
     match resize::plan(claim, &volume, &ctx.cluster.identity) {
-        resize::Plan::Settled => Ok(Progress::Settled),
-        resize::Plan::AwaitNode => Ok(Progress::Underway),
-        resize::Plan::Grow { target } => {
+        resize::Plan::UpToDate => Ok(Progress::UpToDate),
+        resize::Plan::AwaitNode => Ok(Progress::Pending),
+        resize::Plan::Expand { target } => {
             resize::apply(claim, &volume, target, ctx).await?;
             Ok(Progress::Done)
         }

@@ -18,7 +18,7 @@ use kube::{
 use tokio::sync::mpsc;
 
 use crate::{
-    api::{pruned::Lean, queue},
+    api::{pruned::Pruned, queue},
     node::context::Context,
     objects::ownership,
 };
@@ -35,7 +35,7 @@ pub(crate) async fn run(
 }
 
 fn observe(
-    event: Event<Lean<StorageClass>>,
+    event: Event<Pruned<StorageClass>>,
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) {
@@ -43,7 +43,7 @@ fn observe(
         Event::Apply(class) | Event::Delete(class) => Some(class.name_any()),
         // Any of them may have changed while the watch was interrupted.
         Event::InitDone => {
-            ctx.classes_synced.open();
+            ctx.classes_synced.set();
             None
         }
         // The cache does not hold these yet.
@@ -67,13 +67,13 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::VolumeModel,
+        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Bench, Caches},
+        mock_api_server::{Caches, TestContext},
     };
 
-    fn class() -> Lean<StorageClass> {
-        Lean::from(fixtures::class(json!({})))
+    fn class() -> Pruned<StorageClass> {
+        Pruned::from(fixtures::class(json!({})))
     }
 
     #[rstest]
@@ -87,16 +87,16 @@ mod tests {
     #[case::with_a_volume(Event::Apply(class()), json!({"spec": {"volumeName": "pvc-1"}}), false)]
     #[tokio::test]
     async fn a_change_of_a_class_concerns_its_claims_without_volume(
-        #[case] event: Event<Lean<StorageClass>>,
+        #[case] event: Event<Pruned<StorageClass>>,
         #[case] change: Value,
         #[case] expected: bool,
     ) {
         let claim = fixtures::claim(change);
         let key = ObjectRef::from_obj(&claim);
         let caches = Caches { claims: vec![claim], ..Caches::default() };
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, vec![]);
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
         let (related, mut concerned) = mpsc::unbounded_channel();
-        observe(event, &bench.ctx, &related);
+        observe(event, &test_context.ctx, &related);
         assert_eq!(concerned.try_recv().ok(), expected.then_some(key));
         assert_eq!(concerned.try_recv().ok(), None);
     }

@@ -17,10 +17,10 @@ use crate::{
     api::{
         backoff::{self, Backoff},
         cluster::Cluster,
-        mutation_cache::OwnWrites,
-        signals::{Chances, Gate},
+        mutation_cache::MutationCache,
+        signals::{RetryGeneration, SyncSignal},
     },
-    metrics::{Latest, Operations},
+    metrics::{LatestFindings, Operations},
     store::{in_flight::InFlight, intents::Intents, storage::Storage},
 };
 
@@ -37,15 +37,15 @@ pub(crate) struct Context {
     /// All storage classes.
     pub(crate) classes: Store<StorageClass>,
 
-    pub(crate) claims_synced: Gate,
-    pub(crate) volumes_synced: Gate,
-    pub(crate) classes_synced: Gate,
+    pub(crate) claims_synced: SyncSignal,
+    pub(crate) volumes_synced: SyncSignal,
+    pub(crate) classes_synced: SyncSignal,
 
-    pub(crate) claim_writes: OwnWrites<PersistentVolumeClaim>,
-    pub(crate) volume_writes: OwnWrites<PersistentVolume>,
+    pub(crate) claim_writes: MutationCache<PersistentVolumeClaim>,
+    pub(crate) volume_writes: MutationCache<PersistentVolume>,
 
-    pub(crate) claim_backoff: Backoff<ObjectRef<PersistentVolumeClaim>, Circumstances>,
-    pub(crate) volume_backoff: Backoff<ObjectRef<PersistentVolume>, Circumstances>,
+    pub(crate) claim_backoff: Backoff<ObjectRef<PersistentVolumeClaim>, RetryKey>,
+    pub(crate) volume_backoff: Backoff<ObjectRef<PersistentVolume>, RetryKey>,
 
     pub(crate) claim_conflicts: Backoff<ObjectRef<PersistentVolumeClaim>, ()>,
     pub(crate) volume_conflicts: Backoff<ObjectRef<PersistentVolume>, ()>,
@@ -56,17 +56,17 @@ pub(crate) struct Context {
     pub(crate) trash: Notify,
     /// A claim is gone or a watch was renewed: intents may have been orphaned.
     pub(crate) claims_vanished: Notify,
-    pub(crate) chances: Chances,
+    pub(crate) retry_generation: RetryGeneration,
     /// There may be less room than was published, or what was published was changed.
     pub(crate) capacity: Notify,
     pub(crate) operations: Operations,
-    pub(crate) audit: Latest,
+    pub(crate) audit: LatestFindings,
     /// The time that goes into conditions.
     pub(crate) now: fn() -> Timestamp,
 }
 
 /// What a [`Context`] is made from; the rest of it begins empty.
-pub(crate) struct Given {
+pub(crate) struct ContextParts {
     pub(crate) cluster: Cluster,
     pub(crate) storage: Arc<Storage>,
     pub(crate) intents: Intents,
@@ -77,8 +77,8 @@ pub(crate) struct Given {
 }
 
 impl Context {
-    pub(crate) fn new(given: Given) -> Self {
-        let Given { cluster, storage, intents, claims, volumes, classes, now } = given;
+    pub(crate) fn new(parts: ContextParts) -> Self {
+        let ContextParts { cluster, storage, intents, claims, volumes, classes, now } = parts;
         Self {
             cluster,
             storage,
@@ -98,7 +98,7 @@ impl Context {
             in_flight: Default::default(),
             trash: Default::default(),
             claims_vanished: Default::default(),
-            chances: Default::default(),
+            retry_generation: Default::default(),
             capacity: Default::default(),
             operations: Default::default(),
             audit: Default::default(),
@@ -109,7 +109,7 @@ impl Context {
 
 /// What the outcome of an attempt depends on. While it is the same, attempts are spaced by back-off.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Circumstances {
+pub(crate) struct RetryKey {
     /// The object itself: one of the same name made later is another.
     pub(crate) uid: Option<String>,
     /// The size asked for.
@@ -118,14 +118,14 @@ pub(crate) struct Circumstances {
     pub(crate) volume_version: Option<String>,
     /// For a claim without a volume: the form of its storage class.
     pub(crate) class_version: Option<String>,
-    /// See [`Chances`].
-    pub(crate) chance: u64,
+    /// See [`RetryGeneration`].
+    pub(crate) retry_generation: u64,
 }
 
 impl Context {
     /// Returns once every cache holds what the API server has.
     pub(crate) async fn synced(&self) {
-        tokio::join!(self.claims_synced.passed(), self.volumes_synced.passed(), self.classes_synced.passed());
+        tokio::join!(self.claims_synced.wait(), self.volumes_synced.wait(), self.classes_synced.wait());
     }
 
     /// The newest known form of one of this node's volumes.

@@ -25,13 +25,13 @@ use loopfs::VolumeId;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// Not ours, or as it should be.
-    Settled,
+    UpToDate,
     /// Its reclaim policy has become Delete: see to it that it outlives its data.
-    Hold,
+    AddFinalizer,
     /// Its reclaim policy is not Delete (any more): its data stays, and the object is anybody's to remove.
-    LetGo,
+    RemoveFinalizer,
     /// Its claim is gone and its data stays: say where.
-    Keep,
+    ReportRetained,
     /// Delete the data and the object.
     Delete(Deletion),
 }
@@ -52,27 +52,27 @@ pub(crate) struct Deletion {
 /// When the volume is to be deleted and its handle names no volume.
 pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Plan, Error> {
     if !ownership::is_our_volume(volume, identity) {
-        return Ok(Plan::Settled);
+        return Ok(Plan::UpToDate);
     }
     let spec = volume.spec.as_ref();
     let deletes = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete");
-    let held = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
-    let going = volume.metadata.deletion_timestamp.is_some();
+    let has_finalizer = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
+    let is_deleted = volume.metadata.deletion_timestamp.is_some();
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
-    Ok(match (deletes, held) {
-        (false, true) => Plan::LetGo,
-        (false, false) if phase == Some("Released") => Plan::Keep,
-        (false, false) => Plan::Settled,
+    Ok(match (deletes, has_finalizer) {
+        (false, true) => Plan::RemoveFinalizer,
+        (false, false) if phase == Some("Released") => Plan::ReportRetained,
+        (false, false) => Plan::UpToDate,
         // Somebody took the finalizer off: the object goes, and its data is theirs.
-        (true, false) if going => Plan::Settled,
-        (true, false) => Plan::Hold,
+        (true, false) if is_deleted => Plan::UpToDate,
+        (true, false) => Plan::AddFinalizer,
         (true, true) if pv::is_discarded(volume) => Plan::Delete(Deletion {
             id: ownership::volume_id(volume, identity)?,
             filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
             // A claim can still bind one that is available, although it is marked.
-            mark: !going || phase == Some("Available"),
+            mark: !is_deleted || phase == Some("Available"),
         }),
-        (true, true) => Plan::Settled,
+        (true, true) => Plan::UpToDate,
     })
 }
 
@@ -82,10 +82,10 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
 /// When a step fails; the next attempt goes on from there.
 pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) -> Result<(), Error> {
     match plan {
-        Plan::Settled => Ok(()),
-        Plan::Hold => set_finalizer(volume, true, ctx).await,
-        Plan::LetGo => set_finalizer(volume, false, ctx).await,
-        Plan::Keep => {
+        Plan::UpToDate => Ok(()),
+        Plan::AddFinalizer => set_finalizer(volume, true, ctx).await,
+        Plan::RemoveFinalizer => set_finalizer(volume, false, ctx).await,
+        Plan::ReportRetained => {
             let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
             let on = match ownership::filesystem_uuid(volume, &ctx.cluster.identity) {
                 Some(uuid) => format!(" on file system {uuid}"),
@@ -152,8 +152,8 @@ async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-async fn set_finalizer(volume: &PersistentVolume, held: bool, ctx: &Context) -> Result<(), Error> {
-    let (name, patch) = (volume.name_any(), pv::finalizer_patch(volume, held));
+async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Context) -> Result<(), Error> {
+    let (name, patch) = (volume.name_any(), pv::finalizer_patch(volume, has_finalizer));
     let patched =
         ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
     match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
@@ -191,24 +191,24 @@ mod tests {
     const GOING: &str = "2026-01-01T00:00:00Z";
 
     #[rstest]
-    #[case::bound(json!({}), Plan::Settled)]
+    #[case::bound(json!({}), Plan::UpToDate)]
     #[case::released(json!({"status": {"phase": "Released"}}), deletion(true))]
     #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), deletion(false))]
     #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}}), deletion(true))]
-    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
-    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": GOING}}), Plan::Settled)]
-    #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::Settled)]
-    #[case::no_status(json!({"status": null}), Plan::Settled)]
-    #[case::failed(json!({"status": {"phase": "Failed"}}), Plan::Settled)]
-    #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), Plan::Hold)]
-    #[case::made_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::Hold)]
-    #[case::finalizer_taken_off(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), Plan::Settled)]
-    #[case::made_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
-    #[case::made_retain_while_going(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::LetGo)]
-    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::Keep)]
-    #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::Settled)]
-    #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::LetGo)]
-    #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Plan::Settled)]
+    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": GOING}}), Plan::UpToDate)]
+    #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::UpToDate)]
+    #[case::no_status(json!({"status": null}), Plan::UpToDate)]
+    #[case::failed(json!({"status": {"phase": "Failed"}}), Plan::UpToDate)]
+    #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), Plan::AddFinalizer)]
+    #[case::made_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::AddFinalizer)]
+    #[case::finalizer_taken_off(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), Plan::UpToDate)]
+    #[case::made_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::made_retain_while_going(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::ReportRetained)]
+    #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::UpToDate)]
+    #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::RemoveFinalizer)]
+    #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Plan::UpToDate)]
     fn plans(#[case] change: Value, #[case] expected: Plan) {
         assert_eq!(plan(&fixtures::volume(change), &fixtures::identity()).unwrap(), expected);
     }

@@ -7,21 +7,21 @@ use tokio::time::timeout;
 
 use crate::{
     api::write_counter::ApiWrites,
-    metrics::{self, Snapshot},
+    metrics::{self, Sample},
     node::context::Context,
     objects::ownership,
 };
 
 /// How long the API server may take to say its version.
-const API_TIME: Duration = Duration::from_secs(5);
+const API_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the pages say.
-pub(crate) struct Pages {
+/// What the endpoints say.
+pub(crate) struct HealthEndpoints {
     pub(crate) ctx: Arc<Context>,
     pub(crate) writes: ApiWrites,
 }
 
-impl Pages {
+impl HealthEndpoints {
     /// Claims that only this node can serve and that have no volume yet.
     fn claims_waiting(&self) -> usize {
         let ctx = &self.ctx;
@@ -46,14 +46,14 @@ impl Pages {
     }
 }
 
-impl monitoring::Pages for Pages {
+impl monitoring::Pages for HealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.census()?))).await;
         let store =
             store.inspect_err(|error| tracing::debug!(%error, "there is nothing to tell of the store"));
         let audit = self.ctx.audit.get();
-        let snapshot = Snapshot { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
-        Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.told(), &self.writes, &snapshot))
+        let sample = Sample { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
+        Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.counter(), &self.writes, &sample))
     }
 
     /// Every part of the process runs, or the first to end would have ended it; and this one answers. Restarting it mends
@@ -70,17 +70,17 @@ impl monitoring::Pages for Pages {
             ("volumes", &ctx.volumes_synced),
             ("storage classes", &ctx.classes_synced),
         ];
-        if let Some((what, _)) = caches.iter().find(|(_, gate)| !gate.is_open()) {
+        if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.is_set()) {
             return Err(format!("the {what} that the API server holds have not been read yet"));
         }
         match ctx.storage.run(|_volumes| Ok(())).await {
             Err(_) if self.is_without_storage() => {}
             usable => usable.map_err(|error| error.to_string())?,
         }
-        match timeout(API_TIME, ctx.cluster.client.apiserver_version()).await {
+        match timeout(API_TIMEOUT, ctx.cluster.client.apiserver_version()).await {
             Ok(Ok(_version)) => Ok(()),
             Ok(Err(error)) => Err(format!("the API server does not answer: {error}")),
-            Err(_elapsed) => Err(format!("the API server has not answered for {API_TIME:?}")),
+            Err(_elapsed) => Err(format!("the API server has not answered for {API_TIMEOUT:?}")),
         }
     }
 }
@@ -103,34 +103,34 @@ mod tests {
         api::events::Reason,
         metrics::{Findings, Operation},
         testing::{
-            fake_store::{self, VolumeModel},
+            fake_store::{self, FakeStore},
             fixtures,
-            mock_api_server::{Bench, Caches, Exchange, expect},
+            mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
         },
     };
 
-    fn bench(caches: Caches, exchanges: Vec<Exchange>) -> (Bench, Pages) {
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, exchanges);
-        let pages = Pages { ctx: Arc::clone(&bench.ctx), writes: ApiWrites::default() };
-        (bench, pages)
+    fn test_context(caches: Caches, requests: Vec<ExpectedRequest>) -> (TestContext, HealthEndpoints) {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
+        let endpoints = HealthEndpoints { ctx: Arc::clone(&test_context.ctx), writes: ApiWrites::default() };
+        (test_context, endpoints)
     }
 
-    async fn scraped(pages: &Pages) -> String {
+    async fn scraped(endpoints: &HealthEndpoints) -> String {
         let mut text = String::new();
-        text::encode(&mut text, &pages.metrics().await.unwrap()).unwrap();
+        text::encode(&mut text, &endpoints.metrics().await.unwrap()).unwrap();
         text
     }
 
     #[tokio::test]
     async fn what_is_served_is_what_is_documented() {
-        let (_bench, pages) = bench(Caches::default(), vec![]);
+        let (_bench, endpoints) = test_context(Caches::default(), vec![]);
         // What has never happened is not told.
-        pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
-        pages.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
-        pages.ctx.audit.set(Some(Findings::default()));
-        pages.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
+        endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        endpoints.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
+        endpoints.ctx.audit.set(Some(Findings::default()));
+        endpoints.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
         let readme = include_str!("../../README.md");
-        assert_eq!(served(&scraped(&pages).await), documented(readme, "loopfs_provisioner_"));
+        assert_eq!(served(&scraped(&endpoints).await), documented(readme, "loopfs_provisioner_"));
     }
 
     #[tokio::test]
@@ -138,19 +138,19 @@ mod tests {
         let other =
             json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}, "name": "other"}});
         let claims = vec![fixtures::claim(json!({})), fixtures::claim(other)];
-        let (bench, pages) = bench(Caches { claims, ..Caches::default() }, vec![]);
+        let (test_context, endpoints) = test_context(Caches { claims, ..Caches::default() }, vec![]);
         let id = VolumeId::parse("disk").unwrap();
-        bench.volumes.state().volumes.insert(id, (VolumeKind::Block, Bytes(4096)));
-        bench.volumes.state().trash.push(Bytes(4096));
-        pages.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        test_context.volumes.state().volumes.insert(id, (VolumeKind::Block, Bytes(4096)));
+        test_context.volumes.state().trash.push(Bytes(4096));
+        endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         for _ in 0..2 {
-            pages.ctx.cluster.events.publish_on_node(
+            endpoints.ctx.cluster.events.publish_on_node(
                 &fixtures::identity(),
                 Reason::StorageUnavailable,
                 "mount it",
             );
         }
-        let text = scraped(&pages).await;
+        let text = scraped(&endpoints).await;
         for line in [
             "claims_waiting 1",
             "storage_open 1",
@@ -169,14 +169,14 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_told_of_a_store_that_cannot_be_used() {
-        let (bench, pages) = bench(Caches::default(), vec![]);
-        bench.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        let text = scraped(&pages).await;
+        let (test_context, endpoints) = test_context(Caches::default(), vec![]);
+        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        let text = scraped(&endpoints).await;
         assert!(text.contains("\nloopfs_provisioner_storage_open 0\n"), "{text}");
         assert!(!text.contains("store_capacity"), "{text}");
     }
 
-    fn version() -> Exchange {
+    fn version() -> ExpectedRequest {
         let answer = json!({
             "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
             "goVersion": "", "compiler": "", "platform": "",
@@ -187,16 +187,16 @@ mod tests {
     #[tokio::test]
     async fn ready_is_who_has_read_all_and_reaches_both_sides() {
         let refused = version().refuse(503, "ServiceUnavailable");
-        let (bench, pages) = bench(Caches::default(), vec![version(), refused]);
-        assert_eq!(pages.ready().await, Ok(()));
-        let told = pages.ready().await.unwrap_err();
+        let (test_context, endpoints) = test_context(Caches::default(), vec![version(), refused]);
+        assert_eq!(endpoints.ready().await, Ok(()));
+        let told = endpoints.ready().await.unwrap_err();
         assert!(told.contains("the API server does not answer"), "{told}");
-        bench.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        let told = pages.ready().await.unwrap_err();
+        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        let told = endpoints.ready().await.unwrap_err();
         assert!(told.contains("mount it"), "{told}");
-        assert_eq!(pages.alive().await, Ok(()), "a restart would not mend it");
-        drop(pages);
-        bench.finish().await;
+        assert_eq!(endpoints.alive().await, Ok(()), "a restart would not mend it");
+        drop(endpoints);
+        test_context.finish().await;
     }
 
     #[tokio::test]
@@ -204,31 +204,31 @@ mod tests {
         let volume = fixtures::volume(json!({}));
         for (volumes, ready) in [(vec![], true), (vec![volume], false)] {
             let answers = if ready { vec![version()] } else { vec![] };
-            let (bench, pages) = bench(Caches { volumes, ..Caches::default() }, answers);
+            let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() }, answers);
             let broken = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
-            bench.volumes.state().broken = Some(broken);
-            match pages.ready().await {
+            test_context.volumes.state().broken = Some(broken);
+            match endpoints.ready().await {
                 Ok(()) => assert!(ready, "a volume names the node"),
                 Err(reason) => assert!(!ready && reason.contains("nothing is mounted there"), "{reason}"),
             }
-            drop(pages);
-            bench.finish().await;
+            drop(endpoints);
+            test_context.finish().await;
         }
     }
 
     #[tokio::test]
     async fn who_has_not_read_all_is_not_ready() {
-        let (bench, mut pages) = bench(Caches::default(), vec![]);
-        pages.ctx = Arc::new(crate::node::context::Context::new(crate::node::context::Given {
-            cluster: bench.ctx.cluster.clone(),
-            storage: Arc::clone(&bench.ctx.storage),
-            intents: bench.ctx.intents.clone(),
-            claims: bench.ctx.claims.clone(),
-            volumes: bench.ctx.volumes.clone(),
-            classes: bench.ctx.classes.clone(),
-            now: bench.ctx.now,
+        let (test_context, mut endpoints) = test_context(Caches::default(), vec![]);
+        endpoints.ctx = Arc::new(crate::node::context::Context::new(crate::node::context::ContextParts {
+            cluster: test_context.ctx.cluster.clone(),
+            storage: Arc::clone(&test_context.ctx.storage),
+            intents: test_context.ctx.intents.clone(),
+            claims: test_context.ctx.claims.clone(),
+            volumes: test_context.ctx.volumes.clone(),
+            classes: test_context.ctx.classes.clone(),
+            now: test_context.ctx.now,
         }));
-        pages.ctx.claims_synced.open();
-        assert!(pages.ready().await.unwrap_err().contains("the volumes that the API server holds"));
+        endpoints.ctx.claims_synced.set();
+        assert!(endpoints.ready().await.unwrap_err().contains("the volumes that the API server holds"));
     }
 }

@@ -15,27 +15,27 @@ use crate::{
 };
 
 /// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
-const TRASH_EVERY: Duration = Duration::from_secs(60);
+const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An orphan that could not be removed is looked at again after this.
-const ORPHANS_EVERY: Duration = Duration::from_secs(300);
+const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Empties the trash whenever something was put there, for ever.
 pub(crate) async fn empty_trash(ctx: &Context) {
     loop {
         // At the first turn too: an earlier process may have left some.
-        match ctx.storage.run_giving_way(|volumes, give_way| volumes.empty_trash(give_way)).await {
+        match ctx.storage.run_yielding(|volumes, yield_now| volumes.empty_trash(yield_now)).await {
             Ok(0) => {}
             Ok(removed) => {
                 tracing::info!(volumes = removed, "the space of deleted volumes is free again");
-                ctx.chances.improve();
+                ctx.retry_generation.bump();
             }
             // Told on the node already; it becomes usable or not whatever this does.
             Err(StorageError::Unavailable(_)) => {}
             Err(error) => tracing::warn!(%error, "the trash could not be emptied; this is retried"),
         }
         // Whether by notification or by time makes no difference.
-        drop(timeout(TRASH_EVERY, ctx.trash.notified()).await);
+        drop(timeout(TRASH_INTERVAL, ctx.trash.notified()).await);
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
             Ok(Err(error)) => tracing::warn!(%error, "records of provisioning cannot be read"),
             Err(error) => tracing::error!(%error, "reading records of provisioning panicked"),
         }
-        drop(timeout(ORPHANS_EVERY, ctx.claims_vanished.notified()).await);
+        drop(timeout(ORPHANS_INTERVAL, ctx.claims_vanished.notified()).await);
     }
 }
 
@@ -115,9 +115,9 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::{self, VolumeModel},
+        fake_store::{self, FakeStore},
         fixtures,
-        mock_api_server::{Bench, Caches, Exchange, expect, unlabelled},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
     };
 
     const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
@@ -127,96 +127,96 @@ mod tests {
     }
 
     /// A volume and the record of its provisioning, and what the caches say of its claim.
-    fn recorded(claims: Vec<PersistentVolumeClaim>, exchanges: Vec<Exchange>) -> (Bench, Intent) {
+    fn recorded(claims: Vec<PersistentVolumeClaim>, requests: Vec<ExpectedRequest>) -> (TestContext, Intent) {
         let caches = Caches { claims, ..Caches::default() };
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, exchanges);
-        bench.volumes.state().volumes.insert(id(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
+        test_context.volumes.state().volumes.insert(id(), (VolumeKind::Filesystem, Bytes(1 << 20)));
         let intent = Intent::of(&fixtures::claim(json!({})));
-        bench.ctx.intents.record(&id(), &intent).unwrap();
-        (bench, intent)
+        test_context.ctx.intents.record(&id(), &intent).unwrap();
+        (test_context, intent)
     }
 
     /// Whether the volume and the record are still there.
-    async fn settled(bench: Bench, intent: &Intent) -> (bool, bool) {
-        settle(&id(), intent, &bench.ctx).await.unwrap();
+    async fn settled(test_context: TestContext, intent: &Intent) -> (bool, bool) {
+        settle(&id(), intent, &test_context.ctx).await.unwrap();
         let kept = (
-            bench.volumes.capacity(fixtures::VOLUME).is_some(),
-            !bench.ctx.intents.list().unwrap().is_empty(),
+            test_context.volumes.capacity(fixtures::VOLUME).is_some(),
+            !test_context.ctx.intents.list().unwrap().is_empty(),
         );
-        bench.finish().await;
+        test_context.finish().await;
         kept
     }
 
     #[tokio::test]
     async fn a_volume_whose_claim_vanished_before_it_had_an_object_goes() {
-        let (bench, intent) = recorded(
+        let (test_context, intent) = recorded(
             vec![],
             vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])],
         );
-        assert_eq!(settled(bench, &intent).await, (false, false));
+        assert_eq!(settled(test_context, &intent).await, (false, false));
     }
 
     #[tokio::test]
     async fn so_it_does_when_a_new_claim_has_taken_the_name() {
         let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
-        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
-        let (bench, intent) = recorded(vec![successor], exchanges);
-        assert_eq!(settled(bench, &intent).await, (false, false));
+        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
+        let (test_context, intent) = recorded(vec![successor], requests);
+        assert_eq!(settled(test_context, &intent).await, (false, false));
     }
 
     #[tokio::test]
     async fn a_volume_with_an_object_is_kept() {
         let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
-        let (bench, intent) = recorded(vec![], vec![expect(Method::GET, VOLUME, None).answer(object)]);
-        assert_eq!(settled(bench, &intent).await, (true, false));
+        let (test_context, intent) = recorded(vec![], vec![expect(Method::GET, VOLUME, None).answer(object)]);
+        assert_eq!(settled(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
     async fn provisioning_that_goes_on_is_left_alone() {
-        let (bench, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
-        assert_eq!(settled(bench, &intent).await, (true, true));
+        let (test_context, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
+        assert_eq!(settled(test_context, &intent).await, (true, true));
     }
 
     #[tokio::test]
     async fn a_record_ends_with_the_binding() {
         let object = fixtures::volume(json!({}));
-        let exchanges = vec![expect(Method::GET, VOLUME, None).answer(object)];
-        let (bench, intent) = recorded(vec![fixtures::bound_claim(json!({}))], exchanges);
-        assert_eq!(settled(bench, &intent).await, (true, false));
+        let requests = vec![expect(Method::GET, VOLUME, None).answer(object)];
+        let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        assert_eq!(settled(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
     async fn a_volume_whose_claim_got_another_on_another_node_goes() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let exchanges = vec![expect(Method::GET, VOLUME, None).answer(object), unlabelled(&[])];
-        let (bench, intent) = recorded(vec![], exchanges);
-        assert_eq!(settled(bench, &intent).await, (false, false));
+        let requests = vec![expect(Method::GET, VOLUME, None).answer(object), unlabelled(&[])];
+        let (test_context, intent) = recorded(vec![], requests);
+        assert_eq!(settled(test_context, &intent).await, (false, false));
     }
 
     #[tokio::test]
     async fn the_data_of_a_bound_claim_outlives_its_object() {
-        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
-        let (bench, intent) = recorded(vec![fixtures::bound_claim(json!({}))], exchanges);
-        assert_eq!(settled(bench, &intent).await, (true, false));
+        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
+        let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
+        assert_eq!(settled(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
     async fn an_attempt_that_is_under_way_is_not_disturbed() {
-        let (bench, intent) = recorded(vec![], vec![]);
-        let ctx = Arc::clone(&bench.ctx);
+        let (test_context, intent) = recorded(vec![], vec![]);
+        let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
         settle(&id(), &intent, &ctx).await.unwrap();
-        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     }
 
     #[tokio::test]
     async fn a_volume_that_an_object_of_another_name_needs_is_kept() {
         let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
-        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
-        let (bench, intent) = recorded(vec![], exchanges);
-        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
-        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-        bench.finish().await;
+        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
+        let (test_context, intent) = recorded(vec![], requests);
+        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        test_context.finish().await;
     }
 
     #[rstest]
@@ -224,27 +224,27 @@ mod tests {
     #[case::no_details(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null))]
     #[case::another_object(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", json!({"kind": "persistentvolumes", "name": "pvc-2"})))]
     #[tokio::test]
-    async fn a_404_that_is_not_about_the_object_deletes_nothing(#[case] response: Exchange) {
-        let (bench, intent) = recorded(vec![], vec![response]);
-        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
-        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-        assert_eq!(bench.ctx.intents.list().unwrap().len(), 1);
-        bench.finish().await;
+    async fn a_404_that_is_not_about_the_object_deletes_nothing(#[case] response: ExpectedRequest) {
+        let (test_context, intent) = recorded(vec![], vec![response]);
+        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
+        test_context.finish().await;
     }
 
     #[tokio::test]
     async fn without_the_store_or_the_api_server_nothing_is_forgotten() {
-        let exchanges = vec![
+        let requests = vec![
             expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
             unlabelled(&[]),
         ];
-        let (bench, intent) = recorded(vec![], exchanges);
-        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
-        bench.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        assert!(settle(&id(), &intent, &bench.ctx).await.is_err());
-        assert_eq!(bench.ctx.intents.list().unwrap().len(), 1);
-        assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-        bench.finish().await;
+        let (test_context, intent) = recorded(vec![], requests);
+        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
+        assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+        test_context.finish().await;
     }
 }

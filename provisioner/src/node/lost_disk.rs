@@ -61,9 +61,9 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::VolumeModel,
+        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Bench, Caches, expect},
+        mock_api_server::{Caches, TestContext, expect},
     };
 
     const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
@@ -85,13 +85,13 @@ mod tests {
         let claim = fixtures::bound_claim(json!({}));
         let preconditions =
             json!({"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version});
-        let exchanges = vec![
+        let requests = vec![
             expect(Method::GET, CLAIM, None).answer(&claim),
             expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions})),
         ];
         let caches = Caches { volumes: own, ..Caches::default() };
-        let bench = Bench::new(VolumeModel::of_size(loopfs::Bytes(1 << 30)), caches, exchanges);
-        let ctx = Arc::clone(&bench.ctx);
+        let test_context = TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), caches, requests);
+        let ctx = Arc::clone(&test_context.ctx);
         let mut losses = LossReconciler::new(&ctx.cluster, NodeLoss::Enforce);
         let start = Instant::now();
         let first = losses.reconcile(on_other_disks(&ctx), Duration::ZERO, start).await;
@@ -99,6 +99,6 @@ mod tests {
         losses.reconcile(on_other_disks(&ctx), Duration::ZERO, start + GRACE).await;
         drop(losses);
         drop(ctx);
-        assert_eq!(bench.finish().await, ["NodeLost", "NodeLost"]);
+        assert_eq!(test_context.finish().await, ["NodeLost", "NodeLost"]);
     }
 }

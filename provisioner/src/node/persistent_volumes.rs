@@ -17,13 +17,13 @@ use tokio::sync::mpsc;
 use crate::{
     api::{
         events::Reason,
-        pruned::Lean,
+        pruned::Pruned,
         queue::{self, Slow},
     },
     error::Error,
     metrics::Operation,
     node::{
-        context::{Circumstances, Context},
+        context::{Context, RetryKey},
         delete,
     },
     objects::ownership,
@@ -31,7 +31,7 @@ use crate::{
 
 /// Volumes reconciled at once: fewer than claims, which people wait for. Many are deleted together, and a claim
 /// in their midst is to have its volume as soon as ever.
-const AT_ONCE: u16 = 4;
+const CONCURRENCY: u16 = 4;
 
 /// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to
 /// `related`.
@@ -48,15 +48,18 @@ pub(crate) async fn run(
     let events = queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = events.filter_map(move |event| std::future::ready(observe(event, &observer, &related)));
-    let retried =
-        queue::second_chances(Arc::clone(&ctx), |ctx: &Context| &ctx.chances, |ctx| &ctx.volume_backoff);
+    let retried = queue::requeue_failed(
+        Arc::clone(&ctx),
+        |ctx: &Context| &ctx.retry_generation,
+        |ctx| &ctx.volume_backoff,
+    );
     let queue = stream::select(touched, retried);
-    queue::run(AT_ONCE, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
+    queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
 }
 
 /// What an event means: a volume to reconcile, and its claim with it, or one to forget.
 fn observe(
-    event: Event<Lean<PersistentVolume>>,
+    event: Event<Pruned<PersistentVolume>>,
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) -> Option<ObjectRef<PersistentVolume>> {
@@ -81,7 +84,7 @@ fn observe(
             ctx.volume_writes.retain(is_cached);
             ctx.volume_backoff.retain(is_cached);
             ctx.volume_conflicts.retain(is_cached);
-            ctx.volumes_synced.open();
+            ctx.volumes_synced.set();
             None
         }
     }
@@ -96,15 +99,15 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
     ctx.synced().await;
     let volume = ctx.volume_writes.newest(cached);
     let key = ObjectRef::from_obj(&*volume);
-    let circumstances = Circumstances {
+    let retry_key = RetryKey {
         uid: volume.uid(),
         volume_version: volume.resource_version(),
-        chance: ctx.chances.current(),
+        retry_generation: ctx.retry_generation.current(),
         ..Default::default()
     };
     let now = Instant::now();
     let wait = ctx.volume_conflicts.remaining(&key, &(), now);
-    if let Some(wait) = wait.or_else(|| ctx.volume_backoff.remaining(&key, &circumstances, now)) {
+    if let Some(wait) = wait.or_else(|| ctx.volume_backoff.remaining(&key, &retry_key, now)) {
         return Action::requeue(wait);
     }
     let attempted = attempt(&volume, &ctx).await;
@@ -121,7 +124,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
             Action::requeue(ctx.volume_conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
-            let wait = ctx.volume_backoff.failed(key, circumstances, Instant::now());
+            let wait = ctx.volume_backoff.failed(key, retry_key, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a volume is retried later");
             ctx.cluster.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
             Action::requeue(wait)
@@ -157,9 +160,9 @@ mod tests {
     use crate::{
         api::backoff,
         testing::{
-            fake_store::{self, VolumeModel},
+            fake_store::{self, FakeStore},
             fixtures,
-            mock_api_server::{Bench, Caches, Exchange, expect, unlabelled},
+            mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
         },
     };
 
@@ -171,13 +174,13 @@ mod tests {
         fixtures::volume(released)
     }
 
-    fn marks() -> Exchange {
+    fn marks() -> ExpectedRequest {
         let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
         expect(Method::DELETE, VOLUME, preconditions)
             .answer(released(json!({"metadata": {"resourceVersion": "201"}})))
     }
 
-    fn lets_go() -> Exchange {
+    fn lets_go() -> ExpectedRequest {
         let patch = json!({"metadata": {
             "uid": "volume-uid",
             "$deleteFromPrimitiveList/finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
@@ -185,54 +188,57 @@ mod tests {
         expect(Method::PATCH, VOLUME, patch).answer(released(json!({"metadata": {"resourceVersion": "202"}})))
     }
 
-    fn bench(exchanges: Vec<Exchange>) -> Bench {
-        bench_with(Caches::default(), exchanges)
+    fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
+        bench_with(Caches::default(), requests)
     }
 
-    fn bench_with(caches: Caches, exchanges: Vec<Exchange>) -> Bench {
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, exchanges);
+    fn bench_with(caches: Caches, requests: Vec<ExpectedRequest>) -> TestContext {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        bench.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
-        bench
+        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        test_context
     }
 
-    async fn reconciled(bench: &Bench, volume: PersistentVolume) -> Action {
-        reconcile(Arc::new(volume), Arc::clone(&bench.ctx)).await
+    async fn reconciled(test_context: &TestContext, volume: PersistentVolume) -> Action {
+        reconcile(Arc::new(volume), Arc::clone(&test_context.ctx)).await
     }
 
     #[tokio::test]
     async fn a_released_volume_goes_in_two_writes_and_its_data_between_them() {
-        let bench = bench(vec![unlabelled(&[]), marks(), lets_go()]);
-        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::await_change());
-        assert!(bench.volumes.state().volumes.is_empty());
-        assert_eq!(bench.volumes.state().trash, [Bytes(1 << 20)]);
-        assert_eq!(bench.finish().await, [""; 0]);
+        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        assert_eq!(test_context.volumes.state().trash, [Bytes(1 << 20)]);
+        assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     #[tokio::test]
     async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
-        let bench = bench(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
-        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(backoff::CONFLICT.first));
-        assert_eq!(bench.volumes.state().volumes.len(), 1);
-        assert_eq!(bench.finish().await, [""; 0]);
+        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
+        assert_eq!(
+            reconciled(&test_context, released(json!({}))).await,
+            Action::requeue(backoff::CONFLICT.first)
+        );
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     #[tokio::test]
     async fn a_crash_after_the_mark_goes_on_from_there() {
-        let bench = bench(vec![unlabelled(&[]), lets_go()]);
+        let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&bench, marked).await, Action::await_change());
-        assert!(bench.volumes.state().volumes.is_empty());
-        bench.finish().await;
+        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        test_context.finish().await;
     }
 
     #[tokio::test]
     async fn a_crash_after_the_data_goes_on_from_there() {
-        let bench = bench(vec![unlabelled(&[]), lets_go().refuse(404, "NotFound")]);
-        bench.volumes.state().volumes.clear();
+        let test_context = test_context(vec![unlabelled(&[]), lets_go().refuse(404, "NotFound")]);
+        test_context.volumes.state().volumes.clear();
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&bench, marked).await, Action::await_change());
-        assert_eq!(bench.finish().await, [""; 0]);
+        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     #[tokio::test]
@@ -240,10 +246,10 @@ mod tests {
         let available = released(json!({
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
-        let bench = bench(vec![unlabelled(&[]), marks(), lets_go()]);
-        assert_eq!(reconciled(&bench, available).await, Action::await_change());
-        assert!(bench.volumes.state().volumes.is_empty());
-        bench.finish().await;
+        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
+        assert_eq!(reconciled(&test_context, available).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        test_context.finish().await;
     }
 
     #[tokio::test]
@@ -251,10 +257,10 @@ mod tests {
         let available = released(json!({
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
-        let bench = bench(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
-        assert_eq!(reconciled(&bench, available).await, Action::requeue(backoff::CONFLICT.first));
-        assert_eq!(bench.volumes.state().volumes.len(), 1);
-        bench.finish().await;
+        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
+        assert_eq!(reconciled(&test_context, available).await, Action::requeue(backoff::CONFLICT.first));
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        test_context.finish().await;
     }
 
     /// Another object with the handle of [`released`].
@@ -279,16 +285,16 @@ mod tests {
             fixtures::merge_keeping_nulls(&mut labels, json!({"metadata": {"labels": null}}));
         }
         let second = second(labels);
-        let (caches, exchanges) = if is_labelled {
+        let (caches, requests) = if is_labelled {
             (Caches { volumes: vec![second], ..Caches::default() }, vec![])
         } else {
             (Caches::default(), vec![unlabelled(&[second])])
         };
-        let bench = bench_with(caches, exchanges);
-        let action = reconciled(&bench, released(json!({}))).await;
+        let test_context = bench_with(caches, requests);
+        let action = reconciled(&test_context, released(json!({}))).await;
         assert_eq!(action, Action::requeue(Duration::from_secs(1)));
-        assert_eq!(bench.volumes.state().volumes.len(), 1);
-        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
     #[rstest]
@@ -299,20 +305,21 @@ mod tests {
     async fn an_object_that_does_not_need_the_data_does_not_keep_it(#[case] change: Value) {
         let caches =
             Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
-        let bench = bench_with(caches, vec![unlabelled(&[second(change)]), marks(), lets_go()]);
-        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::await_change());
-        assert!(bench.volumes.state().volumes.is_empty());
-        bench.finish().await;
+        let test_context = bench_with(caches, vec![unlabelled(&[second(change)]), marks(), lets_go()]);
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        test_context.finish().await;
     }
 
     #[tokio::test]
     async fn a_404_of_a_proxy_does_not_end_the_release_of_an_object() {
-        let bench = bench(vec![unlabelled(&[]), lets_go().refuse_by_proxy(404), unlabelled(&[]), lets_go()]);
+        let test_context =
+            test_context(vec![unlabelled(&[]), lets_go().refuse_by_proxy(404), unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        assert_eq!(reconciled(&bench, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
-        bench.ctx.chances.improve();
-        assert_eq!(reconciled(&bench, marked).await, Action::await_change());
-        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+        assert_eq!(reconciled(&test_context, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
+        test_context.ctx.retry_generation.bump();
+        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
     #[tokio::test]
@@ -323,38 +330,44 @@ mod tests {
         let mut gone = marked.clone();
         gone.metadata.finalizers = None;
         let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
-        let bench = bench_with(caches, vec![unlabelled(&[]), lets_go().answer(gone)]);
+        let test_context = bench_with(caches, vec![unlabelled(&[]), lets_go().answer(gone)]);
         for _ in 0..2 {
-            assert_eq!(reconciled(&bench, marked.clone()).await, Action::await_change());
+            assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
         }
-        assert_eq!(bench.finish().await, [""; 0]);
+        assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     #[tokio::test]
     async fn what_the_watch_has_forgotten_is_not_remembered() {
-        let bench = bench(vec![unlabelled(&[]), lets_go()]);
+        let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
-        reconciled(&bench, marked.clone()).await;
-        assert_eq!(bench.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
-        bench.finish().await;
+        reconciled(&test_context, marked.clone()).await;
+        assert_eq!(test_context.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
+        test_context.finish().await;
     }
 
     #[tokio::test]
     async fn a_volume_in_use_stays_and_says_so() {
-        let bench = bench(vec![unlabelled(&[]), marks()]);
-        bench.volumes.state().busy = true;
-        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(Duration::from_secs(1)));
-        assert_eq!(bench.volumes.state().volumes.len(), 1);
-        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+        let test_context = test_context(vec![unlabelled(&[]), marks()]);
+        test_context.volumes.state().busy = true;
+        assert_eq!(
+            reconciled(&test_context, released(json!({}))).await,
+            Action::requeue(Duration::from_secs(1))
+        );
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
     #[tokio::test]
     async fn nothing_is_marked_while_the_store_is_not_there() {
-        let bench = bench(vec![]);
-        bench.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        assert!(bench.ctx.storage.run(|_volumes| Ok(())).await.is_err());
-        assert_eq!(reconciled(&bench, released(json!({}))).await, Action::requeue(Duration::from_secs(1)));
-        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+        let test_context = test_context(vec![]);
+        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        assert!(test_context.ctx.storage.run(|_volumes| Ok(())).await.is_err());
+        assert_eq!(
+            reconciled(&test_context, released(json!({}))).await,
+            Action::requeue(Duration::from_secs(1))
+        );
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
     #[tokio::test]
@@ -364,19 +377,23 @@ mod tests {
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
             "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": uuid}}},
         }));
-        let bench = bench(vec![unlabelled(&[])]);
-        reconciled(&bench, elsewhere).await;
-        assert_eq!(bench.volumes.state().volumes.len(), 1, "one of the same name on this disk is another");
-        assert_eq!(bench.finish().await, ["VolumeFailedDelete"]);
+        let test_context = test_context(vec![unlabelled(&[])]);
+        reconciled(&test_context, elsewhere).await;
+        assert_eq!(
+            test_context.volumes.state().volumes.len(),
+            1,
+            "one of the same name on this disk is another"
+        );
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
     #[tokio::test]
     async fn a_volume_made_retain_is_let_go_with_its_data_in_place() {
-        let bench = bench(vec![lets_go()]);
+        let test_context = test_context(vec![lets_go()]);
         let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
-        assert_eq!(reconciled(&bench, retained).await, Action::await_change());
-        assert_eq!(bench.volumes.state().volumes.len(), 1);
-        bench.finish().await;
+        assert_eq!(reconciled(&test_context, retained).await, Action::await_change());
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        test_context.finish().await;
     }
 
     #[tokio::test]
@@ -384,9 +401,10 @@ mod tests {
         let hold = json!({"metadata": {
             "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
         }});
-        let bench = bench(vec![expect(Method::PATCH, VOLUME, hold).answer(fixtures::volume(json!({})))]);
+        let test_context =
+            test_context(vec![expect(Method::PATCH, VOLUME, hold).answer(fixtures::volume(json!({})))]);
         let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
-        assert_eq!(reconciled(&bench, bare).await, Action::await_change());
-        bench.finish().await;
+        assert_eq!(reconciled(&test_context, bare).await, Action::await_change());
+        test_context.finish().await;
     }
 }

@@ -24,7 +24,7 @@ use crate::{
 
 /// What this node is to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Placement {
     /// The one that provisions.
     Here,
     /// None of its business.
@@ -32,35 +32,41 @@ pub(crate) enum Place {
     /// No node may, for this reason; this one is to tell.
     Refused(Refusal),
     /// No node may, or another one does, as things stand; nodes come and go, so look again later.
-    Later,
+    Requeue,
 }
 
 /// What has to be known of the nodes to tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Question {
+enum RequiredNodes {
     Nothing,
     ThisNode,
     AllNodes,
 }
 
-fn question(claim: &PersistentVolumeClaim, class: Option<&StorageClass>, identity: &Identity) -> Question {
+fn required_nodes(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    identity: &Identity,
+) -> RequiredNodes {
     let Some(class) = class.filter(|class| class.provisioner == identity.driver()) else {
-        return Question::Nothing;
+        return RequiredNodes::Nothing;
     };
     match ownership::selected_node(claim) {
-        Some(node) if node == identity.node() && class.allowed_topologies.is_some() => Question::ThisNode,
-        None if is_immediate(class) => Question::AllNodes,
-        _ => Question::Nothing,
+        Some(node) if node == identity.node() && class.allowed_topologies.is_some() => {
+            RequiredNodes::ThisNode
+        }
+        None if is_immediate(class) => RequiredNodes::AllNodes,
+        _ => RequiredNodes::Nothing,
     }
 }
 
-/// Decides, given the nodes that [`question`] asks for.
+/// Decides, given the nodes that [`required_nodes`] asks for.
 fn place(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     nodes: &[Candidate],
     identity: &Identity,
-) -> Place {
+) -> Placement {
     let is_this = |node: &Candidate| node.name == identity.node();
     let Some(node) = ownership::selected_node(claim) else {
         return match class {
@@ -68,30 +74,32 @@ fn place(
                 only_one(class, nodes, identity)
             }
             // The scheduler's turn; or a class that is yet to be made, and says whose.
-            _ => Place::Elsewhere,
+            _ => Placement::Elsewhere,
         };
     };
     if node != identity.node() {
-        return Place::Elsewhere;
+        return Placement::Elsewhere;
     }
     let refusing =
         class.filter(|class| !nodes.iter().filter(|node| is_this(node)).all(|node| allows(class, node)));
     match refusing {
-        Some(class) => Place::Refused(Refusal::Topology { class: class.name_any(), node: node.to_owned() }),
-        None => Place::Here,
+        Some(class) => {
+            Placement::Refused(Refusal::Topology { class: class.name_any(), node: node.to_owned() })
+        }
+        None => Placement::Here,
     }
 }
 
-fn only_one(class: &StorageClass, nodes: &[Candidate], identity: &Identity) -> Place {
+fn only_one(class: &StorageClass, nodes: &[Candidate], identity: &Identity) -> Placement {
     let allowed: Vec<&Candidate> = nodes.iter().filter(|node| allows(class, node)).collect();
     if let [only] = allowed.as_slice() {
-        return if only.name == identity.node() { Place::Here } else { Place::Later };
+        return if only.name == identity.node() { Placement::Here } else { Placement::Requeue };
     }
     let tells = if allowed.is_empty() { nodes.iter().collect() } else { allowed.clone() };
     if tells.iter().map(|node| node.name.as_str()).min() != Some(identity.node()) {
-        return Place::Later;
+        return Placement::Requeue;
     }
-    Place::Refused(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() })
+    Placement::Refused(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() })
 }
 
 /// What this node is to the claim, after looking at the nodes as far as that matters.
@@ -102,11 +110,11 @@ pub(crate) async fn of(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     ctx: &Context,
-) -> Result<Place, Error> {
-    let nodes = match question(claim, class, &ctx.cluster.identity) {
-        Question::Nothing => vec![],
-        Question::ThisNode => vec![this_node(ctx).await?],
-        Question::AllNodes => all_nodes(ctx).await?,
+) -> Result<Placement, Error> {
+    let nodes = match required_nodes(claim, class, &ctx.cluster.identity) {
+        RequiredNodes::Nothing => vec![],
+        RequiredNodes::ThisNode => vec![this_node(ctx).await?],
+        RequiredNodes::AllNodes => all_nodes(ctx).await?,
     };
     Ok(place(claim, class, &nodes, &ctx.cluster.identity))
 }
@@ -171,31 +179,31 @@ mod tests {
 
     const SELECTED: &str = "volume.kubernetes.io/selected-node";
 
-    fn placed(selected: Option<&str>, class: Value, nodes: &[&str]) -> Place {
+    fn placed(selected: Option<&str>, class: Value, nodes: &[&str]) -> Placement {
         let claim = fixtures::claim(json!({"metadata": {"annotations": {SELECTED: selected}}}));
         let nodes: Vec<_> = nodes.iter().map(|name| node(name)).collect();
         place(&claim, Some(&fixtures::class(class)), &nodes, &fixtures::identity())
     }
 
     #[rstest]
-    #[case::selected(Some("node-a"), json!({}), &[], Place::Here)]
-    #[case::selected_though_immediate(Some("node-a"), json!({"volumeBindingMode": "Immediate"}), &[], Place::Here)]
-    #[case::selected_elsewhere(Some("node-b"), json!({}), &[], Place::Elsewhere)]
-    #[case::selected_and_allowed(Some("node-a"), only("node-a"), &["node-a"], Place::Here)]
-    #[case::the_schedulers_turn(None, json!({}), &["node-a"], Place::Elsewhere)]
-    #[case::another_driver(None, json!({"volumeBindingMode": "Immediate", "provisioner": "x"}), &["node-a"], Place::Elsewhere)]
-    #[case::the_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-a"], Place::Here)]
-    #[case::no_mode_is_immediate(None, json!({"volumeBindingMode": null}), &["node-a"], Place::Here)]
-    #[case::another_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-b"], Place::Later)]
-    #[case::the_class_names_it(None, only("node-a"), &["node-a", "node-b"], Place::Here)]
-    #[case::the_class_names_another(None, only("node-b"), &["node-a", "node-b"], Place::Later)]
-    #[case::another_tells(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Place::Later)]
-    #[case::nobody_knows_the_driver(None, json!({"volumeBindingMode": "Immediate"}), &[], Place::Later)]
+    #[case::selected(Some("node-a"), json!({}), &[], Placement::Here)]
+    #[case::selected_though_immediate(Some("node-a"), json!({"volumeBindingMode": "Immediate"}), &[], Placement::Here)]
+    #[case::selected_elsewhere(Some("node-b"), json!({}), &[], Placement::Elsewhere)]
+    #[case::selected_and_allowed(Some("node-a"), only("node-a"), &["node-a"], Placement::Here)]
+    #[case::the_schedulers_turn(None, json!({}), &["node-a"], Placement::Elsewhere)]
+    #[case::another_driver(None, json!({"volumeBindingMode": "Immediate", "provisioner": "x"}), &["node-a"], Placement::Elsewhere)]
+    #[case::the_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-a"], Placement::Here)]
+    #[case::no_mode_is_immediate(None, json!({"volumeBindingMode": null}), &["node-a"], Placement::Here)]
+    #[case::another_only_node(None, json!({"volumeBindingMode": "Immediate"}), &["node-b"], Placement::Requeue)]
+    #[case::the_class_names_it(None, only("node-a"), &["node-a", "node-b"], Placement::Here)]
+    #[case::the_class_names_another(None, only("node-b"), &["node-a", "node-b"], Placement::Requeue)]
+    #[case::another_tells(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Placement::Requeue)]
+    #[case::nobody_knows_the_driver(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
     fn places(
         #[case] selected: Option<&str>,
         #[case] class: Value,
         #[case] nodes: &[&str],
-        #[case] expected: Place,
+        #[case] expected: Placement,
     ) {
         assert_eq!(placed(selected, class, nodes), expected);
     }
@@ -211,7 +219,7 @@ mod tests {
         #[case] expected: &str,
     ) {
         match placed(selected, class, nodes) {
-            Place::Refused(why) => {
+            Placement::Refused(why) => {
                 let why = why.to_string();
                 assert!(why.contains(expected) && why.contains("allowedTopologies"), "{why}");
             }
@@ -246,9 +254,11 @@ mod tests {
                     })
                     .collect();
                 let count =
-                    |matches: fn(&Place) -> bool| answers.iter().filter(|place| matches(place)).count();
-                let (here, told) =
-                    (count(|place| *place == Place::Here), count(|place| matches!(place, Place::Refused(_))));
+                    |matches: fn(&Placement) -> bool| answers.iter().filter(|place| matches(place)).count();
+                let (here, told) = (
+                    count(|place| *place == Placement::Here),
+                    count(|place| matches!(place, Placement::Refused(_))),
+                );
                 assert_eq!(here + told, usize::from(!nodes.is_empty()), "{nodes:?} {answers:?}");
             }
         }

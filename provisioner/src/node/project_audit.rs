@@ -18,7 +18,7 @@ use crate::{api::events::Reason, error::Error, node::context::Context, store::vo
 /// When to search, and what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
-    pub(crate) every: Duration,
+    pub(crate) interval: Duration,
     /// Search all volumes each time, and not only when there is evidence.
     pub(crate) all: bool,
     /// Put the files back into the projects of their volumes.
@@ -75,7 +75,8 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
         }
         // A store that comes back is searched at the usual time too.
         let mut storage = ctx.storage.changes();
-        while let Some(left) = settings.every.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) {
+        while let Some(left) = settings.interval.checked_sub(started.elapsed()).filter(|left| !left.is_zero())
+        {
             drop(timeout(left, storage.changed()).await);
         }
     }
@@ -100,7 +101,7 @@ async fn search(ctx: &Context, scope: Scope) -> Result<Vec<ForeignFiles>, Error>
     };
     let search = ctx
         .storage
-        .run_giving_way(move |volumes, yield_now| volumes.find_foreign_files(only.as_ref(), yield_now));
+        .run_yielding(move |volumes, yield_now| volumes.find_foreign_files(only.as_ref(), yield_now));
     Ok(search.await?)
 }
 
@@ -171,7 +172,7 @@ async fn repair(found: &[ForeignFiles], ctx: &Context) -> Result<(), Error> {
     search(ctx, Scope::Only(involved)).await?;
     // The project ids of deleted volumes can be freed now.
     ctx.trash.notify_one();
-    ctx.chances.improve();
+    ctx.retry_generation.bump();
     Ok(())
 }
 
@@ -183,9 +184,9 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::VolumeModel,
+        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Bench, Caches},
+        mock_api_server::{Caches, TestContext},
     };
 
     fn projects(ids: &[u32]) -> BTreeSet<ProjectId> {
@@ -226,38 +227,38 @@ mod tests {
     }
 
     /// The store finds that a volume with a PersistentVolume holds files of another one that has none.
-    fn found() -> (Bench, Settings) {
+    fn found() -> (TestContext, Settings) {
         let caches = Caches { volumes: vec![fixtures::volume(json!({}))], ..Caches::default() };
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), caches, vec![]);
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
         let (holder, victim) =
             (VolumeId::parse(fixtures::VOLUME).unwrap(), VolumeId::parse("victim").unwrap());
-        let mut state = bench.volumes.state();
+        let mut state = test_context.volumes.state();
         for id in [&holder, &victim] {
             state.volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(1 << 20)));
         }
         let charged = ChargedTo::Volume(victim);
         state.foreign.push(ForeignFiles { volume: holder, charged, names: 2, example: "a".into() });
         drop(state);
-        (bench, Settings { every: Duration::from_secs(600), all: true, repair: false })
+        (test_context, Settings { interval: Duration::from_secs(600), all: true, repair: false })
     }
 
     #[tokio::test]
     async fn both_volumes_get_an_event_and_nothing_is_changed_unless_asked() {
-        let (bench, settings) = found();
-        round(&bench.ctx, settings, &History::default()).await.unwrap();
-        assert_eq!(bench.volumes.state().foreign.len(), 1);
-        assert_eq!(bench.finish().await, ["FilesInForeignProject", "ChargedForForeignFiles"]);
+        let (test_context, settings) = found();
+        round(&test_context.ctx, settings, &History::default()).await.unwrap();
+        assert_eq!(test_context.volumes.state().foreign.len(), 1);
+        assert_eq!(test_context.finish().await, ["FilesInForeignProject", "ChargedForForeignFiles"]);
     }
 
     #[tokio::test]
     async fn files_are_put_back_where_that_was_asked_for() {
-        let (bench, settings) = found();
+        let (test_context, settings) = found();
         let settings = Settings { repair: true, ..settings };
-        round(&bench.ctx, settings, &History::default()).await.unwrap();
-        assert!(bench.volumes.state().foreign.is_empty());
-        round(&bench.ctx, settings, &History::default()).await.unwrap();
+        round(&test_context.ctx, settings, &History::default()).await.unwrap();
+        assert!(test_context.volumes.state().foreign.is_empty());
+        round(&test_context.ctx, settings, &History::default()).await.unwrap();
         assert_eq!(
-            bench.finish().await,
+            test_context.finish().await,
             ["FilesInForeignProject", "ChargedForForeignFiles", "ProjectRepaired"]
         );
     }

@@ -13,7 +13,7 @@ use loopfs::{Bytes, MountFlags, OwnedContentSource, VolumeId, VolumeKind, Volume
 use crate::{
     api::events::Reason,
     error::Error,
-    node::{context::Context, data_source::Origin, placement::Place},
+    node::{context::Context, data_source::DataSource, placement::Placement},
     objects::{
         claim_status,
         identity::Identity,
@@ -35,9 +35,9 @@ pub(crate) enum Plan {
     /// Not this node's or driver's.
     Ignore,
     /// Not this node's as things stand, without anybody having said whose.
-    Wait,
+    Requeue,
     /// The claim has its volume; kube-controller-manager binds the two.
-    Settled,
+    UpToDate,
     /// Make a volume.
     Create(Creation),
 }
@@ -62,22 +62,22 @@ pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     existing: Option<&PersistentVolume>,
-    place: Place,
-    origin: Option<Origin>,
+    placement: Placement,
+    data_source: Option<DataSource>,
     identity: &Identity,
 ) -> Result<Plan, Error> {
     if !ownership::is_claim_to_provision(claim, identity) {
         return Ok(Plan::Ignore);
     }
-    match place {
-        Place::Here => {}
-        Place::Elsewhere => return Ok(Plan::Ignore),
-        Place::Later => return Ok(Plan::Wait),
-        Place::Refused(why) => return Err(why.into()),
+    match placement {
+        Placement::Here => {}
+        Placement::Elsewhere => return Ok(Plan::Ignore),
+        Placement::Requeue => return Ok(Plan::Requeue),
+        Placement::Refused(why) => return Err(why.into()),
     }
     let id = ownership::volume_id_for(claim)?;
     match existing {
-        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(Plan::Settled),
+        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(Plan::UpToDate),
         Some(_) => return Err(Error::NameTaken(id.to_string())),
         None => {}
     }
@@ -98,12 +98,12 @@ pub(crate) fn plan(
         Some(Bytes(0)) => return Err(Refusal::ZeroSize.into()),
         Some(requested) => requested,
     };
-    if let Some(origin) = &origin {
-        if let Some(mode) = origin.mode.as_ref().filter(|mode| **mode != kind.to_string()) {
+    if let Some(data_source) = &data_source {
+        if let Some(mode) = data_source.mode.as_ref().filter(|mode| **mode != kind.to_string()) {
             return Err(Refusal::SourceMode(mode.clone()).into());
         }
-        if requested < origin.capacity {
-            return Err(Refusal::SourceSize { of_source: origin.capacity, asked: requested }.into());
+        if requested < data_source.capacity {
+            return Err(Refusal::SourceSize { of_source: data_source.capacity, asked: requested }.into());
         }
     }
     Ok(Plan::Create(Creation {
@@ -111,7 +111,7 @@ pub(crate) fn plan(
         spec: parameters.spec(kind, requested),
         reclaim_policy,
         mount_options: class.mount_options.clone(),
-        source: origin.map(|origin| origin.id),
+        source: data_source.map(|data_source| data_source.id),
         node_loss: parameters.node_loss,
     }))
 }
@@ -278,7 +278,7 @@ mod tests {
 
     fn planned(claim: Value, class: Value) -> Result<Plan, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
-        plan(&claim, Some(&class), None, Place::Here, None, &fixtures::identity())
+        plan(&claim, Some(&class), None, Placement::Here, None, &fixtures::identity())
             .map_err(|error| error.to_string())
     }
 
@@ -365,8 +365,9 @@ mod tests {
 
     #[test]
     fn a_missing_class_is_named() {
-        let error = plan(&fixtures::claim(json!({})), None, None, Place::Here, None, &fixtures::identity())
-            .unwrap_err();
+        let error =
+            plan(&fixtures::claim(json!({})), None, None, Placement::Here, None, &fixtures::identity())
+                .unwrap_err();
         assert_eq!(error.to_string(), "storage class \"loopfs\" does not exist");
         assert_eq!(error.reason(), "Refused");
     }
@@ -384,9 +385,13 @@ mod tests {
     fn copies(#[case] size: &str, #[case] mode: &str, #[case] expected: Result<(), &str>) {
         let claim = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
         let id = OwnedContentSource::Volume(VolumeId::parse("pvc-source").unwrap());
-        let origin = Origin { id: id.clone(), mode: Some(mode.to_owned()), capacity: Bytes(1 << 20) };
+        let data_source =
+            DataSource { id: id.clone(), mode: Some(mode.to_owned()), capacity: Bytes(1 << 20) };
         let class = fixtures::class(json!({}));
-        match (plan(&claim, Some(&class), None, Place::Here, Some(origin), &fixtures::identity()), expected) {
+        match (
+            plan(&claim, Some(&class), None, Placement::Here, Some(data_source), &fixtures::identity()),
+            expected,
+        ) {
             (Ok(Plan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             other => panic!("{other:?}"),
@@ -394,13 +399,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::elsewhere(Place::Elsewhere, Ok(Plan::Ignore))]
-    #[case::later(Place::Later, Ok(Plan::Wait))]
-    #[case::nowhere(Place::Refused(Refusal::NoSize), Err("asks for no size"))]
-    fn the_place_goes_before_all_else(#[case] place: Place, #[case] expected: Result<Plan, &str>) {
+    #[case::elsewhere(Placement::Elsewhere, Ok(Plan::Ignore))]
+    #[case::later(Placement::Requeue, Ok(Plan::Requeue))]
+    #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("asks for no size"))]
+    fn the_place_goes_before_all_else(#[case] placement: Placement, #[case] expected: Result<Plan, &str>) {
         // Of a claim that is another node's, that one says what is wrong.
         let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
-        let planned = plan(&claim, None, None, place, None, &fixtures::identity());
+        let planned = plan(&claim, None, None, placement, None, &fixtures::identity());
         match (planned, expected) {
             (Ok(planned), Ok(expected)) => assert_eq!(planned, expected),
             (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
@@ -409,13 +414,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::ours(json!({}), Some(Plan::Settled))]
+    #[case::ours(json!({}), Some(Plan::UpToDate))]
     #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
     #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
     fn an_object_of_the_name_exists(#[case] volume: Value, #[case] expected: Option<Plan>) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
-        let planned = plan(&claim, Some(&class), Some(&volume), Place::Here, None, &fixtures::identity());
+        let planned = plan(&claim, Some(&class), Some(&volume), Placement::Here, None, &fixtures::identity());
         assert_eq!(planned.as_ref().ok(), expected.as_ref());
         assert_eq!(planned.is_err_and(|error| matches!(error, Error::NameTaken(_))), expected.is_none());
     }

@@ -38,17 +38,17 @@ use crate::{
 };
 
 /// For the node's driver to tell the devices of an image that it has grown, which takes it milliseconds.
-const REFRESH_TIME: Duration = Duration::from_secs(2);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What to do about a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// As large as asked, or not ours.
-    Settled,
+    UpToDate,
     /// The kubelet's turn.
     AwaitNode,
     /// Grow the volume to at least this.
-    Grow { target: Bytes },
+    Expand { target: Bytes },
 }
 
 /// Decides.
@@ -57,14 +57,14 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
     let bound = status.and_then(|status| status.phase.as_deref()) == Some("Bound")
         && ownership::bound_volume(claim) == volume.metadata.name.as_deref();
     if !bound || !ownership::is_our_volume(volume, identity) || !ownership::is_volume_of(volume, claim) {
-        return Plan::Settled;
+        return Plan::UpToDate;
     }
     // A bound claim's request was validated when it was bound; a malformed one asks for nothing we could
     // give.
-    let Ok(Some(target)) = requested(claim) else { return Plan::Settled };
+    let Ok(Some(target)) = requested(claim) else { return Plan::UpToDate };
     let has = recorded(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default();
     if target <= has {
-        return Plan::Settled;
+        return Plan::UpToDate;
     }
     let node_has_its_turn = match (kind(volume), ResizeStatus::of(claim)) {
         (VolumeKind::Block, Some(ResizeStatus::NodeInProgress)) => true,
@@ -74,7 +74,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
         }
         _ => false,
     };
-    if node_has_its_turn { Plan::AwaitNode } else { Plan::Grow { target } }
+    if node_has_its_turn { Plan::AwaitNode } else { Plan::Expand { target } }
 }
 
 /// What growing the volume came to.
@@ -262,7 +262,7 @@ async fn grow(
                 let size = volumes.grow(&id, target)?;
                 // Where that cannot be found out, the kubelet will.
                 let shown = kind == VolumeKind::Filesystem
-                    || volumes.await_refreshed(&id, size, REFRESH_TIME).is_ok_and(|shown| shown);
+                    || volumes.await_refreshed(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
                 Ok(Ok(if shown { Outcome::Grown(size) } else { Outcome::AwaitsNode(size) }))
             }
         }

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// The field manager of the objects that all provisioners write, and the value of their `managed-by` label.
+pub(crate) const MANAGER: &str = "loopfs-provisioner";
+
 /// The driver and the node this process serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {

@@ -66,16 +66,22 @@ pub(crate) fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
 
+/// Returns the node that the volume is labelled with.
+fn node_label<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
+    let label = volume.metadata.labels.as_ref()?.get(&identity.node_label());
+    label.map(String::as_str)
+}
+
 /// Whether the volume is one of this driver on this node.
 ///
 /// The node label says so, since a node watches by it; an affinity to some other node contradicts it and
 /// wins, for that is what decides where pods run and so where the data is.
 pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> bool {
     let Some(spec) = &volume.spec else { return false };
-    let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
+    let labelled_node = node_label(volume, identity);
     let terms = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
     spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
-        && labelled_node.is_some_and(|node| node == identity.node())
+        && labelled_node == Some(identity.node())
         && terms.is_none_or(|required| {
             required.node_selector_terms.iter().all(|term| !contradicts(term, identity))
         })
@@ -89,7 +95,7 @@ pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bo
 
 /// The other node that a volume of this driver is on.
 pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
-    let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
+    let labelled_node = node_label(volume, identity);
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let node = labelled_node.filter(|node| *node != identity.node())?;
     csi.is_some_and(|csi| csi.driver == identity.driver()).then_some(node)
@@ -98,7 +104,7 @@ pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) 
 /// Whether the volume is one of this driver on a node, and can be on no other.
 pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Identity) -> bool {
     let Some(spec) = &volume.spec else { return false };
-    let labelled_node = volume.metadata.labels.as_ref().and_then(|labels| labels.get(&identity.node_label()));
+    let labelled_node = node_label(volume, identity);
     let terms = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
     let key = identity.topology_key();
     let only = |term: &NodeSelectorTerm| {
@@ -110,7 +116,7 @@ pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Ident
         })
     };
     spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
-        && labelled_node.is_some_and(|labelled| labelled == node)
+        && labelled_node == Some(node)
         && terms.is_some_and(|required| {
             !required.node_selector_terms.is_empty() && required.node_selector_terms.iter().all(only)
         })

@@ -130,8 +130,8 @@ pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
 /// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
 /// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
 /// rule and not the exception.
-pub(crate) fn finalizer_patch(volume: &PersistentVolume, held: bool) -> Value {
-    let directive = if held { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+pub(crate) fn finalizer_patch(volume: &PersistentVolume, present: bool) -> Value {
+    let directive = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     json!({ "metadata": { "uid": volume.metadata.uid, directive: [FINALIZER] } })
 }
 

@@ -17,7 +17,7 @@ use crate::{
     api::events::{Events, Reason},
     objects::identity::Identity,
     store::{
-        throttle::{Courtesy, Traffic},
+        throttle::{BackgroundThrottle, ForegroundOps},
         volumes::{StorageError, VolumeError, Volumes},
     },
 };
@@ -29,7 +29,7 @@ pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> +
 #[derive(Debug)]
 pub(crate) struct Storage {
     state: watch::Sender<State>,
-    traffic: Arc<Traffic>,
+    foreground: Arc<ForegroundOps>,
 }
 
 /// What is known of it.
@@ -55,7 +55,7 @@ impl State {
 
 impl Default for Storage {
     fn default() -> Self {
-        Storage { state: watch::Sender::new(State::Untried), traffic: Arc::default() }
+        Storage { state: watch::Sender::new(State::Untried), foreground: Arc::default() }
     }
 }
 
@@ -107,7 +107,7 @@ impl Storage {
         T: Send + 'static,
         F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
     {
-        let _passage = self.traffic.enter();
+        let _foreground = self.foreground.enter();
         self.run_blocking(operation).await
     }
 
@@ -115,13 +115,13 @@ impl Storage {
     ///
     /// # Errors
     /// See [`StorageError`].
-    pub(crate) async fn run_giving_way<T, F>(&self, operation: F) -> Result<T, StorageError>
+    pub(crate) async fn run_yielding<T, F>(&self, operation: F) -> Result<T, StorageError>
     where
         T: Send + 'static,
         F: FnOnce(&dyn Volumes, &mut dyn FnMut()) -> Result<T, VolumeError> + Send + 'static,
     {
-        let mut courtesy = Courtesy::towards(Arc::clone(&self.traffic));
-        self.run_blocking(move |volumes| operation(volumes, &mut || courtesy.give_way())).await
+        let mut throttle = BackgroundThrottle::new(Arc::clone(&self.foreground));
+        self.run_blocking(move |volumes| operation(volumes, &mut || throttle.yield_now())).await
     }
 
     async fn run_blocking<T, F>(&self, operation: F) -> Result<T, StorageError>
@@ -150,7 +150,7 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// but never longer than this. A change of the mount table cuts the wait short.
 const RETRY_LONGEST: Duration = Duration::from_secs(60);
 /// An open store is looked at this often, besides before every operation.
-const VERIFY_EVERY: Duration = Duration::from_secs(60);
+const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Opens the store, watches over it and opens it again, for ever. `opened` is called each time it becomes
 /// usable.
@@ -163,7 +163,7 @@ pub(crate) async fn keep_open(
 ) {
     let mounts = MountTable::open();
     let mut retry = RETRY_FIRST;
-    let mut ailing = false;
+    let mut failed_before = false;
     loop {
         let attempt = Arc::clone(&open);
         let result = tokio::task::spawn_blocking(move || {
@@ -175,11 +175,11 @@ pub(crate) async fn keep_open(
             Ok(Ok((volumes, recovered))) => {
                 let filesystem = volumes.filesystem_uuid();
                 tracing::info!(%filesystem, recovered, "the volume store is open");
-                if ailing {
+                if failed_before {
                     let note = format!("the volume store on file system {filesystem} is in use again");
                     events.publish_on_node(identity, Reason::StorageReady, note);
                 }
-                (ailing, retry) = (false, RETRY_FIRST);
+                (failed_before, retry) = (false, RETRY_FIRST);
                 storage.open(volumes);
                 opened();
                 until_lost(storage, &mounts).await;
@@ -191,7 +191,7 @@ pub(crate) async fn keep_open(
             }
         }
         if let State::Unavailable(why) | State::Absent(why) = storage.state.borrow().clone() {
-            ailing = true;
+            failed_before = true;
             events.publish_on_node(identity, Reason::StorageUnavailable, why);
         }
         mounts.changed_within(retry).await;
@@ -208,7 +208,7 @@ async fn until_lost(storage: &Storage, mounts: &MountTable) {
                 // An error would mean that the sender is gone, and `storage` holds it.
                 return drop(lost);
             }
-            () = mounts.changed_within(VERIFY_EVERY) => {}
+            () = mounts.changed_within(VERIFY_INTERVAL) => {}
         }
         if let Err(error) = storage.run(|_volumes| Ok(())).await {
             tracing::debug!(%error, "the volume store was verified");
@@ -260,25 +260,25 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::{self, VolumeModel},
+        fake_store::{self, FakeStore},
         fixtures,
     };
 
-    async fn next(notices: &mut mpsc::Receiver<crate::api::events::Notice>) -> &'static str {
-        let notice = timeout(Duration::from_secs(10), notices.recv()).await;
-        notice.expect("in time").expect("the sender lives").reason().as_str()
+    async fn next(event_requests: &mut mpsc::Receiver<crate::api::events::EventRequest>) -> &'static str {
+        let request = timeout(Duration::from_secs(10), event_requests.recv()).await;
+        request.expect("in time").expect("the sender lives").reason().as_str()
     }
 
     #[tokio::test]
     async fn a_store_is_opened_when_it_can_be_and_again_after_it_was_lost() {
-        let volumes = Arc::new(VolumeModel::of_size(Bytes(1 << 30)));
+        let volumes = Arc::new(FakeStore::of_size(Bytes(1 << 30)));
         volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let model = Arc::clone(&volumes);
         let open: Opener = Arc::new(move || {
             model.verify()?;
             Ok(Arc::clone(&model) as Arc<dyn Volumes>)
         });
-        let (storage, (events, mut notices)) = (Arc::new(Storage::default()), Events::new());
+        let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new());
         let (keeper, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
         let counter = Arc::clone(&openings);
         let keeping = tokio::spawn(async move {
@@ -286,12 +286,12 @@ mod tests {
             keep_open(&keeper, open, &events, &fixtures::identity(), opened).await;
         });
 
-        assert_eq!(next(&mut notices).await, "StorageUnavailable");
+        assert_eq!(next(&mut event_requests).await, "StorageUnavailable");
         let refused = storage.run(|_volumes| Ok(())).await;
         assert_eq!(refused, Err(StorageError::Unavailable("mount it".to_owned())));
 
         volumes.state().broken = None;
-        assert_eq!(next(&mut notices).await, "StorageReady");
+        assert_eq!(next(&mut event_requests).await, "StorageReady");
         assert_eq!(
             storage.run(|volumes| Ok(volumes.filesystem_uuid())).await,
             Ok(fixtures::FILESYSTEM.to_owned())
@@ -300,10 +300,10 @@ mod tests {
         volumes.state().broken = Some(fake_store::error(ErrorKind::NotEnforced, "remount it"));
         let lost = storage.run(|_volumes| -> Result<(), _> { unreachable!("verified first") }).await;
         assert_eq!(lost, Err(StorageError::Unavailable("remount it".to_owned())));
-        assert_eq!(next(&mut notices).await, "StorageUnavailable");
+        assert_eq!(next(&mut event_requests).await, "StorageUnavailable");
 
         volumes.state().broken = None;
-        assert_eq!(next(&mut notices).await, "StorageReady");
+        assert_eq!(next(&mut event_requests).await, "StorageReady");
         assert_eq!(*openings.lock().unwrap(), 2);
         keeping.abort();
     }
@@ -311,7 +311,7 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_about_one_volume_leaves_the_store_open() {
         let storage = Storage::default();
-        storage.open(Arc::new(VolumeModel::of_size(Bytes(0))));
+        storage.open(Arc::new(FakeStore::of_size(Bytes(0))));
         let full = fake_store::error(ErrorKind::NoSpace, "full");
         let refusal = full.clone();
         assert_eq!(storage.run(move |_volumes| -> Result<(), _> { Err(refusal) }).await, Err(full.into()));
@@ -321,7 +321,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_in_the_store_is_an_error() {
         let storage = Storage::default();
-        storage.open(Arc::new(VolumeModel::of_size(Bytes(0))));
+        storage.open(Arc::new(FakeStore::of_size(Bytes(0))));
         let result = storage.run(|_volumes| -> Result<(), _> { panic!("on purpose") }).await;
         assert_eq!(result, Err(StorageError::Panicked));
     }

@@ -9,41 +9,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Worked between two looks at the traffic. Short beside what an operation takes.
-const STRETCH: Duration = Duration::from_millis(10);
-/// Waited at most, however much traffic there is.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Worked between two looks at the foreground. Short beside what an operation takes.
+const WORK_SLICE: Duration = Duration::from_millis(10);
+/// Waited at most, however much foreground there is.
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// The operations that are under way.
 #[derive(Debug, Default)]
-pub(crate) struct Traffic {
-    under_way: Mutex<usize>,
+pub(crate) struct ForegroundOps {
+    in_progress: Mutex<usize>,
     ended: Condvar,
 }
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Passage<'a>(&'a Traffic);
+pub(crate) struct ForegroundGuard<'a>(&'a ForegroundOps);
 
-impl Traffic {
-    pub(crate) fn enter(&self) -> Passage<'_> {
+impl ForegroundOps {
+    pub(crate) fn enter(&self) -> ForegroundGuard<'_> {
         *self.lock() += 1;
-        Passage(self)
+        ForegroundGuard(self)
     }
 
     /// Returns once nothing is under way, or the time is up.
-    fn until_clear(&self, at_most: Duration) {
-        let waited = self.ended.wait_timeout_while(self.lock(), at_most, |under_way| *under_way > 0);
+    fn wait_until_idle(&self, timeout: Duration) {
+        let waited = self.ended.wait_timeout_while(self.lock(), timeout, |in_progress| *in_progress > 0);
         drop(waited);
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
         // Every critical section is a single step, so a panicked holder leaves it whole.
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Passage<'_> {
+impl Drop for ForegroundGuard<'_> {
     fn drop(&mut self) {
         *self.0.lock() -= 1;
         self.0.ended.notify_all();
@@ -52,21 +52,21 @@ impl Drop for Passage<'_> {
 
 /// What makes work give way.
 #[derive(Debug)]
-pub(crate) struct Courtesy {
-    traffic: Arc<Traffic>,
-    resumed: Instant,
+pub(crate) struct BackgroundThrottle {
+    foreground: Arc<ForegroundOps>,
+    resumed_at: Instant,
 }
 
-impl Courtesy {
-    pub(crate) fn towards(traffic: Arc<Traffic>) -> Self {
-        Courtesy { traffic, resumed: Instant::now() }
+impl BackgroundThrottle {
+    pub(crate) fn new(foreground: Arc<ForegroundOps>) -> Self {
+        BackgroundThrottle { foreground, resumed_at: Instant::now() }
     }
 
     /// Blocks where it is time to. To be called between two steps of the work.
-    pub(crate) fn give_way(&mut self) {
-        if self.resumed.elapsed() >= STRETCH {
-            self.traffic.until_clear(PATIENCE);
-            self.resumed = Instant::now();
+    pub(crate) fn yield_now(&mut self) {
+        if self.resumed_at.elapsed() >= WORK_SLICE {
+            self.foreground.wait_until_idle(MAX_PAUSE);
+            self.resumed_at = Instant::now();
         }
     }
 }
@@ -81,19 +81,19 @@ mod tests {
 
     #[test]
     fn nobody_waits_where_nothing_is_under_way() {
-        let traffic = Traffic::default();
-        traffic.until_clear(EVER);
-        drop((traffic.enter(), traffic.enter()));
-        traffic.until_clear(EVER);
+        let foreground = ForegroundOps::default();
+        foreground.wait_until_idle(EVER);
+        drop((foreground.enter(), foreground.enter()));
+        foreground.wait_until_idle(EVER);
     }
 
     #[test]
     fn the_last_to_end_lets_the_work_go_on() {
-        let traffic = Traffic::default();
-        let passages = [traffic.enter(), traffic.enter()];
+        let foreground = ForegroundOps::default();
+        let guards = [foreground.enter(), foreground.enter()];
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| traffic.until_clear(EVER));
-            let [first, last] = passages;
+            let waiting = scope.spawn(|| foreground.wait_until_idle(EVER));
+            let [first, last] = guards;
             drop(first);
             assert!(!waiting.is_finished());
             drop(last);
@@ -103,12 +103,12 @@ mod tests {
 
     #[test]
     fn traffic_without_end_holds_nobody_up_for_ever() {
-        let traffic = Arc::new(Traffic::default());
-        let _passage = traffic.enter();
-        let mut courtesy = Courtesy::towards(Arc::clone(&traffic));
+        let foreground = Arc::new(ForegroundOps::default());
+        let _guard = foreground.enter();
+        let mut throttle = BackgroundThrottle::new(Arc::clone(&foreground));
         for _ in 0..3 {
-            courtesy.resumed -= STRETCH;
-            courtesy.give_way();
+            throttle.resumed_at -= WORK_SLICE;
+            throttle.yield_now();
         }
     }
 }

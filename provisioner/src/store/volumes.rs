@@ -40,7 +40,7 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     /// See [`VolumeStore::census`].
     fn census(&self) -> Result<Census, VolumeError>;
     /// See [`VolumeStore::empty_trash_giving_way`].
-    fn empty_trash(&self, give_way: &mut dyn FnMut()) -> Result<usize, VolumeError>;
+    fn empty_trash(&self, yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError>;
     /// See [`VolumeStore::foreign_evidence`].
     fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError>;
     /// See [`VolumeStore::find_foreign_files`].
@@ -151,8 +151,8 @@ impl Volumes for VolumeStore {
         Ok(VolumeStore::census(self)?)
     }
 
-    fn empty_trash(&self, give_way: &mut dyn FnMut()) -> Result<usize, VolumeError> {
-        Ok(self.empty_trash_giving_way(give_way)?)
+    fn empty_trash(&self, yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {
+        Ok(self.empty_trash_giving_way(yield_now)?)
     }
 
     fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// A store of a given size. What is deleted takes its room until the trash is emptied, as in the real one.
-pub(crate) struct VolumeModel {
+pub(crate) struct FakeStore {
     state: Mutex<State>,
     once_made: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     copies: Meeting,
@@ -62,9 +62,9 @@ pub(crate) struct State {
     pub(crate) refreshed: bool,
 }
 
-impl VolumeModel {
+impl FakeStore {
     pub(crate) fn of_size(size: Bytes) -> Self {
-        VolumeModel {
+        FakeStore {
             state: Mutex::new(State { size, ..State::default() }),
             once_made: Mutex::default(),
             copies: Meeting::default(),
@@ -116,7 +116,7 @@ pub(crate) fn error(kind: ErrorKind, message: impl Into<String>) -> VolumeError 
     VolumeError { kind, message: message.into() }
 }
 
-impl Volumes for VolumeModel {
+impl Volumes for FakeStore {
     fn filesystem_uuid(&self) -> String {
         fixtures::FILESYSTEM.to_owned()
     }
@@ -218,7 +218,7 @@ impl Volumes for VolumeModel {
         Ok(Census { directories, images, trash: state.trash.len() })
     }
 
-    fn empty_trash(&self, _give_way: &mut dyn FnMut()) -> Result<usize, VolumeError> {
+    fn empty_trash(&self, _yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {
         Ok(std::mem::take(&mut self.state().trash).len())
     }
 

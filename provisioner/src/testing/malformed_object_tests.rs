@@ -23,7 +23,7 @@ use crate::{
     loss::decision::{Decision, NodeLossState, decide},
     node::{
         data_source, delete,
-        placement::Place,
+        placement::Placement,
         provision,
         resize::{self, Outcome},
     },
@@ -162,8 +162,8 @@ proptest! {
             }
         }
         let Some(claim) = &claim else { return Ok(()) };
-        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Place::Here, None, &identity);
-        drop(data_source::named(claim));
+        let planned = provision::plan(claim, class.as_ref(), volume.as_ref(), Placement::Here, None, &identity);
+        drop(data_source::reference(claim));
         if let Some(class) = &class {
             topology::allows(class, &Candidate { name: String::new(), labels: Default::default() });
         }
@@ -175,7 +175,7 @@ proptest! {
             prop_assert!(!error.to_string().is_empty() && !error.reason().is_empty());
         }
         if let Some(volume) = &volume {
-            if let resize::Plan::Grow { target } = resize::plan(claim, volume, &identity) {
+            if let resize::Plan::Expand { target } = resize::plan(claim, volume, &identity) {
                 prop_assert!(ownership::is_our_volume(volume, &identity) && ownership::is_volume_of(volume, claim));
                 prop_assert_eq!(claim_status::requested(claim), Ok(Some(target)));
             }

@@ -25,17 +25,17 @@ use tower_test::mock;
 use crate::{
     api::{
         cluster::Cluster,
-        events::{Events, Notice},
+        events::{EventRequest, Events},
         queue::Object,
     },
-    node::context::{Context, Given},
+    node::context::{Context, ContextParts},
     store::{intents::Intents, storage::Storage},
-    testing::{fake_store::VolumeModel, fixtures},
+    testing::{fake_store::FakeStore, fixtures},
 };
 
 /// One request, in full, and its answer.
 #[derive(Debug)]
-pub(crate) struct Exchange {
+pub(crate) struct ExpectedRequest {
     method: Method,
     path: &'static str,
     body: Option<Value>,
@@ -43,11 +43,11 @@ pub(crate) struct Exchange {
     answer: Vec<u8>,
 }
 
-pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> Exchange {
-    Exchange { method, path, body: body.into(), status: 200, answer: b"{}".to_vec() }
+pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> ExpectedRequest {
+    ExpectedRequest { method, path, body: body.into(), status: 200, answer: b"{}".to_vec() }
 }
 
-impl Exchange {
+impl ExpectedRequest {
     pub(crate) fn answer(mut self, object: impl serde::Serialize) -> Self {
         self.answer = serde_json::to_vec(&object).unwrap();
         self
@@ -92,17 +92,17 @@ fn details(path: &str) -> Value {
 }
 
 /// The list of the PersistentVolumes without a node label, before data is deleted.
-pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> Exchange {
+pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> ExpectedRequest {
     let list = json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": volumes});
     expect(Method::GET, "/api/v1/persistentvolumes", None).answer(list)
 }
 
 /// What a test holds on to.
-pub(crate) struct Bench {
+pub(crate) struct TestContext {
     pub(crate) ctx: Arc<Context>,
-    pub(crate) volumes: Arc<VolumeModel>,
+    pub(crate) volumes: Arc<FakeStore>,
     pub(crate) class_cache: Writer<StorageClass>,
-    notices: mpsc::Receiver<Notice>,
+    event_requests: mpsc::Receiver<EventRequest>,
     server: JoinHandle<()>,
     _scratch: tempfile::TempDir,
 }
@@ -116,19 +116,19 @@ pub(crate) struct Caches {
 }
 
 /// A request that does not come fails a test as much as one that should not have.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Bench {
-    pub(crate) fn new(volumes: VolumeModel, caches: Caches, exchanges: Vec<Exchange>) -> Self {
+impl TestContext {
+    pub(crate) fn new(volumes: FakeStore, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
-        let server = tokio::spawn(serve(handle, exchanges));
-        let (events, notices) = Events::new();
+        let server = tokio::spawn(serve(handle, requests));
+        let (events, event_requests) = Events::new();
         let volumes = Arc::new(volumes);
         let storage = Storage::default();
         storage.open(volumes.clone());
         let scratch = tempfile::tempdir().unwrap();
         let (classes, class_cache) = cache(caches.classes);
-        let ctx = Arc::new(Context::new(Given {
+        let ctx = Arc::new(Context::new(ContextParts {
             cluster: Cluster {
                 client: Client::new(service, "default"),
                 identity: fixtures::identity(),
@@ -141,36 +141,36 @@ impl Bench {
             classes,
             now: || Timestamp::UNIX_EPOCH,
         }));
-        for gate in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
-            gate.open();
+        for signal in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
+            signal.set();
         }
-        Bench { ctx, volumes, class_cache, notices, server, _scratch: scratch }
+        TestContext { ctx, volumes, class_cache, event_requests, server, _scratch: scratch }
     }
 
     /// Checks that all was asked that should have been, and answers the reasons of the events, in order.
     pub(crate) async fn finish(self) -> Vec<&'static str> {
-        let Bench { ctx, mut notices, server, .. } = self;
+        let TestContext { ctx, mut event_requests, server, .. } = self;
         drop(ctx);
-        tokio::time::timeout(PATIENCE, server).await.expect("the script of exchanges ends").unwrap();
+        tokio::time::timeout(TIMEOUT, server).await.expect("the script of requests ends").unwrap();
         let mut reasons = Vec::new();
-        while let Some(notice) = notices.recv().await {
-            reasons.push(notice.reason().as_str());
+        while let Some(request) = event_requests.recv().await {
+            reasons.push(request.reason().as_str());
         }
         reasons
     }
 }
 
-async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, exchanges: Vec<Exchange>) {
-    for exchange in exchanges {
-        let next = tokio::time::timeout(PATIENCE, handle.next_request()).await;
-        let (request, respond) = next.ok().flatten().unwrap_or_else(|| panic!("not asked: {exchange:?}"));
+async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, requests: Vec<ExpectedRequest>) {
+    for expected in requests {
+        let next = tokio::time::timeout(TIMEOUT, handle.next_request()).await;
+        let (request, respond) = next.ok().flatten().unwrap_or_else(|| panic!("not asked: {expected:?}"));
         let (parts, body) = request.into_parts();
-        assert_eq!((&parts.method, parts.uri.path()), (&exchange.method, exchange.path));
+        assert_eq!((&parts.method, parts.uri.path()), (&expected.method, expected.path));
         let body = body.collect_bytes().await.unwrap();
         let body = (!body.is_empty()).then(|| serde_json::from_slice::<Value>(&body).unwrap());
-        assert_eq!(body, exchange.body, "{} {}", exchange.method, exchange.path);
-        let answer = Body::from(exchange.answer);
-        respond.send_response(Response::builder().status(exchange.status).body(answer).unwrap());
+        assert_eq!(body, expected.body, "{} {}", expected.method, expected.path);
+        let answer = Body::from(expected.answer);
+        respond.send_response(Response::builder().status(expected.status).body(answer).unwrap());
     }
     if let Some((request, _)) = handle.next_request().await {
         panic!("asked in addition: {} {}", request.method(), request.uri());

@@ -1,4 +1,4 @@
-//! Which notices become events, and what the API server is sent.
+//! Which requests become events, and what the API server is sent.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::client::Body;
@@ -7,9 +7,9 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::testing::fixtures;
 
-fn notice(note: &str) -> Notice {
+fn request(note: &str) -> EventRequest {
     let claim: PersistentVolumeClaim = fixtures::claim(json!({}));
-    Notice {
+    EventRequest {
         regarding: claim.object_ref(&()),
         reason: Reason::ProvisioningFailed,
         note: note.to_owned(),
@@ -20,7 +20,7 @@ fn notice(note: &str) -> Notice {
 #[test]
 fn repetitions_become_a_count_and_are_spaced() {
     let mut aggregator = Aggregator::default();
-    let key = Key::of(&notice("no space"));
+    let key = Key::of(&request("no space"));
     let start = Instant::now();
     assert_eq!(aggregator.observe(&key, start), Some(Write::First));
     aggregator.created(&key, "event-1".to_owned());
@@ -41,18 +41,18 @@ struct Written {
 }
 
 /// [`publish`] at work, and an API server that takes everything.
-struct Publishing {
-    queue: mpsc::Sender<Notice>,
+struct CapacityConfig {
+    queue: mpsc::Sender<EventRequest>,
     publishing: JoinHandle<()>,
     answering: JoinHandle<Vec<Written>>,
 }
 
-impl Publishing {
-    fn start() -> Publishing {
+impl CapacityConfig {
+    fn start() -> CapacityConfig {
         let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
-        let (queue, notices) = mpsc::channel(QUEUE_LENGTH);
+        let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
         let publishing =
-            tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), notices));
+            tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), requests));
         let answering = tokio::spawn(async move {
             let mut seen = Vec::new();
             while let Some((request, respond)) = server.next_request().await {
@@ -70,7 +70,7 @@ impl Publishing {
             }
             seen
         });
-        Publishing { queue, publishing, answering }
+        CapacityConfig { queue, publishing, answering }
     }
 
     /// Once everything queued is written.
@@ -83,59 +83,59 @@ impl Publishing {
 
 #[tokio::test(start_paused = true)]
 async fn many_at_once_are_written_at_a_rate_and_in_order() {
-    let publishing = Publishing::start();
+    let publishing = CapacityConfig::start();
     let start = Instant::now();
     let about = |number: u32| {
-        let mut notice = notice(&number.to_string());
-        notice.regarding.name = Some(format!("claim-{number}"));
-        notice
+        let mut request = request(&number.to_string());
+        request.regarding.name = Some(format!("claim-{number}"));
+        request
     };
     for number in 0..BURST + 10 {
         publishing.queue.send(about(number)).await.unwrap();
     }
-    tokio::time::sleep(EVERY * BURST).await;
+    tokio::time::sleep(EVENT_INTERVAL * BURST).await;
     let seen = publishing.finish().await;
     let notes: Vec<String> =
         seen.iter().map(|write| write.body["note"].as_str().unwrap().to_owned()).collect();
     assert_eq!(notes, (0..BURST + 10).map(|number| number.to_string()).collect::<Vec<_>>());
     let after = |write: u32| seen[write as usize].at - start;
-    assert!(after(BURST - 1) < EVERY, "{:?}", after(BURST - 1));
-    assert!((9 * EVERY..11 * EVERY).contains(&after(BURST + 9)), "{:?}", after(BURST + 9));
+    assert!(after(BURST - 1) < EVENT_INTERVAL, "{:?}", after(BURST - 1));
+    assert!((9 * EVENT_INTERVAL..11 * EVENT_INTERVAL).contains(&after(BURST + 9)), "{:?}", after(BURST + 9));
 }
 
 #[tokio::test(start_paused = true)]
 async fn last_words_do_not_wait() {
-    let (publishing, start) = (Publishing::start(), Instant::now());
+    let (publishing, start) = (CapacityConfig::start(), Instant::now());
     for number in 0..2 * BURST {
-        let mut notice = notice("no space");
-        notice.regarding.name = Some(format!("claim-{number}"));
-        publishing.queue.send(notice).await.unwrap();
+        let mut request = request("no space");
+        request.regarding.name = Some(format!("claim-{number}"));
+        publishing.queue.send(request).await.unwrap();
     }
     assert_eq!(publishing.finish().await.len(), 2 * BURST as usize);
-    assert!(start.elapsed() < EVERY, "{:?}", start.elapsed());
+    assert!(start.elapsed() < EVENT_INTERVAL, "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_not_used_is_kept_for_later_up_to_a_burst() {
-    let mut allowance = Allowance { next: Instant::now() };
-    for idle in [Duration::ZERO, EVERY * BURST * 2] {
+    let mut bucket = TokenBucket { next: Instant::now() };
+    for idle in [Duration::ZERO, EVENT_INTERVAL * BURST * 2] {
         tokio::time::sleep(idle).await;
         let start = Instant::now();
         for _ in 0..BURST {
-            allowance.granted().await;
+            bucket.acquire().await;
         }
         assert_eq!(start.elapsed(), Duration::ZERO, "after {idle:?}");
-        allowance.granted().await;
-        assert!(start.elapsed() >= EVERY / 2);
+        bucket.acquire().await;
+        assert!(start.elapsed() >= EVENT_INTERVAL / 2);
     }
 }
 
 /// What the API server is sent: one event, and then its count.
 #[tokio::test(start_paused = true)]
 async fn the_same_notice_over_and_over_is_two_writes() {
-    let publishing = Publishing::start();
+    let publishing = CapacityConfig::start();
     for _ in 0..4 {
-        publishing.queue.send(notice("no space")).await.unwrap();
+        publishing.queue.send(request("no space")).await.unwrap();
         tokio::time::sleep(Duration::from_secs(4)).await;
     }
     let seen = publishing.finish().await;
@@ -161,7 +161,7 @@ async fn the_same_notice_over_and_over_is_two_writes() {
 #[test]
 fn an_old_series_ends() {
     let mut aggregator = Aggregator::default();
-    let key = Key::of(&notice("no space"));
+    let key = Key::of(&request("no space"));
     let start = Instant::now();
     aggregator.observe(&key, start);
     assert_eq!(aggregator.observe(&key, start + SERIES_END), Some(Write::First));
@@ -172,10 +172,10 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
     let mut aggregator = Aggregator::default();
     let start = Instant::now();
     for text in 0..TEXTS_PER_SUBJECT {
-        assert_eq!(aggregator.observe(&Key::of(&notice(&text.to_string())), start), Some(Write::First));
+        assert_eq!(aggregator.observe(&Key::of(&request(&text.to_string())), start), Some(Write::First));
     }
-    assert_eq!(aggregator.observe(&Key::of(&notice("one more")), start), None);
-    let mut elsewhere = notice("one more");
+    assert_eq!(aggregator.observe(&Key::of(&request("one more")), start), None);
+    let mut elsewhere = request("one more");
     elsewhere.regarding.name = Some("other".to_owned());
     assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Some(Write::First));
 }
@@ -183,7 +183,7 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
 #[test]
 fn a_failed_write_starts_over() {
     let mut aggregator = Aggregator::default();
-    let key = Key::of(&notice("no space"));
+    let key = Key::of(&request("no space"));
     aggregator.observe(&key, Instant::now());
     aggregator.forget(&key);
     assert_eq!(aggregator.observe(&key, Instant::now()), Some(Write::First));
@@ -191,10 +191,10 @@ fn a_failed_write_starts_over() {
 
 #[test]
 fn an_event_keeps_within_the_limits_of_the_api() {
-    let mut notice = notice(&"ä".repeat(1000));
-    notice.regarding.name = Some("n".repeat(253));
-    notice.at = Timestamp::MAX;
-    let event = new_event(&notice, &fixtures::identity(), u64::MAX);
+    let mut request = request(&"ä".repeat(1000));
+    request.regarding.name = Some("n".repeat(253));
+    request.at = Timestamp::MAX;
+    let event = new_event(&request, &fixtures::identity(), u64::MAX);
     assert_eq!(event.note.unwrap().len(), NOTE_MAX);
     let name = event.metadata.name.unwrap();
     assert!(name.len() <= NAME_MAX, "{name}");

@@ -8,8 +8,8 @@ use kube::api::{DynamicObject, TypeMeta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::kinds::{KINDS, Key, Kind, MANAGER};
-use crate::objects::identity::Identity;
+use super::kinds::{KINDS, Key, Kind};
+use crate::objects::identity::{Identity, MANAGER};
 
 /// Says who keeps an object, as everybody writes it.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";

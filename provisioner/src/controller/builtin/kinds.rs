@@ -5,9 +5,6 @@ use std::fmt;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 
-/// What the API server knows the writer of the objects as; also the value of their label.
-pub(crate) const MANAGER: &str = "loopfs-provisioner";
-
 /// A kind of object that a ConfigMap may declare.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Kind {

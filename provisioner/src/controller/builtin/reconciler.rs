@@ -18,17 +18,17 @@ use kube::{
 
 use super::{
     declaration::{self, Declaration, DeclarationError},
-    kinds::{KINDS, Key, Kind, MANAGER},
+    kinds::{KINDS, Key, Kind},
     plan::{self, Action},
 };
 use crate::{
-    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, jitter::stagger},
+    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, jitter::jitter},
     error::{Error, api_message},
-    objects::identity::Identity,
+    objects::identity::{Identity, MANAGER},
 };
 
 /// All provisioners see a difference at once, and one of them is to mend it: each waits its own part of this.
-const SPREAD: Duration = Duration::from_secs(2);
+const MAX_JITTER: Duration = Duration::from_secs(2);
 
 /// Where the declaration is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub(crate) struct Source {
 
 /// Keeps the objects, for ever.
 pub(crate) async fn run(cluster: Cluster, source: Source) {
-    let keeper = Keeper { cluster: &cluster, source: &source, backoff: Backoff::default() };
-    let mut changes = Box::pin(keeper.changes());
-    let mut seen = Seen::default();
+    let reconciler = Reconciler { cluster: &cluster, source: &source, backoff: Backoff::default() };
+    let mut changes = Box::pin(reconciler.changes());
+    let mut state = ObservedState::default();
     let mut turn: Option<Instant> = None;
     loop {
         let wait = turn.map(|turn| turn.saturating_duration_since(Instant::now()));
@@ -53,19 +53,19 @@ pub(crate) async fn run(cluster: Cluster, source: Source) {
         };
         tokio::select! {
             change = changes.next() => match change {
-                Some(change) => keeper.absorb(change, &mut seen),
+                Some(change) => reconciler.apply_event(change, &mut state),
                 // A watch has no end; without any, there is nothing left to do.
                 None => return,
             },
             () = its_turn => {
-                keeper.repair(&mut seen).await;
+                reconciler.repair(&mut state).await;
                 turn = None;
             }
         }
         while let Some(Some(change)) = changes.next().now_or_never() {
-            keeper.absorb(change, &mut seen);
+            reconciler.apply_event(change, &mut state);
         }
-        turn = keeper.next_turn(&seen, turn, Instant::now());
+        turn = reconciler.next_turn(&state, turn, Instant::now());
     }
 }
 
@@ -77,8 +77,8 @@ enum Change {
 
 /// What is known of the cluster.
 #[derive(Default)]
-struct Seen {
-    declaration: Option<Declared>,
+struct ObservedState {
+    declaration: Option<DeclarationState>,
     /// Of the current watch of the ConfigMap, which has not told all yet.
     found: Option<ConfigMap>,
     objects: BTreeMap<Key, DynamicObject>,
@@ -89,24 +89,24 @@ struct Seen {
 
 /// The declaration as it is known.
 #[derive(Debug, Clone, PartialEq)]
-enum Declared {
+enum DeclarationState {
     /// There is none. That nothing is declared any more has to be said: nothing is removed for it.
     Missing,
     Invalid(Box<ConfigMap>, DeclarationError),
     Valid(Box<ConfigMap>, Declaration),
 }
 
-impl Declared {
+impl DeclarationState {
     fn read(config_map: Option<ConfigMap>, source: &Source, identity: &Identity) -> Self {
-        let Some(config_map) = config_map else { return Declared::Missing };
+        let Some(config_map) = config_map else { return DeclarationState::Missing };
         match declaration::parse(&config_map, &source.namespace, identity) {
-            Ok(declaration) => Declared::Valid(Box::new(config_map), declaration),
-            Err(error) => Declared::Invalid(Box::new(config_map), error),
+            Ok(declaration) => DeclarationState::Valid(Box::new(config_map), declaration),
+            Err(error) => DeclarationState::Invalid(Box::new(config_map), error),
         }
     }
 }
 
-impl Seen {
+impl ObservedState {
     /// Takes in what a watch tells of the objects.
     fn objects(&mut self, kind: &'static Kind, event: Event<DynamicObject>) {
         match event {
@@ -127,7 +127,7 @@ impl Seen {
 
     /// What there is to do, once everything is known.
     fn steps(&self, identity: &Identity) -> Vec<(Key, Action)> {
-        let Some(Declared::Valid(_, declaration)) = &self.declaration else { return vec![] };
+        let Some(DeclarationState::Valid(_, declaration)) = &self.declaration else { return vec![] };
         if self.synced.len() < KINDS.len() {
             return vec![];
         }
@@ -136,15 +136,15 @@ impl Seen {
 }
 
 /// What the outcome of an attempt depends on.
-type Circumstances = (Option<String>, Option<String>);
+type RetryKey = (Option<String>, Option<String>);
 
-struct Keeper<'a> {
+struct Reconciler<'a> {
     cluster: &'a Cluster,
     source: &'a Source,
-    backoff: Backoff<Key, Circumstances>,
+    backoff: Backoff<Key, RetryKey>,
 }
 
-impl Keeper<'_> {
+impl Reconciler<'_> {
     fn config_maps(&self) -> Api<ConfigMap> {
         Api::namespaced(self.cluster.client.clone(), &self.source.namespace)
     }
@@ -178,34 +178,34 @@ impl Keeper<'_> {
         })
     }
 
-    fn absorb(&self, change: Change, seen: &mut Seen) {
+    fn apply_event(&self, change: Change, state: &mut ObservedState) {
         match change {
-            Change::Objects(kind, event) => seen.objects(kind, event),
-            Change::Declaration(Event::Apply(object)) => self.declare(Some(object), seen),
-            Change::Declaration(Event::Delete(_)) => self.declare(None, seen),
+            Change::Objects(kind, event) => state.objects(kind, event),
+            Change::Declaration(Event::Apply(object)) => self.declare(Some(object), state),
+            Change::Declaration(Event::Delete(_)) => self.declare(None, state),
             // What was declared before stays so until the list is complete.
-            Change::Declaration(Event::Init) => seen.found = None,
-            Change::Declaration(Event::InitApply(object)) => seen.found = Some(object),
+            Change::Declaration(Event::Init) => state.found = None,
+            Change::Declaration(Event::InitApply(object)) => state.found = Some(object),
             Change::Declaration(Event::InitDone) => {
-                let found = seen.found.take();
-                self.declare(found, seen);
+                let found = state.found.take();
+                self.declare(found, state);
             }
         }
     }
 
     /// Takes a declaration as the one that counts, and says what is wrong with it.
-    fn declare(&self, config_map: Option<ConfigMap>, seen: &mut Seen) {
-        let declared = Declared::read(config_map, self.source, &self.cluster.identity);
-        if seen.declaration.as_ref() == Some(&declared) {
+    fn declare(&self, config_map: Option<ConfigMap>, state: &mut ObservedState) {
+        let declared = DeclarationState::read(config_map, self.source, &self.cluster.identity);
+        if state.declaration.as_ref() == Some(&declared) {
             return;
         }
         match &declared {
-            Declared::Valid(..) => {}
-            Declared::Invalid(config_map, error) => {
+            DeclarationState::Valid(..) => {}
+            DeclarationState::Invalid(config_map, error) => {
                 let note = format!("the built-in objects are left as they are: {error}");
                 self.cluster.events.publish(&**config_map, Reason::DeclarationInvalid, note);
             }
-            Declared::Missing => {
+            DeclarationState::Missing => {
                 let Source { namespace, config_map } = self.source;
                 let note = format!(
                     "the built-in objects are left as they are: ConfigMap {namespace}/{config_map}, which is to declare them, does \
@@ -214,102 +214,102 @@ impl Keeper<'_> {
                 self.cluster.events.publish_on_node(&self.cluster.identity, Reason::DeclarationInvalid, note);
             }
         }
-        seen.declaration = Some(declared);
+        state.declaration = Some(declared);
     }
 
     /// When to look next, if there is anything to do: `turn` or sooner.
-    fn next_turn(&self, seen: &Seen, turn: Option<Instant>, now: Instant) -> Option<Instant> {
-        let steps = seen.steps(&self.cluster.identity);
+    fn next_turn(&self, state: &ObservedState, turn: Option<Instant>, now: Instant) -> Option<Instant> {
+        let steps = state.steps(&self.cluster.identity);
         let waits = steps.iter().map(|(key, _)| {
-            let circumstances = circumstances(key, seen);
-            let held = self.backoff.remaining(key, &circumstances, now);
-            held.unwrap_or_else(|| self.part(key, &circumstances))
+            let retry_key = retry_key(key, state);
+            let held = self.backoff.remaining(key, &retry_key, now);
+            held.unwrap_or_else(|| self.jitter(key, &retry_key))
         });
         let due = now + waits.min()?;
         Some(turn.map_or(due, |turn| turn.min(due)))
     }
 
-    fn part(&self, key: &Key, circumstances: &Circumstances) -> Duration {
-        let version = circumstances.1.as_deref().unwrap_or_default();
-        stagger(&[self.cluster.identity.node(), key.kind, &key.name, version], SPREAD)
+    fn jitter(&self, key: &Key, retry_key: &RetryKey) -> Duration {
+        let version = retry_key.1.as_deref().unwrap_or_default();
+        jitter(&[self.cluster.identity.node(), key.kind, &key.name, version], MAX_JITTER)
     }
 
     /// Does what there is to do.
-    async fn repair(&self, seen: &mut Seen) {
+    async fn repair(&self, state: &mut ObservedState) {
         // As it is now: another provisioner may have acted on one that this one has not heard of.
         match absence::get_opt(&self.config_maps(), &self.source.config_map).await {
-            Ok(config_map) => self.declare(config_map, seen),
+            Ok(config_map) => self.declare(config_map, state),
             Err(error) => {
                 tracing::warn!(
                     error = api_message(&error),
                     "the declaration of the built-in objects cannot be read"
                 );
                 // What was to be done is held off as if it had been tried.
-                for (key, _) in seen.steps(&self.cluster.identity) {
-                    let circumstances = circumstances(&key, seen);
-                    self.backoff.failed(key, circumstances, Instant::now());
+                for (key, _) in state.steps(&self.cluster.identity) {
+                    let retry_key = retry_key(&key, state);
+                    self.backoff.failed(key, retry_key, Instant::now());
                 }
                 return;
             }
         }
-        for (key, action) in seen.steps(&self.cluster.identity) {
-            let circumstances = circumstances(&key, seen);
-            if self.backoff.remaining(&key, &circumstances, Instant::now()).is_some() {
+        for (key, action) in state.steps(&self.cluster.identity) {
+            let retry_key = retry_key(&key, state);
+            if self.backoff.remaining(&key, &retry_key, Instant::now()).is_some() {
                 continue;
             }
-            match self.act(&key, action, seen).await {
-                Ok(Done::Settled) => self.backoff.clear(&key),
-                Ok(Done::Refused) => {
+            match self.act(&key, action, state).await {
+                Ok(Outcome::Done) => self.backoff.clear(&key),
+                Ok(Outcome::Refused) => {
                     let note = format!(
                         "{key} is declared, and one that is not labelled {} exists; it is left alone: label it so to have it kept as \
                          declared, or remove it, or take it out of the declaration",
                         declaration::selector(&self.cluster.identity)
                     );
-                    self.tell(seen, Reason::ObjectRefused, note);
-                    self.backoff.failed(key, circumstances, Instant::now());
+                    self.publish(state, Reason::ObjectRefused, note);
+                    self.backoff.failed(key, retry_key, Instant::now());
                 }
                 // Another was first. The watch brings the newer form, which is not held off.
                 Err(error) if error.is_conflict() => {
                     tracing::debug!(object = %key, %error, "a conflict; the object is compared again");
-                    self.backoff.failed(key, circumstances, Instant::now());
+                    self.backoff.failed(key, retry_key, Instant::now());
                 }
                 Err(error) => {
-                    self.tell(seen, Reason::ObjectFailed, error.to_string());
-                    self.backoff.failed(key, circumstances, Instant::now());
+                    self.publish(state, Reason::ObjectFailed, error.to_string());
+                    self.backoff.failed(key, retry_key, Instant::now());
                 }
             }
         }
     }
 
-    async fn act(&self, key: &Key, action: Action, seen: &mut Seen) -> Result<Done, Error> {
-        let Some(kind) = Kind::named(key.kind) else { return Ok(Done::Settled) };
+    async fn act(&self, key: &Key, action: Action, state: &mut ObservedState) -> Result<Outcome, Error> {
+        let Some(kind) = Kind::named(key.kind) else { return Ok(Outcome::Done) };
         let api = self.api(kind);
         match action {
-            Action::Refuse => Ok(Done::Refused),
-            Action::Create(object) => self.create(&api, kind, key, &object, seen, "it did not exist").await,
+            Action::Refuse => Ok(Outcome::Refused),
+            Action::Create(object) => self.create(&api, kind, key, &object, state, "it did not exist").await,
             Action::Update { object, fields } => {
                 let updated = api.replace(&key.name, &parameters(), &object).await;
                 let updated = updated.map_err(|error| Error::api("update", key.to_string(), error))?;
-                self.repaired(key, &differed(&fields), seen);
-                seen.objects.insert(key.clone(), updated);
-                Ok(Done::Settled)
+                self.repaired(key, &differed(&fields), state);
+                state.objects.insert(key.clone(), updated);
+                Ok(Outcome::Done)
             }
             Action::Replace { found, object, fields } => {
                 delete(&api, kind, key, found).await?;
-                seen.objects.remove(key);
+                state.objects.remove(key);
                 // A crash here, or another that is quicker, is the case of an object that does not exist.
                 let why = format!("{}, which cannot be changed", differed(&fields));
-                self.create(&api, kind, key, &object, seen, &why).await
+                self.create(&api, kind, key, &object, state, &why).await
             }
             Action::Remove(found) => {
                 delete(&api, kind, key, found).await?;
-                seen.objects.remove(key);
-                self.tell(
-                    seen,
+                state.objects.remove(key);
+                self.publish(
+                    state,
                     Reason::ObjectRepaired,
                     format!("removed {key}: it is not declared any more"),
                 );
-                Ok(Done::Settled)
+                Ok(Outcome::Done)
             }
         }
     }
@@ -320,45 +320,45 @@ impl Keeper<'_> {
         kind: &'static Kind,
         key: &Key,
         object: &DynamicObject,
-        seen: &mut Seen,
+        state: &mut ObservedState,
         why: &str,
-    ) -> Result<Done, Error> {
+    ) -> Result<Outcome, Error> {
         let failed = |error| Error::api("create", key.to_string(), error);
         match api.create(&parameters(), object).await {
             Ok(created) => {
-                self.tell(seen, Reason::ObjectRepaired, format!("created {key}: {why}"));
-                seen.objects.insert(key.clone(), created);
-                Ok(Done::Settled)
+                self.publish(state, Reason::ObjectRepaired, format!("created {key}: {why}"));
+                state.objects.insert(key.clone(), created);
+                Ok(Outcome::Done)
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
                 let found = api.get(&key.name).await;
                 let found = absence::unless_absent::<DynamicObject, _>(found, &kind.resource(), &key.name);
                 let found = found.map_err(failed)?;
                 match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
-                    Some(Action::Refuse) => Ok(Done::Refused),
+                    Some(Action::Refuse) => Ok(Outcome::Refused),
                     // Another provisioner's, or on its way out: the watch tells.
-                    _ => Ok(Done::Settled),
+                    _ => Ok(Outcome::Done),
                 }
             }
             Err(error) => Err(failed(error)),
         }
     }
 
-    fn repaired(&self, key: &Key, why: &str, seen: &Seen) {
-        self.tell(seen, Reason::ObjectRepaired, format!("updated {key}: {why}"));
+    fn repaired(&self, key: &Key, why: &str, state: &ObservedState) {
+        self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {why}"));
     }
 
     /// Says it where the objects are declared.
-    fn tell(&self, seen: &Seen, reason: Reason, note: String) {
-        if let Some(Declared::Valid(config_map, _)) = &seen.declaration {
+    fn publish(&self, state: &ObservedState, reason: Reason, note: String) {
+        if let Some(DeclarationState::Valid(config_map, _)) = &state.declaration {
             self.cluster.events.publish(&**config_map, reason, note);
         }
     }
 }
 
 /// How an attempt ended.
-enum Done {
-    Settled,
+enum Outcome {
+    Done,
     Refused,
 }
 
@@ -379,10 +379,10 @@ async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Precond
         .map_err(|error| Error::api("delete", key.to_string(), error))
 }
 
-fn circumstances(key: &Key, seen: &Seen) -> Circumstances {
-    let declared = match &seen.declaration {
-        Some(Declared::Valid(_, declaration)) => declaration.version.clone(),
+fn retry_key(key: &Key, state: &ObservedState) -> RetryKey {
+    let declared = match &state.declaration {
+        Some(DeclarationState::Valid(_, declaration)) => declaration.version.clone(),
         _ => None,
     };
-    (declared, seen.objects.get(key).and_then(ResourceExt::resource_version))
+    (declared, state.objects.get(key).and_then(ResourceExt::resource_version))
 }

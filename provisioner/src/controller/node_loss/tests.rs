@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::testing::{
-    fake_store::VolumeModel,
+    fake_store::FakeStore,
     fixtures,
-    mock_api_server::{Bench, Caches, Exchange, expect},
+    mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
 };
 
 const NODE: &str = "/api/v1/nodes/node-b";
@@ -45,37 +45,37 @@ fn metadata(items: &[PersistentVolume]) -> Value {
     json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items})
 }
 
-fn node_there() -> Exchange {
+fn node_there() -> ExpectedRequest {
     let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-b"}});
     expect(Method::GET, NODE, None).answer(node)
 }
 
-fn node_gone() -> Exchange {
+fn node_gone() -> ExpectedRequest {
     expect(Method::GET, NODE, None).refuse(404, "NotFound")
 }
 
 /// What is asked to learn of a volume, up to whether its node is gone.
-fn suspected(volume: &PersistentVolume) -> Exchange {
+fn suspected(volume: &PersistentVolume) -> ExpectedRequest {
     expect(Method::GET, VOLUMES, None).answer(metadata(std::slice::from_ref(volume)))
 }
 
-fn listed(volume: &PersistentVolume) -> Exchange {
+fn listed(volume: &PersistentVolume) -> ExpectedRequest {
     expect(Method::GET, VOLUMES, None).answer(list(std::slice::from_ref(volume)))
 }
 
-fn claim_read(change: Value) -> Exchange {
+fn claim_read(change: Value) -> ExpectedRequest {
     expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(change))
 }
 
-fn claim_deleted() -> Exchange {
+fn claim_deleted() -> ExpectedRequest {
     let claim = fixtures::bound_claim(json!({}));
     let preconditions =
         json!({"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version});
     expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions}))
 }
 
-fn bench(exchanges: Vec<Exchange>) -> Bench {
-    Bench::new(VolumeModel::of_size(loopfs::Bytes(1 << 30)), Caches::default(), exchanges)
+fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
+    TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests)
 }
 
 fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeLossController<'a> {
@@ -90,43 +90,43 @@ fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeL
 }
 
 /// Looks at the start and once more after the grace time; answers the reasons of events.
-async fn reconciled_twice(mode: NodeLoss, exchanges: Vec<Exchange>) -> Vec<&'static str> {
-    let bench = bench(exchanges);
-    let ctx = Arc::clone(&bench.ctx);
+async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
+    let test_context = test_context(requests);
+    let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, mode, &["node-a"]);
     let start = Instant::now();
     controller.reconcile(start).await.unwrap();
     controller.reconcile(start + GRACE).await.unwrap();
     drop(controller);
     drop(ctx);
-    bench.finish().await
+    test_context.finish().await
 }
 
 #[tokio::test]
 async fn a_node_that_exists_is_not_gone_whatever_else_is_missing() {
     let volume = volume(json!({}));
-    let exchanges = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+    let requests = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_404_of_a_proxy_is_no_lost_node() {
     let volume = volume(json!({}));
-    let exchanges = vec![
+    let requests = vec![
         suspected(&volume),
         expect(Method::GET, NODE, None).refuse_by_proxy(404),
         suspected(&volume),
         node_there(),
     ];
-    let bench = bench(exchanges);
-    let ctx = Arc::clone(&bench.ctx);
+    let test_context = test_context(requests);
+    let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
     assert!(controller.reconcile(start).await.is_err());
     assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), None);
     drop(controller);
     drop(ctx);
-    assert_eq!(bench.finish().await, [""; 0]);
+    assert_eq!(test_context.finish().await, [""; 0]);
 }
 
 #[tokio::test]
@@ -134,14 +134,14 @@ async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
-    let exchanges = [gone(), gone(), hidden].into_iter().flatten().collect();
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+    let requests = [gone(), gone(), hidden].into_iter().flatten().collect();
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
 async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
     let volume = volume(json!({}));
-    let exchanges = vec![
+    let requests = vec![
         suspected(&volume),
         node_gone(),
         listed(&volume),
@@ -152,13 +152,13 @@ async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
         node_gone(),
         claim_deleted(),
     ];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost", "NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost", "NodeLost"]);
 }
 
 #[tokio::test]
 async fn what_would_be_done_is_told_and_not_done() {
     let volume = volume(json!({}));
-    let exchanges = vec![
+    let requests = vec![
         suspected(&volume),
         node_gone(),
         listed(&volume),
@@ -167,13 +167,13 @@ async fn what_would_be_done_is_told_and_not_done() {
         listed(&volume),
         claim_read(json!({})),
     ];
-    assert_eq!(reconciled_twice(NodeLoss::DryRun, exchanges).await, ["NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::DryRun, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
 async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
     let volume = volume(json!({}));
-    let exchanges = vec![
+    let requests = vec![
         suspected(&volume),
         node_gone(),
         listed(&volume),
@@ -183,7 +183,7 @@ async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
         claim_read(json!({})),
         node_there(),
     ];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 /// Another provisioner, or the user, was first: nothing is wrong.
@@ -193,7 +193,7 @@ async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
 #[tokio::test]
 async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
     let volume = volume(json!({}));
-    let exchanges = vec![
+    let requests = vec![
         suspected(&volume),
         node_gone(),
         listed(&volume),
@@ -204,7 +204,7 @@ async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
         node_gone(),
         claim_deleted().refuse(status, reason),
     ];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, [""; 0]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 #[tokio::test]
@@ -212,8 +212,8 @@ async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let refused = vec![claim_read(json!({})), node_gone(), claim_deleted().refuse(403, "Forbidden")];
-    let bench = bench([gone(), gone(), refused, gone()].into_iter().flatten().collect());
-    let ctx = Arc::clone(&bench.ctx);
+    let test_context = test_context([gone(), gone(), refused, gone()].into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
     controller.reconcile(start).await.unwrap();
@@ -222,7 +222,7 @@ async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
     assert_eq!(controller.reconcile(start + GRACE + half).await.unwrap(), Some(half));
     drop(controller);
     drop(ctx);
-    assert_eq!(bench.finish().await, ["NodeLost"]);
+    assert_eq!(test_context.finish().await, ["NodeLost"]);
 }
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
     let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
     let patch =
         json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
-    let exchanges = vec![
+    let requests = vec![
         suspected(&volume),
         node_gone(),
         listed(&volume),
@@ -244,7 +244,7 @@ async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
         expect(Method::DELETE, VOLUME, preconditions).answer(&volume),
         expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
     ];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, exchanges).await, ["NodeLost"]);
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
@@ -252,8 +252,8 @@ async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let back = vec![suspected(&volume), node_there()];
-    let bench = bench([gone(), back, gone()].into_iter().flatten().collect());
-    let ctx = Arc::clone(&bench.ctx);
+    let test_context = test_context([gone(), back, gone()].into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
     assert_eq!(controller.reconcile(start).await.unwrap(), Some(GRACE));
@@ -261,7 +261,7 @@ async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
     assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(GRACE));
     drop(controller);
     drop(ctx);
-    assert_eq!(bench.finish().await, [""; 0]);
+    assert_eq!(test_context.finish().await, [""; 0]);
 }
 
 #[tokio::test]
@@ -276,11 +276,11 @@ async fn few_look_and_the_later_ones_wait_longer() {
     assert_eq!(check_order(&all, &fixtures::identity()), None, "the driver is not registered here");
 
     // Nobody who does not look asks anything.
-    let bench = bench(vec![]);
-    let ctx = Arc::clone(&bench.ctx);
+    let test_context = test_context(vec![]);
+    let ctx = Arc::clone(&test_context.ctx);
     let mut idle = controller(&ctx.cluster, NodeLoss::Enforce, &["node-b"]);
     assert_eq!(idle.reconcile(Instant::now()).await.unwrap(), None);
     drop(idle);
     drop(ctx);
-    bench.finish().await;
+    test_context.finish().await;
 }

@@ -70,9 +70,9 @@ impl Cluster {
 }
 
 /// Sends each request until it has the expected verdict, because the API server needs a moment to observe new roles and policies.
-/// After [`PATIENCE`], it sends each of the rest once.
+/// After [`TIMEOUT`], it sends each of the rest once.
 async fn verdicts(scene: &Scene, attempts: Vec<Attempt>) -> Vec<(Attempt, Verdict)> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     let mut verdicts = Vec::new();
     for attempt in attempts {
         let client = match attempt.token {

@@ -15,19 +15,19 @@ use crate::{
 
 /// What the node holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct NodeVolumes {
     pub(super) volumes: BTreeSet<VolumeId>,
     /// Of these, or beside them, those that are being made.
     pending: BTreeSet<VolumeId>,
     filesystem_uuid: String,
 }
 
-impl Held {
+impl NodeVolumes {
     pub(super) fn read(
         volumes: &dyn Volumes,
         intents: &Intents,
     ) -> Result<Self, crate::store::volumes::VolumeError> {
-        Ok(Held {
+        Ok(NodeVolumes {
             volumes: volumes.list()?.into_iter().collect(),
             // After the volumes: one whose record is gone by now has its object.
             pending: intents.list()?.into_keys().collect(),
@@ -37,35 +37,39 @@ impl Held {
 }
 
 /// Decides.
-pub(crate) fn judge<'a>(
-    held: &Held,
+pub(crate) fn compare<'a>(
+    node: &NodeVolumes,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
     identity: &Identity,
 ) -> Findings {
     let mut findings = Findings::default();
     let mut named = BTreeSet::new();
     for object in objects {
-        named.extend(handle_here(object, held, identity));
-        if let Some(why) = missing(object, held, identity) {
+        named.extend(handle_on_this_node(object, node, identity));
+        if let Some(why) = missing(object, node, identity) {
             findings.missing.insert(object.name_any(), why);
         }
     }
-    let nobodys = |id: &&VolumeId| !named.contains(id.as_str()) && !held.pending.contains(*id);
-    findings.orphans = held.volumes.iter().filter(nobodys).cloned().collect();
+    let is_orphan = |id: &&VolumeId| !named.contains(id.as_str()) && !node.pending.contains(*id);
+    findings.orphans = node.volumes.iter().filter(is_orphan).cloned().collect();
     findings
 }
 
 /// The volume that an object of this driver names, unless that is beyond doubt on another node.
-fn handle_here<'a>(object: &'a PersistentVolume, held: &Held, identity: &Identity) -> Option<&'a str> {
+fn handle_on_this_node<'a>(
+    object: &'a PersistentVolume,
+    node: &NodeVolumes,
+    identity: &Identity,
+) -> Option<&'a str> {
     let csi = object.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == identity.driver())?;
     let on_another_disk =
-        ownership::filesystem_uuid(object, identity).is_some_and(|uuid| uuid != held.filesystem_uuid);
+        ownership::filesystem_uuid(object, identity).is_some_and(|uuid| uuid != node.filesystem_uuid);
     let elsewhere = ownership::is_elsewhere(object, identity) && on_another_disk;
     (!elsewhere).then_some(csi.volume_handle.as_str())
 }
 
 /// Why an object of this node has no volume, if so.
-fn missing(object: &PersistentVolume, held: &Held, identity: &Identity) -> Option<String> {
+fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -> Option<String> {
     if !ownership::is_our_volume(object, identity) || is_going(object) {
         return None;
     }
@@ -74,12 +78,12 @@ fn missing(object: &PersistentVolume, held: &Held, identity: &Identity) -> Optio
         Err(error) => return Some(error.to_string()),
     };
     match ownership::filesystem_uuid(object, identity) {
-        Some(uuid) if uuid != held.filesystem_uuid => Some(format!(
+        Some(uuid) if uuid != node.filesystem_uuid => Some(format!(
             "volume {id} is on file system {uuid}, and node {} has {} now; bring the disk back, or delete the claim",
             identity.node(),
-            held.filesystem_uuid
+            node.filesystem_uuid
         )),
-        _ if held.volumes.contains(&id) => None,
+        _ if node.volumes.contains(&id) => None,
         _ => Some(format!(
             "there is no volume {id} on node {}; restore it from a backup, or delete the claim",
             identity.node()
@@ -134,16 +138,16 @@ mod tests {
         names.iter().map(|name| VolumeId::parse(name).unwrap()).collect()
     }
 
-    fn held(volumes: &[&str], pending: &[&str]) -> Held {
-        Held {
+    fn held(volumes: &[&str], pending: &[&str]) -> NodeVolumes {
+        NodeVolumes {
             volumes: ids(volumes),
             pending: ids(pending),
             filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
         }
     }
 
-    fn orphans(held: &Held, objects: &[PersistentVolume]) -> BTreeSet<VolumeId> {
-        judge(held, objects, &fixtures::identity()).orphans
+    fn orphans(node: &NodeVolumes, objects: &[PersistentVolume]) -> BTreeSet<VolumeId> {
+        compare(node, objects, &fixtures::identity()).orphans
     }
 
     #[rstest]
@@ -163,8 +167,8 @@ mod tests {
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-another"}}}))]
     #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
     fn what_no_object_names_is_nobodys(#[case] change: Value) {
-        let held = held(&[fixtures::VOLUME], &[]);
-        assert_eq!(orphans(&held, &[fixtures::volume(change)]), held.volumes);
+        let node = held(&[fixtures::VOLUME], &[]);
+        assert_eq!(orphans(&node, &[fixtures::volume(change)]), node.volumes);
     }
 
     #[test]
@@ -183,7 +187,7 @@ mod tests {
     #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}}), &[], None)]
     fn objects_without_a_volume(#[case] change: Value, #[case] there: &[&str], #[case] why: Option<&str>) {
         let object = fixtures::volume(change);
-        let mut found = judge(&held(there, &[]), [&object], &fixtures::identity()).missing;
+        let mut found = compare(&held(there, &[]), [&object], &fixtures::identity()).missing;
         let told = found.remove(&object.name_any());
         assert_eq!(told.is_some(), why.is_some());
         assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));

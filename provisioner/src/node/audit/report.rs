@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::Path};
 use kube::Client;
 use loopfs::{StoreOptions, VolumeStore};
 
-use super::compare::{Held, judge, objects};
+use super::compare::{NodeVolumes, compare, objects};
 use crate::{metrics::Findings, objects::identity::Identity, store::intents::Intents};
 
 /// Looks once, and changes nothing.
@@ -17,13 +17,13 @@ pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path
     let before = read(data_dir)?;
     let objects = objects(client, identity).await?;
     let after = read(data_dir)?;
-    let findings = judge(&before, &objects, identity).confirmed_by(judge(&after, &objects, identity));
+    let findings = compare(&before, &objects, identity).confirmed_by(compare(&after, &objects, identity));
     Ok(listed(&findings))
 }
 
-fn read(data_dir: &Path) -> anyhow::Result<Held> {
+fn read(data_dir: &Path) -> anyhow::Result<NodeVolumes> {
     let store = VolumeStore::open_existing(data_dir, StoreOptions::default())?;
-    Ok(Held::read(&store, &Intents::beside(data_dir))?)
+    Ok(NodeVolumes::read(&store, &Intents::beside(data_dir))?)
 }
 
 fn listed(findings: &Findings) -> String {

@@ -11,7 +11,7 @@ use kube::runtime::reflector::ObjectRef;
 use loopfs::VolumeId;
 use tokio::time::{sleep, timeout};
 
-use super::compare::{Held, judge, objects};
+use super::compare::{NodeVolumes, compare, objects};
 use crate::{
     api::{absence, events::Reason},
     error::Error,
@@ -24,7 +24,7 @@ use crate::{
 /// When to look, and what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
-    pub(crate) every: Duration,
+    pub(crate) interval: Duration,
     /// None keeps all orphans.
     pub(crate) collection: Option<Collection>,
 }
@@ -47,19 +47,19 @@ impl Collection {
 /// Looks: at the caches, and where something does not fit at the API server and the node once more, in that order. What
 /// was being made or deleted meanwhile fits by then.
 async fn find(ctx: &Context) -> Result<Findings, Error> {
-    let held_before = held(ctx).await?;
+    let before = node_volumes(ctx).await?;
     let cached = ctx.volumes.state();
-    let suspected = judge(&held_before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
+    let suspected = compare(&before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
     if suspected.is_empty() {
         return Ok(suspected);
     }
     let objects = objects(&ctx.cluster.client, &ctx.cluster.identity).await?;
-    Ok(suspected.confirmed_by(judge(&held(ctx).await?, &objects, &ctx.cluster.identity)))
+    Ok(suspected.confirmed_by(compare(&node_volumes(ctx).await?, &objects, &ctx.cluster.identity)))
 }
 
-async fn held(ctx: &Context) -> Result<Held, Error> {
+async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
     let intents = ctx.intents.clone();
-    Ok(ctx.storage.run(move |volumes| Held::read(volumes, &intents)).await?)
+    Ok(ctx.storage.run(move |volumes| NodeVolumes::read(volumes, &intents)).await?)
 }
 
 /// Looks for ever.
@@ -70,8 +70,8 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     loop {
         match find(&ctx).await {
             Ok(findings) => {
-                tell(&findings, &ctx);
-                since = grown_older(since, &findings);
+                report_findings(&findings, &ctx);
+                since = update_ages(since, &findings);
                 if let Some(collection) = settings.collection {
                     collect(&since, collection, &ctx).await;
                 }
@@ -86,16 +86,16 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
         }
         let mut storage = ctx.storage.changes();
         // Whether by a change or by time makes no difference; but not as often as a store comes and goes.
-        drop(timeout(settings.every, storage.changed()).await);
-        sleep(AT_MOST_EVERY.min(settings.every)).await;
+        drop(timeout(settings.interval, storage.changed()).await);
+        sleep(MIN_INTERVAL.min(settings.interval)).await;
     }
 }
 
-const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Since when each is nobody's, as far as this process has seen: a restart begins anew, and a clock that is set
 /// changes nothing.
-fn grown_older(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMap<VolumeId, Instant> {
+fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMap<VolumeId, Instant> {
     let now = Instant::now();
     let of = |id: &VolumeId| (id.clone(), since.get(id).copied().unwrap_or(now));
     findings.orphans.iter().map(of).collect()
@@ -104,7 +104,7 @@ fn grown_older(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMa
 /// As many names as an event holds.
 const NAMES: usize = 8;
 
-fn tell(findings: &Findings, ctx: &Context) {
+fn report_findings(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
         if let Some(object) = ctx.volumes.get(&key) {
@@ -132,8 +132,8 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
     if orphans == 0 {
         return;
     }
-    let volumes = match held(ctx).await {
-        Ok(held) => held.volumes.iter().filter(|id| could_be_ours(id)).count(),
+    let volumes = match node_volumes(ctx).await {
+        Ok(node) => node.volumes.iter().filter(|id| could_be_ours(id)).count(),
         Err(error) => {
             tracing::warn!(%error, "the volumes could not be counted, so no orphan is removed; this is retried");
             return;
@@ -162,7 +162,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
                     note,
                 );
                 ctx.trash.notify_one();
-                ctx.chances.improve();
+                ctx.retry_generation.bump();
             }
             Ok(false) => {}
             Err(error) => tracing::warn!(volume = %id, %error, "a volume that is nobody's is kept"),
@@ -182,8 +182,8 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
         return Ok(false);
     }
     references::require_none(id, None, ctx).await?;
-    let nobodys = id.clone();
-    Ok(ctx.storage.run(move |volumes| volumes.delete(&nobodys)).await?)
+    let orphan = id.clone();
+    Ok(ctx.storage.run(move |volumes| volumes.delete(&orphan)).await?)
 }
 
 /// Others make volumes in the store too, over CSI, and give them other names.
@@ -207,9 +207,9 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        fake_store::VolumeModel,
+        fake_store::FakeStore,
         fixtures,
-        mock_api_server::{Bench, Caches, Exchange, expect, unlabelled},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
     };
 
     fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
@@ -233,37 +233,37 @@ mod tests {
         assert_eq!(collection.allows(orphans, volumes), expected);
     }
 
-    fn bench_of(exchanges: Vec<Exchange>) -> Bench {
-        let bench = Bench::new(VolumeModel::of_size(Bytes(1 << 30)), Caches::default(), exchanges);
+    fn bench_of(requests: Vec<ExpectedRequest>) -> TestContext {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
         for id in ids(&["pvc-1", "pvc-2", "pvc-3", "pvc-4", "csi-1"]) {
-            bench.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+            test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
         }
-        bench
+        test_context
     }
 
-    async fn collected(bench: &Bench, orphans: &[&str], at_most_percent: u8) {
+    async fn collected(test_context: &TestContext, orphans: &[&str], at_most_percent: u8) {
         let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
-        collect(&since, Collection { after: Duration::ZERO, at_most_percent }, &bench.ctx).await;
+        collect(&since, Collection { after: Duration::ZERO, at_most_percent }, &test_context.ctx).await;
     }
 
-    fn absent() -> Exchange {
+    fn absent() -> ExpectedRequest {
         expect(Method::GET, "/api/v1/persistentvolumes/pvc-1", None).refuse(404, "NotFound")
     }
 
     #[tokio::test]
     async fn many_orphans_at_once_are_kept_and_reported() {
-        let bench = bench_of(vec![]);
-        collected(&bench, &["pvc-1", "pvc-2", "csi-1"], 49).await;
-        assert_eq!(bench.volumes.state().volumes.len(), 5);
-        assert_eq!(bench.finish().await, ["OrphanedVolumesKept"]);
+        let test_context = bench_of(vec![]);
+        collected(&test_context, &["pvc-1", "pvc-2", "csi-1"], 49).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept"]);
     }
 
     #[tokio::test]
     async fn few_orphans_are_removed() {
-        let bench = bench_of(vec![absent(), unlabelled(&[])]);
-        collected(&bench, &["pvc-1", "csi-1"], 25).await;
-        assert_eq!(bench.volumes.state().volumes.len(), 4);
-        assert_eq!(bench.finish().await, ["OrphanedVolumeRemoved"]);
+        let test_context = bench_of(vec![absent(), unlabelled(&[])]);
+        collected(&test_context, &["pvc-1", "csi-1"], 25).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 4);
+        assert_eq!(test_context.finish().await, ["OrphanedVolumeRemoved"]);
     }
 
     #[tokio::test]
@@ -271,10 +271,10 @@ mod tests {
         let named = fixtures::volume(
             json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
         );
-        let bench = bench_of(vec![absent(), unlabelled(&[named])]);
-        collected(&bench, &["pvc-1"], 25).await;
-        assert_eq!(bench.volumes.state().volumes.len(), 5);
-        assert_eq!(bench.finish().await, [""; 0]);
+        let test_context = bench_of(vec![absent(), unlabelled(&[named])]);
+        collected(&test_context, &["pvc-1"], 25).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, [""; 0]);
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
         let of = |orphans| Findings { orphans, ..Findings::default() };
         let long_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let since: HashMap<_, _> = ids(&["a", "b"]).into_iter().map(|id| (id, long_ago)).collect();
-        let since = grown_older(grown_older(since, &of(ids(&["a"]))), &of(ids(&["a", "b"])));
+        let since = update_ages(update_ages(since, &of(ids(&["a"]))), &of(ids(&["a", "b"])));
         let id = |name| VolumeId::parse(name).unwrap();
         assert_eq!(since[&id("a")], long_ago);
         assert!(since[&id("b")] > long_ago);

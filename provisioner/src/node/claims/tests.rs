@@ -14,9 +14,9 @@ use crate::objects::ownership::SELECTED_NODE;
 use crate::{
     api::backoff,
     testing::{
-        fake_store::{self, VolumeModel},
+        fake_store::{self, FakeStore},
         fixtures,
-        mock_api_server::{Bench, Caches, Exchange, expect},
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
     },
 };
 
@@ -42,80 +42,86 @@ fn sent() -> Value {
     sent
 }
 
-fn creates() -> Exchange {
+fn creates() -> ExpectedRequest {
     expect(Method::POST, VOLUMES, sent()).answer(fixtures::volume(json!({"status": {"phase": "Pending"}})))
 }
 
-async fn reconciled(bench: &Bench, claim: PersistentVolumeClaim) -> Action {
-    reconcile(Arc::new(claim), Arc::clone(&bench.ctx)).await
+async fn reconciled(test_context: &TestContext, claim: PersistentVolumeClaim) -> Action {
+    reconcile(Arc::new(claim), Arc::clone(&test_context.ctx)).await
 }
 
 #[tokio::test]
 async fn a_claim_gets_a_volume_with_one_write() {
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
-    assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-    assert!(bench.ctx.intents.list().unwrap().is_empty());
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
     // The cache lags behind; nothing is done twice.
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
-    assert_eq!(bench.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
 #[tokio::test]
 async fn a_crash_after_the_volume_leaves_one_volume_and_one_object() {
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-    bench.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
-    reconciled(&bench, fixtures::claim(json!({}))).await;
-    assert_eq!(bench.volumes.state().volumes.len(), 1);
-    bench.finish().await;
+    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    test_context.finish().await;
 }
 
 #[tokio::test]
 async fn a_crash_after_the_object_finds_it() {
-    let exchanges = vec![
+    let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({}))),
     ];
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
-    assert_eq!(bench.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
 #[tokio::test]
 async fn the_name_is_taken_by_another_object() {
     let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
-    let exchanges = vec![
+    let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).answer(foreign),
     ];
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::requeue(Duration::from_secs(1)));
-    assert_eq!(bench.finish().await, ["Provisioning", "ProvisioningFailed"]);
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(
+        reconciled(&test_context, fixtures::claim(json!({}))).await,
+        Action::requeue(Duration::from_secs(1))
+    );
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
 #[tokio::test]
 async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
     let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-    let exchanges = vec![
+    let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).answer(elsewhere),
     ];
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
-    assert!(bench.volumes.state().volumes.is_empty());
-    assert!(bench.ctx.intents.list().unwrap().is_empty());
-    assert_eq!(bench.finish().await, ["Provisioning"]);
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert!(test_context.volumes.state().volumes.is_empty());
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(test_context.finish().await, ["Provisioning"]);
 }
 
 #[tokio::test]
 async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
-    let exchanges = vec![expect(Method::POST, VOLUMES, sent()).refuse(500, "InternalError")];
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), exchanges);
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::requeue(Duration::from_secs(1)));
-    assert_eq!(bench.volumes.state().volumes.len(), 1);
-    assert_eq!(bench.ctx.intents.list().unwrap().len(), 1, "remembered, should the claim go away");
-    assert_eq!(bench.finish().await, ["Provisioning", "ProvisioningFailed"]);
+    let requests = vec![expect(Method::POST, VOLUMES, sent()).refuse(500, "InternalError")];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(
+        reconciled(&test_context, fixtures::claim(json!({}))).await,
+        Action::requeue(Duration::from_secs(1))
+    );
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1, "remembered, should the claim go away");
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
 #[tokio::test]
@@ -132,63 +138,64 @@ async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
     }});
     let gives_back = expect(Method::PATCH, CLAIM, given_back)
         .answer(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
-    assert_eq!(reconciled(&bench, large()).await, Action::await_change());
-    assert!(bench.volumes.state().volumes.is_empty());
+    let test_context =
+        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
+    assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
+    assert!(test_context.volumes.state().volumes.is_empty());
     // And sent back by the scheduler.
     // Its own events and whatever else touches the claim do not cut the wait short; room does.
-    assert_ne!(reconciled(&bench, large()).await, Action::await_change());
-    bench.volumes.state().size = Bytes(4 * GIB);
-    bench.ctx.chances.improve();
-    assert_eq!(reconciled(&bench, large()).await, Action::await_change());
+    assert_ne!(reconciled(&test_context, large()).await, Action::await_change());
+    test_context.volumes.state().size = Bytes(4 * GIB);
+    test_context.ctx.retry_generation.bump();
+    assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
     let expected = ["Provisioning", "ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"];
-    assert_eq!(bench.finish().await, expected);
+    assert_eq!(test_context.finish().await, expected);
 }
 
 #[tokio::test]
 async fn a_refused_claim_leaves_nothing() {
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
     let many = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
-    reconciled(&bench, many).await;
-    assert!(bench.volumes.state().volumes.is_empty());
-    assert!(bench.ctx.intents.list().unwrap().is_empty());
-    assert_eq!(bench.finish().await, ["ProvisioningFailed"]);
+    reconciled(&test_context, many).await;
+    assert!(test_context.volumes.state().volumes.is_empty());
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(test_context.finish().await, ["ProvisioningFailed"]);
 }
 
 #[tokio::test]
 async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
-    bench.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-    reconciled(&bench, fixtures::claim(json!({}))).await;
-    assert!(bench.volumes.state().volumes.is_empty());
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
+    test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert!(test_context.volumes.state().volumes.is_empty());
     // It is the storage task that opens it again, so even a store that is whole now stays closed here.
-    bench.volumes.state().broken = None;
-    bench.ctx.chances.improve();
-    reconciled(&bench, fixtures::claim(json!({}))).await;
-    assert!(bench.volumes.state().volumes.is_empty());
-    bench.ctx.storage.open(bench.volumes.clone());
-    bench.ctx.chances.improve();
-    reconciled(&bench, fixtures::claim(json!({}))).await;
-    assert_eq!(bench.volumes.state().volumes.len(), 1);
-    bench.finish().await;
+    test_context.volumes.state().broken = None;
+    test_context.ctx.retry_generation.bump();
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert!(test_context.volumes.state().volumes.is_empty());
+    test_context.ctx.storage.open(test_context.volumes.clone());
+    test_context.ctx.retry_generation.bump();
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    test_context.finish().await;
 }
 
 #[tokio::test]
 async fn a_change_of_its_class_and_of_no_other_ends_the_back_off_of_a_claim() {
     let bare = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![bare], ..Caches::default() };
-    let mut bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches, vec![creates()]);
+    let mut test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![creates()]);
     let held = Action::requeue(Duration::from_secs(1));
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, held);
-    bench.class_cache.apply_watcher_event(&Event::Apply(fixtures::class(
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, held);
+    test_context.class_cache.apply_watcher_event(&Event::Apply(fixtures::class(
         json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
     )));
-    assert_ne!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_ne!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     let mended = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
-    bench.class_cache.apply_watcher_event(&Event::Apply(mended));
-    assert_eq!(reconciled(&bench, fixtures::claim(json!({}))).await, Action::await_change());
-    assert_eq!(bench.volumes.state().volumes.len(), 1);
-    bench.finish().await;
+    test_context.class_cache.apply_watcher_event(&Event::Apply(mended));
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    test_context.finish().await;
 }
 
 /// A claim that is to be filled from [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
@@ -202,24 +209,24 @@ async fn clones_of_one_source_are_copied_concurrently() {
     // Requests are sent in turn, and neither claim gets as far as its PersistentVolume: there is no space.
     let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
     let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
-    let bench = Bench::new(
-        VolumeModel::of_size(Bytes(GIB)),
+    let test_context = TestContext::new(
+        FakeStore::of_size(Bytes(GIB)),
         caches(vec![]),
         vec![source(), source(), volume(), volume()],
     );
-    bench
+    test_context
         .volumes
         .state()
         .volumes
         .insert(VolumeId::parse(fixtures::VOLUME).unwrap(), (VolumeKind::Filesystem, Bytes(1 << 20)));
-    bench.volumes.state().busy = true;
-    bench.volumes.copies_meet(2);
+    test_context.volumes.state().busy = true;
+    test_context.volumes.copies_meet(2);
     tokio::join!(
-        reconciled(&bench, clone_named("copy-1", "uid-1")),
-        reconciled(&bench, clone_named("copy-2", "uid-2")),
+        reconciled(&test_context, clone_named("copy-1", "uid-1")),
+        reconciled(&test_context, clone_named("copy-2", "uid-2")),
     );
-    assert_eq!(bench.volumes.copies_begun(), 2);
-    bench.finish().await;
+    assert_eq!(test_context.volumes.copies_begun(), 2);
+    test_context.finish().await;
 }
 
 #[rstest]
@@ -237,13 +244,13 @@ fn asking(size: &str) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}))
 }
 
-fn with_volume(mode: &str, exchanges: Vec<Exchange>) -> Bench {
+fn with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
     let volume = fixtures::volume(json!({"spec": {"volumeMode": mode}}));
-    let bench = Bench::new(VolumeModel::of_size(Bytes(GIB)), caches(vec![volume]), exchanges);
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![volume]), requests);
     let kind = if mode == "Block" { VolumeKind::Block } else { VolumeKind::Filesystem };
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-    bench.volumes.state().volumes.insert(id, (kind, Bytes(1 << 20)));
-    bench
+    test_context.volumes.state().volumes.insert(id, (kind, Bytes(1 << 20)));
+    test_context
 }
 
 /// The claim after patches, as the API server answers it.
@@ -254,7 +261,7 @@ fn after(claim: PersistentVolumeClaim, version: &str, change: Value) -> Value {
     claim
 }
 
-fn begins(claim: PersistentVolumeClaim, size: &str) -> (Exchange, Value) {
+fn begins(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) {
     let target = claim_status::requested(&claim).unwrap().unwrap();
     let patch = resize::begin(&claim, target, Timestamp::UNIX_EPOCH).unwrap();
     let begun = after(claim, "101", patch.clone());
@@ -281,31 +288,31 @@ async fn a_filesystem_claim_grows_with_three_writes_the_volume_before_the_claim(
         },
     });
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
-    let exchanges = vec![
+    let requests = vec![
         begin,
         expect(Method::PATCH, VOLUME, capacity).answer(grown),
         expect(Method::PATCH, STATUS, finish.clone()).answer(after(begun, "102", finish)),
     ];
-    let bench = with_volume("Filesystem", exchanges);
-    assert_eq!(reconciled(&bench, asking("4Mi")).await, Action::await_change());
-    assert_eq!(bench.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
+    let test_context = with_volume("Filesystem", requests);
+    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
     // Once more on the cache as it was.
-    assert_eq!(reconciled(&bench, asking("4Mi")).await, Action::await_change());
-    assert_eq!(bench.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
+    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
 
 #[tokio::test]
 async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_event() {
     let (begin, _) = begins(asking("4Mi"), "4Mi");
-    let bench = with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
-    assert_eq!(reconciled(&bench, asking("4Mi")).await, Action::requeue(backoff::CONFLICT.first));
-    assert_ne!(reconciled(&bench, asking("4Mi")).await, Action::await_change());
+    let test_context = with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
+    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::requeue(backoff::CONFLICT.first));
+    assert_ne!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
     assert_eq!(
-        bench.volumes.capacity(fixtures::VOLUME),
+        test_context.volumes.capacity(fixtures::VOLUME),
         Some(Bytes(1 << 20)),
         "not before it is written down"
     );
-    assert_eq!(bench.finish().await, ["Resizing"]);
+    assert_eq!(test_context.finish().await, ["Resizing"]);
 }
 
 #[tokio::test]
@@ -322,9 +329,9 @@ async fn more_than_there_is_is_infeasible() {
     let patch = patch.claim.unwrap();
     assert_eq!(patch["status"]["allocatedResourceStatuses"]["storage"], "ControllerResizeInfeasible");
     let refused = expect(Method::PATCH, STATUS, patch.clone()).answer(after(begun, "102", patch));
-    let bench = with_volume("Filesystem", vec![begin, refused]);
-    assert_eq!(reconciled(&bench, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
+    let test_context = with_volume("Filesystem", vec![begin, refused]);
+    assert_eq!(reconciled(&test_context, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
     // The write itself comes back as a watch event, upon which nothing happens.
-    assert_ne!(reconciled(&bench, asking("2Gi")).await, Action::await_change());
-    assert_eq!(bench.finish().await, ["Resizing", "VolumeResizeFailed"]);
+    assert_ne!(reconciled(&test_context, asking("2Gi")).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }

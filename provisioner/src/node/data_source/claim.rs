@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use loopfs::OwnedContentSource;
 
-use super::source::Origin;
+use super::source::DataSource;
 use crate::{
     api::absence,
     error::Error,
@@ -16,12 +16,12 @@ use crate::{
 ///
 /// # Errors
 /// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
-fn origin(
+fn resolve(
     source: &PersistentVolumeClaim,
     volume: Option<&PersistentVolume>,
     identity: &Identity,
-) -> Result<Origin, Error> {
-    let refused = |why: &'static str| Refusal::Source { source_object: shown(&source.name_any()), why };
+) -> Result<DataSource, Error> {
+    let refused = |why: &'static str| Refusal::Source { source_object: describe(&source.name_any()), why };
     if source.metadata.deletion_timestamp.is_some() {
         return Err(refused("is being deleted").into());
     }
@@ -35,7 +35,7 @@ fn origin(
     }
     if let Some(node) = ownership::other_node(volume, identity) {
         return Err(Error::SourceElsewhere {
-            source_object: shown(&source.name_any()),
+            source_object: describe(&source.name_any()),
             node: node.to_owned(),
         });
     }
@@ -43,14 +43,14 @@ fn origin(
         return Err(refused("has a volume of another driver").into());
     }
     let spec = volume.spec.as_ref();
-    Ok(Origin {
+    Ok(DataSource {
         id: OwnedContentSource::Volume(ownership::volume_id(volume, identity)?),
         mode: spec.and_then(|spec| spec.volume_mode.clone()).or_else(|| Some("Filesystem".to_owned())),
         capacity: recorded(spec.and_then(|spec| spec.capacity.as_ref())).unwrap_or_default(),
     })
 }
 
-fn shown(claim: &str) -> String {
+fn describe(claim: &str) -> String {
     format!("claim {claim:?}")
 }
 
@@ -58,12 +58,16 @@ fn shown(claim: &str) -> String {
 ///
 /// # Errors
 /// When that cannot be copied here, or the API server does not tell.
-pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Origin, Error> {
+pub(super) async fn find(
+    claim: &PersistentVolumeClaim,
+    name: &str,
+    ctx: &Context,
+) -> Result<DataSource, Error> {
     let claims = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
     let source =
         absence::get_opt(&claims, name).await.map_err(|error| Error::api("read claim", name, error))?;
     let Some(source) = source else {
-        return Err(Refusal::Source { source_object: shown(name), why: "does not exist" }.into());
+        return Err(Refusal::Source { source_object: describe(name), why: "does not exist" }.into());
     };
     let volume = match ownership::bound_volume(&source) {
         Some(volume) => {
@@ -72,7 +76,7 @@ pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Contex
         }
         None => None,
     };
-    origin(&source, volume.as_deref(), &ctx.cluster.identity)
+    resolve(&source, volume.as_deref(), &ctx.cluster.identity)
 }
 
 #[cfg(test)]
@@ -95,11 +99,11 @@ mod tests {
     #[case::path(json!({}), json!({"spec": {"csi": {"volumeHandle": "../x"}}}), Err("not a volume id"))]
     fn origins(#[case] source: Value, #[case] volume: Value, #[case] expected: Result<(), &str>) {
         let (source, volume) = (fixtures::bound_claim(source), fixtures::volume(volume));
-        match (origin(&source, Some(&volume), &fixtures::identity()), expected) {
+        match (resolve(&source, Some(&volume), &fixtures::identity()), expected) {
             (Ok(origin), Ok(())) => {
                 let id = OwnedContentSource::Volume(VolumeId::parse(fixtures::VOLUME).unwrap());
                 let mode = Some("Filesystem".to_owned());
-                assert_eq!(origin, Origin { id, mode, capacity: Bytes(1 << 20) });
+                assert_eq!(origin, DataSource { id, mode, capacity: Bytes(1 << 20) });
             }
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             other => panic!("{other:?}"),

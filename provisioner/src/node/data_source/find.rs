@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 use super::{
     claim, snapshot,
-    source::{Named, Origin, named},
+    source::{DataSource, DataSourceRef, reference},
 };
 use crate::{error::Error, node::context::Context};
 
@@ -12,10 +12,10 @@ use crate::{error::Error, node::context::Context};
 ///
 /// # Errors
 /// When that cannot be copied here, or the API server does not tell.
-pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Option<Origin>, Error> {
-    match named(claim)? {
+pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Option<DataSource>, Error> {
+    match reference(claim)? {
         None => Ok(None),
-        Some(Named::Snapshot(name)) => snapshot::find(claim, name, ctx).await.map(Some),
-        Some(Named::Claim(name)) => claim::find(claim, name, ctx).await.map(Some),
+        Some(DataSourceRef::Snapshot(name)) => snapshot::find(claim, name, ctx).await.map(Some),
+        Some(DataSourceRef::Claim(name)) => claim::find(claim, name, ctx).await.map(Some),
     }
 }

@@ -7,5 +7,5 @@ mod source;
 
 pub(crate) use self::{
     find::find,
-    source::{Origin, named},
+    source::{DataSource, reference},
 };

@@ -11,7 +11,7 @@ use kube::{
 use loopfs::{Bytes, OwnedContentSource, SnapshotId};
 use serde::Deserialize;
 
-use super::source::{Origin, SNAPSHOT_GROUP, SNAPSHOT_KIND};
+use super::source::{DataSource, SNAPSHOT_GROUP, SNAPSHOT_KIND};
 use crate::{
     error::Error,
     node::context::Context,
@@ -69,7 +69,11 @@ struct ContentStatus {
 ///
 /// # Errors
 /// When it cannot be copied here, or the API server does not tell.
-pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Origin, Error> {
+pub(super) async fn find(
+    claim: &PersistentVolumeClaim,
+    name: &str,
+    ctx: &Context,
+) -> Result<DataSource, Error> {
     let namespace = claim.namespace().unwrap_or_default();
     let snapshots: Api<DynamicObject> = Api::namespaced_with(
         ctx.cluster.client.clone(),
@@ -88,7 +92,7 @@ pub(super) async fn find(claim: &PersistentVolumeClaim, name: &str, ctx: &Contex
     let content = found(contents.get(&bound).await);
     let content = content.map_err(|error| Error::api("read VolumeSnapshotContent", &bound, error))?;
     let content = content.ok_or_else(|| refused(name, "has lost its VolumeSnapshotContent"))?;
-    origin(&snapshot, &content, &ctx.cluster.identity)
+    resolve(&snapshot, &content, &ctx.cluster.identity)
 }
 
 /// None where it is not there. Where its kind is not, the API server answers 404 and no reason.
@@ -128,11 +132,11 @@ pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
 ///
 /// # Errors
 /// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
-pub(crate) fn origin(
+pub(crate) fn resolve(
     snapshot: &DynamicObject,
     content: &DynamicObject,
     identity: &Identity,
-) -> Result<Origin, Error> {
+) -> Result<DataSource, Error> {
     let name = snapshot.name_any();
     let refused = |why| Error::from(refused(&name, why));
     let (Some(status), Some(Content { spec, status: content_status })) =
@@ -166,7 +170,7 @@ pub(crate) fn origin(
     let handle = content_status.snapshot_handle.unwrap_or_default();
     let id = SnapshotId::parse(&handle).map_err(|error| ownership::InvalidHandle(error.to_string()))?;
     let size = status.restore_size.map(|size| quantity::parse(&Quantity(size))).transpose();
-    Ok(Origin {
+    Ok(DataSource {
         id: OwnedContentSource::Snapshot(id),
         // Where it is not known, the store refuses to make a device of a directory.
         mode: spec.source_volume_mode,
@@ -209,10 +213,10 @@ mod tests {
 
     #[test]
     fn a_snapshot_stands_for_the_one_that_its_content_names() {
-        let found = origin(&snapshot(json!({})), &content(json!({})), &fixtures::identity()).unwrap();
+        let found = resolve(&snapshot(json!({})), &content(json!({})), &fixtures::identity()).unwrap();
         let id = SnapshotId::parse("snapshot-1").unwrap();
         let (id, mode) = (OwnedContentSource::Snapshot(id), Some("Filesystem".to_owned()));
-        assert_eq!(found, Origin { id, mode, capacity: Bytes(1 << 20) });
+        assert_eq!(found, DataSource { id, mode, capacity: Bytes(1 << 20) });
     }
 
     #[rstest]
@@ -243,7 +247,7 @@ mod tests {
     #[case::no_handle(json!({"status": {"snapshotHandle": null}}), "handle")]
     #[case::nonsense(json!({"spec": {"driver": 7}}), "not of the form")]
     fn what_is_not_copied(#[case] change: Value, #[case] why: &str) {
-        let error = origin(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
+        let error = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
 
@@ -251,7 +255,7 @@ mod tests {
     #[case::managed_here(json!({"metadata": {"labels": {MANAGED_BY: "node-a"}}}), Some("Filesystem"))]
     #[case::unknown_mode(json!({"spec": {"sourceVolumeMode": null}}), None)]
     fn modes(#[case] change: Value, #[case] mode: Option<&str>) {
-        let found = origin(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap();
+        let found = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap();
         assert_eq!(found.mode.as_deref(), mode);
     }
 }

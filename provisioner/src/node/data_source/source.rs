@@ -11,7 +11,7 @@ pub(super) const SNAPSHOT_KIND: &str = "VolumeSnapshot";
 
 /// What to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Origin {
+pub(crate) struct DataSource {
     pub(crate) id: OwnedContentSource,
     /// None where it is not known.
     pub(crate) mode: Option<String>,
@@ -21,7 +21,7 @@ pub(crate) struct Origin {
 
 /// The object to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Named<'a> {
+pub(crate) enum DataSourceRef<'a> {
     Claim(&'a str),
     Snapshot(&'a str),
 }
@@ -30,7 +30,7 @@ pub(crate) enum Named<'a> {
 ///
 /// # Errors
 /// [`Refusal::DataSource`] for any other source.
-pub(crate) fn named(claim: &PersistentVolumeClaim) -> Result<Option<Named<'_>>, Refusal> {
+pub(crate) fn reference(claim: &PersistentVolumeClaim) -> Result<Option<DataSourceRef<'_>>, Refusal> {
     let Some(PersistentVolumeClaimSpec { data_source, data_source_ref, .. }) = &claim.spec else {
         return Ok(None);
     };
@@ -43,8 +43,8 @@ pub(crate) fn named(claim: &PersistentVolumeClaim) -> Result<Option<Named<'_>>, 
     let ambiguous = older.zip(newer).is_some_and(|(older, newer)| older != newer);
     let local = namespace.is_none() || namespace == claim.metadata.namespace.as_ref();
     match (group.unwrap_or_default(), kind.as_str()) {
-        ("", "PersistentVolumeClaim") if local && !ambiguous => Ok(Some(Named::Claim(name))),
-        (SNAPSHOT_GROUP, SNAPSHOT_KIND) if local && !ambiguous => Ok(Some(Named::Snapshot(name))),
+        ("", "PersistentVolumeClaim") if local && !ambiguous => Ok(Some(DataSourceRef::Claim(name))),
+        (SNAPSHOT_GROUP, SNAPSHOT_KIND) if local && !ambiguous => Ok(Some(DataSourceRef::Snapshot(name))),
         _ => Err(Refusal::DataSource(format!("{kind} {name:?}"))),
     }
 }
@@ -63,20 +63,20 @@ mod tests {
 
     #[rstest]
     #[case::nothing(json!({}), Ok(None))]
-    #[case::older(json!({"dataSource": local("a")}), Ok(Some(Named::Claim("a"))))]
-    #[case::newer(json!({"dataSourceRef": local("a")}), Ok(Some(Named::Claim("a"))))]
-    #[case::both(json!({"dataSource": local("a"), "dataSourceRef": local("a")}), Ok(Some(Named::Claim("a"))))]
-    #[case::empty_group(json!({"dataSource": {"apiGroup": "", "kind": "PersistentVolumeClaim", "name": "a"}}), Ok(Some(Named::Claim("a"))))]
-    #[case::own_namespace(json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "a", "namespace": "shop"}}), Ok(Some(Named::Claim("a"))))]
+    #[case::older(json!({"dataSource": local("a")}), Ok(Some(DataSourceRef::Claim("a"))))]
+    #[case::newer(json!({"dataSourceRef": local("a")}), Ok(Some(DataSourceRef::Claim("a"))))]
+    #[case::both(json!({"dataSource": local("a"), "dataSourceRef": local("a")}), Ok(Some(DataSourceRef::Claim("a"))))]
+    #[case::empty_group(json!({"dataSource": {"apiGroup": "", "kind": "PersistentVolumeClaim", "name": "a"}}), Ok(Some(DataSourceRef::Claim("a"))))]
+    #[case::own_namespace(json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "a", "namespace": "shop"}}), Ok(Some(DataSourceRef::Claim("a"))))]
     #[case::other_namespace(json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "a", "namespace": "bank"}}), Err("PersistentVolumeClaim \"a\""))]
     #[case::two(json!({"dataSource": local("a"), "dataSourceRef": local("b")}), Err("PersistentVolumeClaim \"b\""))]
-    #[case::snapshot(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}}), Ok(Some(Named::Snapshot("s"))))]
+    #[case::snapshot(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}}), Ok(Some(DataSourceRef::Snapshot("s"))))]
     #[case::snapshot_of_another_namespace(json!({"dataSourceRef": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s", "namespace": "bank"}}), Err("VolumeSnapshot \"s\""))]
     #[case::content(json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshotContent", "name": "s"}}), Err("VolumeSnapshotContent"))]
     #[case::foreign_group(json!({"dataSource": {"apiGroup": "x.dev", "kind": "PersistentVolumeClaim", "name": "a"}}), Err("\"a\""))]
-    fn sources(#[case] spec: Value, #[case] expected: Result<Option<Named<'_>>, &str>) {
+    fn sources(#[case] spec: Value, #[case] expected: Result<Option<DataSourceRef<'_>>, &str>) {
         let claim = fixtures::claim(json!({"spec": spec}));
-        match (named(&claim), expected) {
+        match (reference(&claim), expected) {
             (Ok(name), Ok(expected)) => assert_eq!(name, expected),
             (Err(why), Err(expected)) => assert!(why.to_string().contains(expected), "{why}"),
             other => panic!("{other:?}"),

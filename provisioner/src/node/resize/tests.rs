@@ -23,7 +23,7 @@ fn volume(mode: &str, capacity: &str) -> PersistentVolume {
     fixtures::volume(json!({ "spec": { "volumeMode": mode, "capacity": { "storage": capacity } } }))
 }
 
-const GROW: Plan = Plan::Grow { target: Bytes(4 * MIB) };
+const GROW: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 
 /// Every state, for both kinds, before and after the volume's object says that it has grown.
 #[rstest]
@@ -64,7 +64,7 @@ fn left_alone(#[case] claim_change: Value, #[case] volume_change: Value) {
     let mut change = json!({"spec": {"resources": {"requests": {"storage": "4Mi"}}}});
     fixtures::merge_keeping_nulls(&mut change, claim_change);
     let (claim, volume) = (fixtures::bound_claim(change), fixtures::volume(volume_change));
-    assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::Settled);
+    assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::UpToDate);
 }
 
 /// What `begin` writes, by the state it finds: nothing for a retry of the same, else the same patch always.
@@ -186,7 +186,7 @@ fn infeasible_then_less_then_done() {
     let ask = |claim: &mut Value, size: &str| claim["spec"]["resources"]["requests"]["storage"] = json!(size);
 
     ask(&mut claim, "1Ei");
-    let Plan::Grow { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
+    let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
     let patch = begin(&read(&claim), target, NOW).unwrap();
     fixtures::merge(&mut claim, patch);
     let outcome = Outcome::Infeasible("1Ei asked, 1Gi available".to_owned());
@@ -196,7 +196,7 @@ fn infeasible_then_less_then_done() {
     assert_eq!(conditions(&read(&claim)), ["Resizing", "ControllerResizeError"]);
 
     ask(&mut claim, "2Mi");
-    let Plan::Grow { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
+    let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
     assert_eq!(target, Bytes(2 * MIB));
     let patch = begin(&read(&claim), target, NOW).unwrap();
     fixtures::merge(&mut claim, patch);
@@ -206,7 +206,7 @@ fn infeasible_then_less_then_done() {
     fixtures::merge(&mut claim, patch);
     assert_eq!(ResizeStatus::of(&read(&claim)), None);
     assert_eq!(conditions(&read(&claim)), [""; 0]);
-    assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), Plan::Settled);
+    assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), Plan::UpToDate);
 }
 
 const STATES: [Option<&str>; 7] = [
@@ -248,7 +248,7 @@ fn every_state_and_every_event() {
                         ]},
                     }),
                 );
-                let Plan::Grow { target } = plan(&read(&before), &volume, &fixtures::identity()) else {
+                let Plan::Expand { target } = plan(&read(&before), &volume, &fixtures::identity()) else {
                     continue;
                 };
                 assert_eq!(target, Bytes(request * MIB));
@@ -268,7 +268,7 @@ fn every_state_and_every_event() {
                     let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
                     assert_eq!(again, Record::default(), "{mode} {state:?} {outcome:?}");
                     let next = match outcome {
-                        Outcome::Grown(size) => Some((size, Plan::Settled)),
+                        Outcome::Grown(size) => Some((size, Plan::UpToDate)),
                         Outcome::AwaitsNode(size) => Some((size, Plan::AwaitNode)),
                         _ => None,
                     };
