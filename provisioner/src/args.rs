@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use monitoring::HttpAddress;
 
-use crate::node_loss::NodeLoss;
+use crate::loss::NodeLoss;
 
 /// Makes, grows and deletes volumes for the claims of one Kubernetes node.
 #[derive(Debug, Clone, Parser)]

@@ -2,7 +2,10 @@
 
 use loopfs::{ErrorKind, VolumeId};
 
-use crate::{provision::Refusal, storage::StorageError};
+use crate::{
+    objects::{ownership::InvalidHandle, refusal::Refusal},
+    store::volumes::StorageError,
+};
 
 /// A failed reconcile. Its text ends up in events, so it is written for whoever owns the claim.
 #[derive(Debug, thiserror::Error)]
@@ -48,8 +51,8 @@ pub(crate) enum Error {
     #[error("volume {0} is being made or removed at this moment")]
     InFlight(VolumeId),
     /// The volume handle of a hand-made object.
-    #[error("the volume handle is not a volume id: {0}")]
-    Handle(String),
+    #[error(transparent)]
+    Handle(#[from] InvalidHandle),
 }
 
 /// kube's own text for an error of the API server ends in a debug dump of it.

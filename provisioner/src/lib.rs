@@ -6,57 +6,22 @@
 
 #![forbid(unsafe_code)]
 
-mod absence;
-#[cfg(test)]
-mod api_server;
+mod api;
 mod args;
-mod audit;
-mod backoff;
-mod builtin;
-mod capacity;
-mod claim_status;
-mod claims;
-mod classes;
-mod connection;
-mod context;
 mod controller;
-mod courtesy;
-mod data_source;
-mod delete;
 mod error;
-mod events;
-#[cfg(test)]
-mod fixtures;
-#[cfg(test)]
-mod hostile_tests;
-mod identity;
-mod in_flight;
-mod intents;
-mod janitor;
-mod lean;
 #[cfg(all(test, feature = "apiserver-tests"))]
 mod live_tests;
 mod logging;
+mod loss;
 mod metrics;
-mod node_loss;
-mod own_writes;
-mod ownership;
-mod pages;
-mod parameters;
-mod persistent_volumes;
-mod placement;
-mod project_audit;
-mod provision;
-mod pv;
-mod quantity;
-mod references;
-mod reschedule;
-mod resize;
-mod stagger;
-mod storage;
+mod node;
+mod objects;
+mod process;
+mod store;
+mod tasks;
 #[cfg(test)]
-mod volume_model;
-mod volumes;
+mod testing;
 
 use std::{
     io::Write,
@@ -65,38 +30,26 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow};
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-    runtime::reflector,
-};
+use anyhow::Context as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use loopfs::{StoreOptions, VolumeStore};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc,
-    task::JoinSet,
-};
-use tokio_util::sync::CancellationToken;
+use monitoring::Listeners;
+use tokio::signal::unix::{SignalKind, signal};
 
 pub use monitoring::HttpAddress;
-use monitoring::Listeners;
 
+use crate::{
+    api::{client, write_counter::ApiWrites},
+    controller::builtin,
+    node::{audit, capacity::CapacityConfig, project_audit},
+    objects::identity::Identity,
+    process::{Options, Parts, spawn},
+    store::{intents::Intents, storage::Opener},
+    tasks::ended_early,
+};
 pub use crate::{
     args::{Args, AuditArgs, LogFormat, PodArgs},
-    node_loss::NodeLoss,
-};
-use crate::{
-    capacity::Publishing,
-    connection::Timeouts,
-    context::{Context, Given},
-    events::Events,
-    identity::Identity,
-    intents::Intents,
-    metrics::ApiWrites,
-    pages::Pages,
-    storage::{Opener, Storage},
+    loss::NodeLoss,
 };
 
 /// What is under way at a SIGTERM gets this long, of the 30 s a pod has by default.
@@ -139,20 +92,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-/// What a provisioner does besides provisioning.
-#[derive(Debug, Clone, Default)]
-struct Options {
-    /// Where the capacity of this node is published.
-    publishing: Option<Publishing>,
-    /// Where the objects to keep are declared.
-    builtin: Option<builtin::Source>,
-    node_loss: NodeLoss,
-    /// How volumes and objects are compared.
-    audit: Option<audit::Settings>,
-    /// How files that are charged to another volume are searched for.
-    project_audit: Option<project_audit::Settings>,
-}
-
 fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, audit: &AuditArgs) -> Options {
     let PodArgs { pod_namespace, pod_name, pod_uid } = pod;
     let owner = pod_name.zip(pod_uid).map(|(name, uid)| OwnerReference {
@@ -164,18 +103,18 @@ fn options(pod: PodArgs, builtin_objects: Option<String>, node_loss: NodeLoss, a
     });
     let builtin = builtin_objects.zip(pod_namespace.clone());
     Options {
-        publishing: pod_namespace.map(|namespace| Publishing { namespace, owner }),
+        capacity: pod_namespace.map(|namespace| CapacityConfig { namespace, owner }),
         builtin: builtin.map(|(config_map, namespace)| builtin::Source { namespace, config_map }),
         node_loss,
         audit: Some(audit::Settings {
-            every: Duration::from_secs(audit.audit_interval),
+            interval: Duration::from_secs(audit.audit_interval),
             collection: audit.collect.then_some(audit::Collection {
                 after: Duration::from_secs(audit.collect_after),
                 at_most_percent: audit.collect_at_most,
             }),
         }),
         project_audit: Some(project_audit::Settings {
-            every: Duration::from_secs(audit.audit_interval),
+            interval: Duration::from_secs(audit.audit_interval),
             all: audit.audit_projects,
             repair: audit.repair_projects,
         }),
@@ -187,7 +126,7 @@ async fn list_findings(
     data_dir: &Path,
     kubeconfig: Option<PathBuf>,
 ) -> anyhow::Result<()> {
-    let client = client(kubeconfig, &ApiWrites::default()).await?;
+    let client = client::connect(kubeconfig, &ApiWrites::default()).await?;
     let list = audit::report(&client, identity, data_dir).await?;
     std::io::stdout().write_all(list.as_bytes()).context("write the list")
 }
@@ -200,7 +139,7 @@ async fn serve(
     listeners: impl Future<Output = anyhow::Result<Option<Listeners>>>,
 ) -> anyhow::Result<()> {
     let writes = ApiWrites::default();
-    let client = client(kubeconfig, &writes).await?;
+    let client = client::connect(kubeconfig, &writes).await?;
     let monitoring = listeners.await?.map(|listeners| (listeners, writes));
     tracing::info!(driver = identity.driver(), node = identity.node(), data_dir = %data_dir.display(), "starting");
     let intents = Intents::beside(&data_dir);
@@ -219,132 +158,4 @@ async fn serve(
         tracing::warn!("not everything was finished in time; the next process goes on from there");
     }
     Ok(())
-}
-
-/// What the process is made of.
-struct Parts {
-    client: Client,
-    identity: Identity,
-    intents: Intents,
-    open: Opener,
-    options: Options,
-    /// Where to tell of health, and the writes of the client to tell of.
-    monitoring: Option<(Listeners, ApiWrites)>,
-}
-
-/// Starts every part of the process. The first to end, for whatever reason, ends it.
-fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
-    let Parts { client, identity, intents, open, options, monitoring } = parts;
-    let (events, notices) = Events::new();
-    let (claims, claim_cache) = reflector::store();
-    let (volumes, volume_cache) = reflector::store();
-    let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(Given {
-        client: client.clone(),
-        identity: identity.clone(),
-        events,
-        storage: Arc::new(Storage::default()),
-        intents,
-        claims,
-        volumes,
-        classes,
-        now: Timestamp::now,
-    }));
-    let (related, claims_of_volumes) = mpsc::unbounded_channel();
-    let stop = CancellationToken::new();
-
-    let mut tasks = JoinSet::new();
-    tasks.spawn(named(
-        "claims",
-        claims::run(Arc::clone(&ctx), claim_cache, claims_of_volumes, stop.clone().cancelled_owned()),
-    ));
-    tasks.spawn(named(
-        "volumes",
-        persistent_volumes::run(
-            Arc::clone(&ctx),
-            volume_cache,
-            related.clone(),
-            stop.clone().cancelled_owned(),
-        ),
-    ));
-    tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
-    tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
-    let Options { publishing, builtin, node_loss, audit, project_audit } = options;
-    if let Some(settings) = audit {
-        let auditing = audit::run(Arc::clone(&ctx), settings);
-        tasks.spawn(named("audit", until(stop.clone(), auditing)));
-    }
-    if let Some(settings) = project_audit {
-        let auditing = project_audit::run(Arc::clone(&ctx), settings);
-        tasks.spawn(named("project audit", until(stop.clone(), auditing)));
-    }
-    if let Some(source) = builtin {
-        let keeping = builtin::run(Arc::clone(&ctx), source);
-        tasks.spawn(named("built-in objects", until(stop.clone(), keeping)));
-    }
-    if node_loss != NodeLoss::Off {
-        let looking = node_loss::run(Arc::clone(&ctx), node_loss);
-        tasks.spawn(named("node loss", until(stop.clone(), looking)));
-    }
-    match publishing {
-        Some(publishing) => {
-            let (_, cache) = reflector::store();
-            let publishing = capacity::run(Arc::clone(&ctx), publishing, cache);
-            tasks.spawn(named("capacity", until(stop.clone(), publishing)));
-        }
-        None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
-    }
-    if let Some((listeners, writes)) = monitoring {
-        let pages = Pages { ctx: Arc::clone(&ctx), writes };
-        tasks.spawn(named("monitoring", monitoring::serve(listeners, pages, stop.clone())));
-    }
-    tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
-    // Ends after the others, when no sender is left, so that the last words are written too.
-    tasks.spawn(named("events", events::publish(client, identity, notices)));
-    (tasks, stop)
-}
-
-async fn client(kubeconfig: Option<PathBuf>, writes: &ApiWrites) -> anyhow::Result<Client> {
-    let client = connection::client(config(kubeconfig).await?, Timeouts::default(), writes);
-    client.context("set up the connection to the API server")
-}
-
-async fn config(kubeconfig: Option<PathBuf>) -> anyhow::Result<Config> {
-    match kubeconfig {
-        Some(path) => {
-            let read = || async {
-                let kubeconfig = Kubeconfig::read_from(&path)?;
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
-            };
-            read().await.with_context(|| format!("use kubeconfig {}", path.display()))
-        }
-        None => Config::incluster().context("use the pod's service account (or give --kubeconfig)"),
-    }
-}
-
-async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
-    let opened = || {
-        ctx.chances.improve();
-        ctx.trash.notify_one();
-        ctx.claims_vanished.notify_one();
-    };
-    storage::keep_open(&ctx.storage, open, &ctx.events, &ctx.identity, opened).await;
-}
-
-async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
-    // Cancelled is as good as done: such a task is at any await between two steps of which each stands alone.
-    stop.run_until_cancelled_owned(task).await;
-}
-
-async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
-    task.await;
-    name
-}
-
-fn ended_early(ended: Option<Result<&'static str, tokio::task::JoinError>>) -> anyhow::Error {
-    match ended {
-        Some(Ok(name)) => anyhow!("the task {name:?} ended on its own"),
-        Some(Err(error)) => anyhow!(error).context("a task failed"),
-        None => anyhow!("there was no task"),
-    }
 }

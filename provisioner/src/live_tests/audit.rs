@@ -3,11 +3,11 @@
 use loopfs::{VolumeId, VolumeKind};
 
 use super::*;
-use crate::audit::{Collection, Settings};
+use crate::node::audit::{Collection, Settings};
 
 fn auditing(collect_after: Option<Duration>) -> Options {
     let collection = collect_after.map(|after| Collection { after, at_most_percent: 100 });
-    let settings = Settings { every: Duration::from_millis(50), collection };
+    let settings = Settings { interval: Duration::from_millis(50), collection };
     Options { audit: Some(settings), ..Options::default() }
 }
 
@@ -103,7 +103,7 @@ async fn what_is_nobodys_is_removed_where_that_is_asked() {
     cluster.volumes.state().volumes.insert(pending.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
     cluster.volumes.state().busy = true;
 
-    let keeps = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(PATIENCE * 100))).await;
+    let keeps = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(TIMEOUT * 100))).await;
     cluster.found(&keeps, 4, 0).await;
     keeps.stop().await;
     assert_eq!(cluster.volumes.state().volumes.len(), 5, "the time of grace has not passed");

@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use kube::api::{WatchEvent, WatchParams};
 
 use super::*;
-use crate::builtin;
+use crate::controller::builtin;
 
 /// What the role of the manifests lets the provisioner read.
 const CONFIG_MAP: &str = "loopfs-objects";

@@ -55,8 +55,9 @@ async fn an_available_volume_goes_with_its_data_when_its_object_is_deleted() {
     patch(json!({"spec": {"claimRef": null}})).await;
     in_phase("Available").await;
     patch(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}})).await;
-    let is_held =
-        |volume: &PersistentVolume| volume.finalizers().iter().any(|name| name == crate::pv::FINALIZER);
+    let is_held = |volume: &PersistentVolume| {
+        volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
+    };
     until(&cluster.objects(), &name, is_held).await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
 
 use super::*;
-use crate::{NodeLoss, ownership::SELECTED_NODE};
+use crate::{loss::NodeLoss, objects::ownership::SELECTED_NODE};
 
 const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
@@ -145,11 +145,11 @@ async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
 
     let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
     cluster.node_goes().await;
-    cluster.told_of(&kept, "it is kept").await;
-    cluster.told_of(&recorded, "is deleted, to be made anew elsewhere").await;
-    cluster.told_of(&bound, "goes when its claim does").await;
+    cluster.told_of(&kept, "is kept: bring").await;
+    cluster.told_of(&recorded, "is deleted, so that it can be recreated on another node").await;
+    cluster.told_of(&bound, "Kubernetes removes it when its claim is deleted").await;
     cluster.gone(&cluster.claims(), "recorded").await;
-    cluster.told_of(&recorded, "it is kept").await;
+    cluster.told_of(&recorded, "is kept: bring").await;
     let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert!(cluster.claims().get("bound").await.unwrap().metadata.deletion_timestamp.is_none());
@@ -218,7 +218,7 @@ async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_i
         let refused = patched(Patch::Merge(change)).await.unwrap_err().to_string();
         assert!(refused.contains("volumes of its own node"), "{refused}");
     }
-    patched(Patch::Strategic(crate::delete::finalizer_patch(&theirs, false))).await.unwrap();
+    patched(Patch::Strategic(crate::objects::pv::finalizer_patch(&theirs, false))).await.unwrap();
 
     // Claims of other drivers are none of its business.
     let foreign = json!({

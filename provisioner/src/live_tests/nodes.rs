@@ -3,12 +3,12 @@
 use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
 
 use super::*;
-use crate::ownership::SELECTED_NODE;
+use crate::objects::ownership::SELECTED_NODE;
 
 const THERE: &str = "node-b";
 
-fn room(mebibytes: u64) -> Arc<VolumeModel> {
-    Arc::new(VolumeModel::of_size(Bytes(mebibytes * MIB)))
+fn room(mebibytes: u64) -> Arc<FakeStore> {
+    Arc::new(FakeStore::of_size(Bytes(mebibytes * MIB)))
 }
 
 fn allowing(node: &str) -> Value {

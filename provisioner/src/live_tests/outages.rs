@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use tokio::sync::watch;
 
 use super::*;
-use crate::connection::{self, Timeouts};
+use crate::api::connection::{self, Timeouts};
 
 /// What becomes of the connections to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Relay {
     }
 
     /// Sets the line the moment that the store has made a volume.
-    fn set_once_made(&self, volumes: &VolumeModel, line: Line) {
+    fn set_once_made(&self, volumes: &FakeStore, line: Line) {
         let state = self.state.clone();
         volumes.once_made(move || set(&state, line));
     }
@@ -79,7 +79,7 @@ impl Relay {
 
     async fn provisioner_that_waits(&self, cluster: &Cluster, timeouts: Timeouts) -> Provisioner {
         let writes = ApiWrites::default();
-        let config = crate::config(Some(self.kubeconfig.clone())).await.unwrap();
+        let config = crate::api::client::config(Some(self.kubeconfig.clone())).await.unwrap();
         let client = connection::client(config, timeouts, &writes).unwrap();
         cluster.start(HERE, &cluster.volumes, Options::default(), client, writes).await
     }

@@ -6,7 +6,7 @@ use loopfs::Bytes;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Cluster, HERE};
-use crate::volume_model::VolumeModel;
+use crate::testing::fake_store::FakeStore;
 
 /// More than anybody asks for.
 const SIZE: Bytes = Bytes(1 << 50);
@@ -16,10 +16,10 @@ const SIZE: Bytes = Bytes(1 << 50);
 async fn until_sigterm() {
     let mut terminate = signal(SignalKind::terminate()).unwrap();
     let cluster = Cluster::connect().await;
-    let mut provisioner = cluster.provisioner_on(HERE, &Arc::new(VolumeModel::of_size(SIZE))).await;
+    let mut provisioner = cluster.provisioner_on(HERE, &Arc::new(FakeStore::of_size(SIZE))).await;
     tokio::select! {
         _ = terminate.recv() => {}
-        ended = provisioner.tasks.join_next() => panic!("{}", crate::ended_early(ended)),
+        ended = provisioner.tasks.join_next() => panic!("{}", crate::tasks::ended_early(ended)),
     }
     provisioner.stop().await;
     cluster.finish().await;

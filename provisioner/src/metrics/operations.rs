@@ -76,12 +76,12 @@ mod tests {
     use loopfs::{ErrorKind, VolumeId};
 
     use super::*;
-    use crate::{storage::StorageError, volume_model};
+    use crate::{store::volumes::StorageError, testing::fake_store};
 
     #[test]
     fn attempts_are_counted_by_result_and_reason() {
         let operations = Operations::default();
-        let full = Error::Storage(StorageError::Volume(volume_model::error(ErrorKind::NoSpace, "full")));
+        let full = Error::Storage(StorageError::Volume(fake_store::error(ErrorKind::NoSpace, "full")));
         let taken = Error::InFlight(VolumeId::parse("v").unwrap());
         operations.ended(Operation::Provision, Instant::now(), Ok(()));
         operations.ended(Operation::Provision, Instant::now(), Err(&full));

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::request::{Request, Verdict};
-use crate::fixtures;
+use crate::testing::fixtures;
 
 /// The token that a request is sent with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::{
     attempt::{Attempts, Expected},
     scene::{DRIVER, OTHER_DRIVER, Scene, THERE, claims},
 };
-use crate::{claim_status::NODE_EXPANSION_NOT_REQUIRED, ownership::SELECTED_NODE};
+use crate::objects::{claim_status::NODE_EXPANSION_NOT_REQUIRED, ownership::SELECTED_NODE};
 
 const RESCHEDULE: &str = "loopfs-provisioner-reschedule";
 const STATUS: &str = "loopfs-provisioner-claims";

@@ -22,7 +22,7 @@ pub(super) fn capacity(scene: &Scene, attempts: &mut Attempts) {
     let owner = |change: serde_json::Value| {
         let mut owner =
             json!({"apiVersion": "v1", "kind": "Pod", "name": scene.pod.name, "uid": scene.pod.uid});
-        crate::fixtures::merge(&mut owner, change);
+        crate::testing::fixtures::merge(&mut owner, change);
         json!({"metadata": {"ownerReferences": [owner]}})
     };
     for (words, title, change) in [

@@ -6,7 +6,7 @@ use http::{Method, header::CONTENT_TYPE};
 use kube::Client;
 use serde_json::{Map, Value, json};
 
-use crate::fixtures;
+use crate::testing::fixtures;
 
 /// A resource or a subresource, in one namespace or in the cluster's scope. All are served as version v1.
 #[derive(Clone, Debug)]

@@ -9,10 +9,12 @@ use loopfs::{VolumeId, VolumeKind};
 
 use super::{super::*, request::Resource, rights::ACCOUNT};
 use crate::{
-    node_loss::policy::Policy,
-    ownership::SELECTED_NODE,
-    pv::{self, Description, ReclaimPolicy},
-    stagger::fnv1a,
+    api::jitter::fnv1a,
+    objects::{
+        loss_policy::Policy,
+        ownership::SELECTED_NODE,
+        pv::{self, Description, ReclaimPolicy},
+    },
 };
 
 pub(super) const THERE: &str = "node-b";
@@ -228,7 +230,7 @@ async fn unbound_client(cluster: &Cluster) -> Client {
     kubeconfig["users"][0]["user"]["token"] = json!(answer.status.unwrap().token);
     let path = cluster.scratch.path().join("unbound.kubeconfig");
     std::fs::write(&path, kubeconfig.to_string()).unwrap();
-    crate::client(Some(path), &ApiWrites::default()).await.unwrap()
+    crate::api::client::connect(Some(path), &ApiWrites::default()).await.unwrap()
 }
 
 pub(super) fn volumes() -> Resource {

@@ -7,7 +7,7 @@ use super::{
     attempt::{Attempts, Expected, changed, name},
     scene::{DRIVER, OTHER_DRIVER, Scene, THERE, volumes},
 };
-use crate::pv::FINALIZER;
+use crate::objects::pv::FINALIZER;
 
 const POLICY: &str = "loopfs-provisioner-volumes";
 

@@ -1,0 +1,86 @@
+//! Proof that the API server holds no object of a given name.
+//!
+//! Volumes and objects are deleted because another object does not exist. The HTTP status 404 does not prove that: a proxy
+//! or load balancer between this process and the API server returns it as well, and so does an API server that does not
+//! serve the resource. The API server's own status of the reason `NotFound` proves it, if its details name the object.
+
+use kube::{
+    Api, Resource,
+    core::{PartialObjectMeta, Status},
+};
+
+use crate::api::queue::Object;
+
+/// Reads an object. Returns `None` only if the API server proves that it does not exist.
+///
+/// # Errors
+/// When the API server cannot be asked, and for a status 404 that proves nothing.
+pub(crate) async fn get_opt<K: Object>(api: &Api<K>, name: &str) -> kube::Result<Option<K>> {
+    unless_absent::<K, _>(api.get(name).await, &(), name)
+}
+
+/// Reads the metadata of an object; see [`get_opt`].
+///
+/// # Errors
+/// As [`get_opt`].
+pub(crate) async fn get_metadata_opt<K: Object>(
+    api: &Api<K>,
+    name: &str,
+) -> kube::Result<Option<PartialObjectMeta<K>>> {
+    unless_absent::<K, _>(api.get_metadata(name).await, &(), name)
+}
+
+/// Turns the error that proves the absence of the object `name` into `None`.
+///
+/// # Errors
+/// Every other error of `response`.
+pub(crate) fn unless_absent<K: Resource, T>(
+    response: kube::Result<T>,
+    kind: &K::DynamicType,
+    name: &str,
+) -> kube::Result<Option<T>> {
+    match response {
+        Err(kube::Error::Api(status)) if is_proof::<K>(&status, kind, name) => Ok(None),
+        response => response.map(Some),
+    }
+}
+
+/// Returns `true` if the status can only come from an API server that serves the resource and has no object `name`.
+fn is_proof<K: Resource>(status: &Status, kind: &K::DynamicType, name: &str) -> bool {
+    status.reason == "NotFound"
+        && status.details.as_ref().is_some_and(|details| {
+            details.name == name && details.kind == K::plural(kind) && details.group == K::group(kind)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn not_found(change: Value) -> Value {
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
+            "details": {"name": "pvc-1", "kind": "persistentvolumes"},
+        });
+        crate::testing::fixtures::merge(&mut status, change);
+        status
+    }
+
+    #[rstest]
+    #[case::the_api_server_says_so(not_found(json!({})), true)]
+    #[case::without_details(not_found(json!({"details": null})), false)]
+    #[case::of_another_object(not_found(json!({"details": {"name": "pvc-2"}})), false)]
+    #[case::of_another_kind(not_found(json!({"details": {"kind": "persistentvolumeclaims"}})), false)]
+    #[case::of_another_group(not_found(json!({"details": {"group": "storage.k8s.io"}})), false)]
+    #[case::without_reason(not_found(json!({"reason": null})), false)]
+    #[case::of_another_reason(not_found(json!({"reason": "Forbidden"})), false)]
+    #[case::text_of_a_proxy(json!({"code": 404, "reason": "Failed to parse error data", "message": "no such page"}), false)]
+    fn only_the_api_server_proves_that_an_object_is_absent(#[case] status: Value, #[case] proof: bool) {
+        let status: Status = serde_json::from_value(status).unwrap();
+        assert_eq!(is_proof::<PersistentVolume>(&status, &(), "pvc-1"), proof);
+    }
+}

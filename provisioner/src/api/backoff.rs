@@ -1,0 +1,167 @@
+//! Per-object exponential back-off that a change of the retry key cuts short.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// How long retries wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Delays {
+    /// Before the first retry. Each further wait is twice as long.
+    pub(crate) first: Duration,
+    pub(crate) longest: Duration,
+}
+
+/// After a failure, which will probably last.
+pub(crate) const FAILURE: Delays =
+    Delays { first: Duration::from_secs(1), longest: Duration::from_secs(5 * 60) };
+
+/// After a conflict, which the watch will probably have resolved by the first retry.
+pub(crate) const CONFLICT: Delays =
+    Delays { first: Duration::from_millis(200), longest: Duration::from_secs(10) };
+
+/// Failed attempts by object.
+///
+/// `C` is the retry key: the values on which the outcome depended, for instance the requested size and the retry generation.
+/// An attempt with another retry key is not a repetition: it is allowed immediately and starts a new series. With the same
+/// retry key nothing shortens the wait, in particular not the watch events that a failure's own status update and events
+/// cause.
+#[derive(Debug)]
+pub(crate) struct Backoff<K, C> {
+    delays: Delays,
+    failures: Mutex<HashMap<K, Failure<C>>>,
+}
+
+#[derive(Debug)]
+struct Failure<C> {
+    retry_key: C,
+    attempts: u32,
+    retry_at: Instant,
+}
+
+impl<K, C> Default for Backoff<K, C> {
+    fn default() -> Self {
+        Backoff::new(FAILURE)
+    }
+}
+
+impl<K, C> Backoff<K, C> {
+    pub(crate) fn new(delays: Delays) -> Self {
+        Backoff { delays, failures: Mutex::default() }
+    }
+}
+
+impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
+    /// How long to hold off still, if at all.
+    pub(crate) fn remaining(&self, key: &K, retry_key: &C, now: Instant) -> Option<Duration> {
+        let failures = self.lock();
+        let failure = failures.get(key).filter(|failure| failure.retry_key == *retry_key)?;
+        let remaining = failure.retry_at.saturating_duration_since(now);
+        (!remaining.is_zero()).then_some(remaining)
+    }
+
+    /// Records a failed attempt and answers how long to wait before the next.
+    pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
+        let mut failures = self.lock();
+        // Whoever is retried comes back well before.
+        failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
+        let earlier = failures.get(&key).filter(|failure| failure.retry_key == retry_key);
+        let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
+        let wait = self.delays.after(attempts);
+        failures.insert(key, Failure { retry_key, attempts, retry_at: now + wait });
+        wait
+    }
+
+    /// Forgets an object that succeeded or is gone.
+    pub(crate) fn clear(&self, key: &K) {
+        self.lock().remove(key);
+    }
+
+    /// Everything that has failed and not succeeded since.
+    pub(crate) fn keys(&self) -> Vec<K>
+    where
+        K: Clone,
+    {
+        self.lock().keys().cloned().collect()
+    }
+
+    /// Keeps only what `wanted` says.
+    pub(crate) fn retain(&self, wanted: impl Fn(&K) -> bool) {
+        self.lock().retain(|key, _| wanted(key));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Failure<C>>> {
+        // Every critical section leaves the map whole, so a panicked holder does no harm.
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Delays {
+    /// The wait after the `attempts`-th failure in a row.
+    pub(crate) fn after(self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(31);
+        self.first.saturating_mul(1 << doublings).min(self.longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(1, 1)]
+    #[case(2, 2)]
+    #[case(9, 256)]
+    #[case(10, 300)]
+    #[case(u32::MAX, 300)]
+    fn doubles_up_to_five_minutes(#[case] attempts: u32, #[case] seconds: u64) {
+        assert_eq!(FAILURE.after(attempts), Duration::from_secs(seconds));
+    }
+
+    #[test]
+    fn holds_off_until_the_time_is_up() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(1));
+        assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(2));
+        assert_eq!(backoff.remaining(&"claim", &"10Gi", start), Some(Duration::from_secs(2)));
+        assert_eq!(backoff.remaining(&"claim", &"10Gi", start + Duration::from_secs(2)), None);
+        assert_eq!(backoff.remaining(&"other", &"10Gi", start), None);
+    }
+
+    #[test]
+    fn other_circumstances_start_anew() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        backoff.failed("claim", "10Gi", start);
+        backoff.failed("claim", "10Gi", start);
+        assert_eq!(backoff.remaining(&"claim", &"5Gi", start), None);
+        assert_eq!(backoff.failed("claim", "5Gi", start), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_nobody_tries_again_is_forgotten() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        backoff.failed("gone elsewhere", 0, start);
+        backoff.failed("claim", 0, start + FAILURE.longest);
+        assert_eq!(backoff.keys().len(), 2);
+        backoff.failed("claim", 0, start + FAILURE.longest + FAILURE.first);
+        assert_eq!(backoff.keys(), ["claim"]);
+    }
+
+    #[test]
+    fn success_ends_the_series() {
+        let backoff = Backoff::default();
+        let start = Instant::now();
+        backoff.failed("claim", 0, start);
+        backoff.clear(&"claim");
+        assert_eq!(backoff.remaining(&"claim", &0, start), None);
+        assert_eq!(backoff.failed("claim", 0, start), Duration::from_secs(1));
+    }
+}

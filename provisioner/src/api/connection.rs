@@ -1,0 +1,275 @@
+//! The connection to the API server, and how long it may stay silent.
+//!
+//! A machine that loses its power closes no connection, and neither does a load balancer that stops forwarding. Without
+//! deadlines this process would wait for the rest of a response until it is restarted. So each request has a deadline for its whole
+//! response. A watch cannot have one, because its response lasts for minutes. But the API server sends a bookmark about
+//! once a minute even if nothing changes, so a connection that delivers nothing for several minutes is dead. The kernel's
+//! keepalive probes detect a dead machine sooner.
+
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use hyper::body::{Body as HttpBody, Bytes};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use kube::{
+    Client, Config,
+    client::{Body, ClientBuilder, ConfigExt, retry::RetryPolicy},
+};
+use tokio::time::timeout;
+use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
+
+use crate::api::write_counter::ApiWrites;
+
+/// How long the API server may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timeouts {
+    /// From a request to the end of its response, retries of 429 and 503 included. Of a watch: to the beginning.
+    pub(crate) request: Duration,
+    /// Without a byte on a connection whose response is not complete. Longer than the API server's interval between two
+    /// bookmarks, so that only a watch on a dead connection reaches it.
+    pub(crate) silence: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        // The API server gives up a request after 60 s (--request-timeout), and sends a bookmark each 60 s.
+        Timeouts { request: Duration::from_secs(60), silence: Duration::from_secs(150) }
+    }
+}
+
+/// For the TCP and TLS handshakes.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An idle connection is probed after this,
+const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
+/// then at this interval,
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// and fails after so many probes without a response.
+const KEEPALIVE_RETRIES: u32 = 3;
+/// A connection fails if its peer has not acknowledged data for this long.
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Returns a client whose requests end in time; `writes` counts those that write.
+///
+/// # Errors
+/// When the configuration cannot be used: its certificates, its credentials, or a proxy, which is not supported.
+pub(crate) fn client(config: Config, timeouts: Timeouts, writes: &ApiWrites) -> kube::Result<Client> {
+    if let Some(proxy) = &config.proxy_url {
+        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
+    }
+    // What `ClientBuilder::try_from` builds, but for the options of its sockets, which that does not let one set.
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_write_timeout(Some(timeouts.request));
+    connector.set_read_timeout(Some(timeouts.silence));
+    // Else the time that a connection was idle before a request would count.
+    connector.set_reset_reader_on_write(true);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .layer(RetryLayer::new(RetryPolicy::server_retry()))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector));
+    let builder = ClientBuilder::new(service, config.default_namespace);
+    Ok(builder.with_layer(&Deadline(timeouts.request)).with_layer(writes).build())
+}
+
+fn tcp() -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    // The TLS connector around it passes on URIs of the scheme https.
+    tcp.enforce_http(false);
+    tcp.set_keepalive(Some(KEEPALIVE_TIME));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    tcp.set_tcp_user_timeout(Some(USER_TIMEOUT));
+    tcp
+}
+
+/// Gives each request this much time.
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Duration);
+
+impl<S> Layer<S> for Deadline {
+    type Service = WithDeadline<S>;
+
+    fn layer(&self, service: S) -> WithDeadline<S> {
+        WithDeadline { service, deadline: self.0 }
+    }
+}
+
+/// A connection whose requests have a deadline.
+#[derive(Debug)]
+struct WithDeadline<S> {
+    service: S,
+    deadline: Duration,
+}
+
+impl<S, B> Service<Request<Body>> for WithDeadline<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.service.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (deadline, is_watch) = (self.deadline, is_watch(request.uri()));
+        let response = self.service.call(request);
+        let complete = async move {
+            let (head, body) = response.await.map_err(Into::<BoxError>::into)?.into_parts();
+            let body = if is_watch {
+                body.map_err(Into::into).boxed_unsync()
+            } else {
+                // The caller reads all of it anyway; here that counts.
+                Full::new(body.collect().await.map_err(Into::<BoxError>::into)?.to_bytes())
+                    .map_err(|never| match never {})
+                    .boxed_unsync()
+            };
+            Ok(Response::from_parts(head, body))
+        };
+        Box::pin(async move {
+            timeout(deadline, complete).await.unwrap_or_else(|_elapsed| {
+                Err(format!("the API server has not responded within {deadline:?}").into())
+            })
+        })
+    }
+}
+
+/// Returns `true` if the response lasts until the API server ends it.
+fn is_watch(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use futures::{StreamExt, TryStreamExt, stream};
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{
+        Api,
+        api::{WatchEvent, WatchParams},
+    };
+    use rstest::rstest;
+    use rustix::net::sockopt;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+    use tower_test::mock;
+
+    use super::*;
+
+    /// Longer than anything here takes.
+    const GUARD: Duration = Duration::from_secs(60);
+    const NEVER: Duration = Duration::from_secs(3600);
+
+    async fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    /// A client of a server that responds with `text` to each request and then neither sends nor closes.
+    async fn client_of_silent_server(text: &'static str, timeouts: Timeouts) -> Client {
+        let (listener, address) = listener().await;
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut stream, _peer)) = listener.accept().await {
+                let mut request = [0; 1024];
+                assert!(stream.read(&mut request).await.unwrap() > 0);
+                stream.write_all(text.as_bytes()).await.unwrap();
+                open.push(stream);
+            }
+        });
+        let config = Config::new(format!("http://{address}").parse().unwrap());
+        super::client(config, timeouts, &ApiWrites::default()).unwrap()
+    }
+
+    fn config_maps(client: Client) -> Api<ConfigMap> {
+        Api::namespaced(client, "shop")
+    }
+
+    #[rstest]
+    #[case::no_response("")]
+    #[case::only_a_head("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n")]
+    #[case::half_a_body(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{\"metadata\""
+    )]
+    #[tokio::test]
+    async fn a_request_to_a_server_that_falls_silent_fails_at_its_deadline(#[case] text: &'static str) {
+        let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER };
+        let config_maps = config_maps(client_of_silent_server(text, timeouts).await);
+        let error = timeout(GUARD, config_maps.get("x")).await.expect("it ends").unwrap_err();
+        assert!(error.to_string().contains("has not responded within 100ms"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_watch_of_a_server_that_does_not_begin_to_respond_fails_at_the_deadline() {
+        let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER };
+        let config_maps = config_maps(client_of_silent_server("", timeouts).await);
+        let started = timeout(GUARD, config_maps.watch(&WatchParams::default(), "0")).await;
+        assert!(started.expect("it ends").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_watch_of_a_server_that_falls_silent_ends() {
+        let timeouts = Timeouts { request: NEVER, silence: Duration::from_millis(100) };
+        let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        let config_maps = config_maps(client_of_silent_server(head, timeouts).await);
+        let mut events = config_maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+        let next = timeout(GUARD, events.next()).await.expect("it ends");
+        assert!(matches!(next, None | Some(Err(_))), "{next:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_lasts_longer_than_the_deadline_of_a_request() {
+        let (service, mut server) = mock::pair::<Request<Body>, Response<_>>();
+        let client = Client::new(Deadline(Duration::from_secs(60)).layer(service), "default");
+        tokio::spawn(async move {
+            let (_request, respond) = server.next_request().await.unwrap();
+            let bookmarks = stream::iter(0..10).then(async |number| {
+                tokio::time::sleep(Duration::from_secs(59)).await;
+                let bookmark = format!(
+                    r#"{{"type":"BOOKMARK","object":{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"resourceVersion":"{number}"}}}}}}"#
+                );
+                Ok::<_, BoxError>(Frame::data(Bytes::from(bookmark + "\n")))
+            });
+            respond.send_response(Response::new(StreamBody::new(Box::pin(bookmarks))));
+        });
+        let events = config_maps(client).watch(&WatchParams::default(), "0").await.unwrap();
+        let events: Vec<WatchEvent<_>> = events.try_collect().await.unwrap();
+        assert_eq!(events.len(), 10);
+    }
+
+    #[tokio::test]
+    async fn the_kernel_probes_connections() {
+        let (_listener, address) = listener().await;
+        let stream = tcp().call(format!("http://{address}").parse().unwrap()).await.unwrap().into_inner();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), KEEPALIVE_TIME);
+        assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), KEEPALIVE_INTERVAL);
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), KEEPALIVE_RETRIES);
+        assert_eq!(u128::from(sockopt::tcp_user_timeout(&stream).unwrap()), USER_TIMEOUT.as_millis());
+    }
+}

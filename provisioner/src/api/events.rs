@@ -1,0 +1,472 @@
+//! Events people read with `kubectl describe`: what happened to their claim or volume, and what to do about
+//! it.
+//!
+//! Reconciles hand requests to a queue and go on; one task turns them into API objects. Repetitions become one
+//! event with a count, and a flood from one object is cut off, so that no number of retries loads the API
+//! server. Of many objects at once it is told at a rate, for their volumes come first. (kube's own recorder
+//! aggregates by reason alone and would keep showing the first text after the facts have changed.)
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::{
+        core::v1::ObjectReference,
+        events::v1::{Event, EventSeries},
+    },
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{api::event_counter::EventCounter, objects::identity::Identity};
+
+/// Why an event is written. These are the words people grep for, as the sidecars of other drivers use them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    Provisioning,
+    ProvisioningSucceeded,
+    ProvisioningFailed,
+    Resizing,
+    VolumeResizeSuccessful,
+    VolumeResizeFailed,
+    FileSystemResizeRequired,
+    VolumeFailedDelete,
+    VolumeRetained,
+    /// The volume of an object is not there.
+    VolumeMissing,
+    /// No object names these volumes.
+    OrphanedVolumes,
+    OrphanedVolumeRemoved,
+    /// Too many volumes look orphaned for any to be removed.
+    OrphanedVolumesKept,
+    /// Files of the volume carry another project id than the volume.
+    FilesInForeignProject,
+    /// Files of another volume carry the project id of the volume.
+    ChargedForForeignFiles,
+    ProjectRepaired,
+    StorageUnavailable,
+    StorageReady,
+    /// A built-in object was made, mended or removed.
+    ObjectRepaired,
+    /// A built-in object is somebody else's.
+    ObjectRefused,
+    ObjectFailed,
+    DeclarationInvalid,
+    /// A volume's node is gone.
+    NodeLost,
+}
+
+impl Reason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Reason::Provisioning => "Provisioning",
+            Reason::ProvisioningSucceeded => "ProvisioningSucceeded",
+            Reason::ProvisioningFailed => "ProvisioningFailed",
+            Reason::Resizing => "Resizing",
+            Reason::VolumeResizeSuccessful => "VolumeResizeSuccessful",
+            Reason::VolumeResizeFailed => "VolumeResizeFailed",
+            Reason::FileSystemResizeRequired => "FileSystemResizeRequired",
+            Reason::VolumeFailedDelete => "VolumeFailedDelete",
+            Reason::VolumeRetained => "VolumeRetained",
+            Reason::VolumeMissing => "VolumeMissing",
+            Reason::OrphanedVolumes => "OrphanedVolumes",
+            Reason::OrphanedVolumeRemoved => "OrphanedVolumeRemoved",
+            Reason::OrphanedVolumesKept => "OrphanedVolumesKept",
+            Reason::FilesInForeignProject => "FilesInForeignProject",
+            Reason::ChargedForForeignFiles => "ChargedForForeignFiles",
+            Reason::ProjectRepaired => "ProjectRepaired",
+            Reason::StorageUnavailable => "StorageUnavailable",
+            Reason::StorageReady => "StorageReady",
+            Reason::ObjectRepaired => "ObjectRepaired",
+            Reason::ObjectRefused => "ObjectRefused",
+            Reason::ObjectFailed => "ObjectFailed",
+            Reason::DeclarationInvalid => "DeclarationInvalid",
+            Reason::NodeLost => "NodeLost",
+        }
+    }
+
+    fn type_(self) -> &'static str {
+        match self {
+            Reason::ProvisioningFailed
+            | Reason::VolumeResizeFailed
+            | Reason::VolumeFailedDelete
+            | Reason::VolumeMissing
+            | Reason::OrphanedVolumes
+            | Reason::OrphanedVolumesKept
+            | Reason::FilesInForeignProject
+            | Reason::ChargedForForeignFiles
+            | Reason::StorageUnavailable
+            | Reason::ObjectRefused
+            | Reason::ObjectFailed
+            | Reason::DeclarationInvalid
+            | Reason::NodeLost => "Warning",
+            Reason::Provisioning
+            | Reason::ProvisioningSucceeded
+            | Reason::Resizing
+            | Reason::VolumeResizeSuccessful
+            | Reason::FileSystemResizeRequired
+            | Reason::VolumeRetained
+            | Reason::OrphanedVolumeRemoved
+            | Reason::ProjectRepaired
+            | Reason::StorageReady
+            | Reason::ObjectRepaired => "Normal",
+        }
+    }
+
+    /// What was being done, the events API's `action`.
+    fn action(self) -> &'static str {
+        match self {
+            Reason::Provisioning | Reason::ProvisioningSucceeded | Reason::ProvisioningFailed => "Provision",
+            Reason::Resizing
+            | Reason::VolumeResizeSuccessful
+            | Reason::VolumeResizeFailed
+            | Reason::FileSystemResizeRequired => "Resize",
+            Reason::VolumeFailedDelete | Reason::VolumeRetained => "Delete",
+            Reason::VolumeMissing
+            | Reason::OrphanedVolumes
+            | Reason::OrphanedVolumeRemoved
+            | Reason::OrphanedVolumesKept
+            | Reason::FilesInForeignProject
+            | Reason::ChargedForForeignFiles
+            | Reason::ProjectRepaired => "Audit",
+            Reason::StorageUnavailable | Reason::StorageReady => "OpenStorage",
+            Reason::ObjectRepaired
+            | Reason::ObjectRefused
+            | Reason::ObjectFailed
+            | Reason::DeclarationInvalid => "KeepObjects",
+            Reason::NodeLost => "SettleNodeLoss",
+        }
+    }
+}
+
+/// Something worth an event.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct EventRequest {
+    regarding: ObjectReference,
+    reason: Reason,
+    note: String,
+    at: Timestamp,
+}
+
+impl EventRequest {
+    #[cfg(test)]
+    pub(crate) fn reason(&self) -> Reason {
+        self.reason
+    }
+}
+
+/// The sending end; cheap to clone, never waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    queue: mpsc::Sender<EventRequest>,
+    counter: EventCounter,
+}
+
+/// More than one reconcile per claim of a full node brings forth at once.
+const QUEUE_LENGTH: usize = 4096;
+
+impl Events {
+    /// The sending end and what [`publish`] needs.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<EventRequest>) {
+        let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
+        (Events { queue, counter: EventCounter::default() }, requests)
+    }
+
+    /// What has been handed in so far.
+    pub(crate) fn counter(&self) -> &EventCounter {
+        &self.counter
+    }
+
+    /// Queues an event about an object.
+    pub(crate) fn publish<K: Resource<DynamicType = ()>>(
+        &self,
+        regarding: &K,
+        reason: Reason,
+        note: impl Into<String>,
+    ) {
+        self.publish_about(regarding.object_ref(&()), reason, note.into());
+    }
+
+    /// Queues an event about this node.
+    pub(crate) fn publish_on_node(&self, identity: &Identity, reason: Reason, note: impl Into<String>) {
+        let regarding = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(identity.node().to_owned()),
+            // The kubelet puts the name here too, and `kubectl describe node` looks for it: no need to read
+            // the node.
+            uid: Some(identity.node().to_owned()),
+            ..Default::default()
+        };
+        self.publish_about(regarding, reason, note.into());
+    }
+
+    fn publish_about(&self, regarding: ObjectReference, reason: Reason, note: String) {
+        self.counter.count(reason.type_(), reason.as_str());
+        let request = EventRequest { regarding, reason, note, at: Timestamp::now() };
+        if let Err(error) = self.queue.try_send(request) {
+            tracing::warn!(%error, "an event is dropped");
+        }
+    }
+}
+
+/// Writes queued requests to the log, and to the API server at a rate, until the last sender is gone; what is left then
+/// is told at once.
+pub(crate) async fn publish(client: Client, identity: Identity, mut requests: mpsc::Receiver<EventRequest>) {
+    let mut writer = EventWriter { client, identity, serial: 0, aggregator: Aggregator::default() };
+    let mut bucket = TokenBucket { next: Instant::now() };
+    let mut pending = VecDeque::new();
+    loop {
+        tokio::select! {
+            request = requests.recv() => {
+                let Some(request) = request else { break };
+                let key = Key::of(&request);
+                let write = writer.aggregator.observe(&key, Instant::now());
+                log(&request, write.as_ref());
+                match write {
+                    None => {}
+                    Some(_) if pending.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
+                    Some(write) => pending.push_back((key, request, write)),
+                }
+            }
+            () = bucket.acquire(), if !pending.is_empty() => {
+                if let Some((key, request, write)) = pending.pop_front() {
+                    writer.write(&key, &request, write).await;
+                }
+            }
+        }
+    }
+    for (key, request, write) in pending {
+        writer.write(&key, &request, write).await;
+    }
+}
+
+/// What a person sets off is told of at once,
+const BURST: u32 = 100;
+/// and what goes beyond it at the rate that other controllers' clients keep to.
+const EVENT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// One write for each [`EVENT_INTERVAL`] that has passed, of which [`BURST`] are kept.
+#[derive(Debug)]
+struct TokenBucket {
+    /// When as many will have been acquire as have been asked for.
+    next: Instant,
+}
+
+impl TokenBucket {
+    /// Waits for the next one. It is not used up where the wait is given up.
+    async fn acquire(&mut self) {
+        let wait =
+            (self.next + EVENT_INTERVAL).saturating_duration_since(Instant::now() + EVENT_INTERVAL * BURST);
+        tokio::time::sleep(wait).await;
+        self.next = self.next.max(Instant::now()) + EVENT_INTERVAL;
+    }
+}
+
+struct EventWriter {
+    client: Client,
+    identity: Identity,
+    serial: u64,
+    aggregator: Aggregator,
+}
+
+impl EventWriter {
+    async fn write(&mut self, key: &Key, request: &EventRequest, write: Write) {
+        let events = namespaced(&self.client, request);
+        let written = match write {
+            Write::Repeat { name, count } => repeat(&events, &name, count).await,
+            Write::First => {
+                self.serial += 1;
+                let event = new_event(request, &self.identity, self.serial);
+                let name = event.metadata.name.clone().unwrap_or_default();
+                let created = events.create(&PostParams::default(), &event).await;
+                created.map(|_event| self.aggregator.created(key, name))
+            }
+        };
+        if let Err(error) = written {
+            // The next occurrence starts over; an event is not worth retrying for its own sake.
+            self.aggregator.forget(key);
+            tracing::warn!(%error, reason = request.reason.as_str(), "an event could not be written");
+        }
+    }
+}
+
+/// What happens for the first time is for everybody to read; that it happened again is not.
+fn log(request: &EventRequest, write: Option<&Write>) {
+    let EventRequest { regarding, reason, note, .. } = request;
+    let kind = regarding.kind.as_deref().unwrap_or_default();
+    let namespace = regarding.namespace.as_deref().unwrap_or_default();
+    let name = regarding.name.as_deref().unwrap_or_default();
+    match (write, reason.type_()) {
+        (Some(Write::First), "Warning") => {
+            tracing::warn!(kind, namespace, name, reason = reason.as_str(), "{note}")
+        }
+        (Some(Write::First), _) => tracing::info!(kind, namespace, name, reason = reason.as_str(), "{note}"),
+        _ => tracing::debug!(kind, namespace, name, reason = reason.as_str(), "again: {note}"),
+    }
+}
+
+async fn repeat(events: &Api<Event>, name: &str, count: i32) -> kube::Result<()> {
+    let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
+    let patch = Patch::Merge(json!({ "series": series }));
+    events.patch(name, &PatchParams::default(), &patch).await.map(|_event| ())
+}
+
+/// Events about objects without a namespace go to "default".
+fn namespaced(client: &Client, request: &EventRequest) -> Api<Event> {
+    Api::namespaced(client.clone(), request.regarding.namespace.as_deref().unwrap_or("default"))
+}
+
+/// Limits of the events API, in bytes.
+const NOTE_MAX: usize = 1024;
+const NAME_MAX: usize = 253;
+const REPORTER_MAX: usize = 128;
+
+fn new_event(request: &EventRequest, identity: &Identity, serial: u64) -> Event {
+    let suffix = format!(".{:x}.{serial:x}", request.at.as_nanosecond());
+    let object = request.regarding.name.as_deref().unwrap_or("unnamed");
+    let kept = truncated(object, NAME_MAX - suffix.len()).trim_end_matches(['.', '-']);
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{kept}{suffix}")),
+            namespace: Some(request.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned())),
+            ..Default::default()
+        },
+        event_time: Some(MicroTime(request.at)),
+        type_: Some(request.reason.type_().to_owned()),
+        reason: Some(request.reason.as_str().to_owned()),
+        action: Some(request.reason.action().to_owned()),
+        note: Some(truncated(&request.note, NOTE_MAX).to_owned()),
+        regarding: Some(request.regarding.clone()),
+        reporting_controller: Some(identity.driver().to_owned()),
+        reporting_instance: Some(truncated(identity.node(), REPORTER_MAX).to_owned()),
+        ..Default::default()
+    }
+}
+
+fn truncated(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// What makes two requests the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    subject: Subject,
+    note: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Subject {
+    uid: Option<String>,
+    name: Option<String>,
+    namespace: Option<String>,
+    reason: Reason,
+}
+
+impl Key {
+    fn of(request: &EventRequest) -> Self {
+        let ObjectReference { uid, name, namespace, .. } = request.regarding.clone();
+        Key { subject: Subject { uid, name, namespace, reason: request.reason }, note: request.note.clone() }
+    }
+}
+
+/// A repetition after this long is a new event; well under the hour for which API servers keep events.
+const SERIES_END: Duration = Duration::from_secs(30 * 60);
+
+/// The count of one event is brought up to date at most this often.
+const COUNT_UPDATE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Different texts about one object for one reason, within [`SERIES_END`], before it goes silent (a debug log
+/// has them all).
+const TEXTS_PER_SUBJECT: usize = 10;
+
+/// Subjects of which nothing new was heard are looked for this often.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Decides which requests are written.
+#[derive(Debug, Default)]
+struct Aggregator {
+    /// By subject, and then by text.
+    subjects: HashMap<Subject, HashMap<String, Series>>,
+    swept: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Series {
+    name: String,
+    count: i32,
+    seen: Instant,
+    written: Instant,
+}
+
+/// A write to the API server.
+#[derive(Debug, PartialEq, Eq)]
+enum Write {
+    First,
+    Repeat { name: String, count: i32 },
+}
+
+impl Aggregator {
+    /// None for what is not written.
+    fn observe(&mut self, key: &Key, now: Instant) -> Option<Write> {
+        self.sweep(now);
+        let texts = self.subjects.entry(key.subject.clone()).or_default();
+        texts.retain(|_, series| !series.is_over(now));
+        if let Some(series) = texts.get_mut(&key.note) {
+            series.seen = now;
+            series.count = series.count.saturating_add(1);
+            if series.name.is_empty() || now.duration_since(series.written) < COUNT_UPDATE_INTERVAL {
+                return None;
+            }
+            series.written = now;
+            return Some(Write::Repeat { name: series.name.clone(), count: series.count });
+        }
+        if texts.len() >= TEXTS_PER_SUBJECT {
+            return None;
+        }
+        texts.insert(key.note.clone(), Series { name: String::new(), count: 1, seen: now, written: now });
+        Some(Write::First)
+    }
+
+    fn created(&mut self, key: &Key, name: String) {
+        if let Some(series) = self.subjects.get_mut(&key.subject).and_then(|texts| texts.get_mut(&key.note)) {
+            series.name = name;
+        }
+    }
+
+    fn forget(&mut self, key: &Key) {
+        if let Some(texts) = self.subjects.get_mut(&key.subject) {
+            texts.remove(&key.note);
+        }
+    }
+
+    /// Now and then, so that a request costs the same however many there were before.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_INTERVAL) {
+            return;
+        }
+        self.swept = Some(now);
+        self.subjects.retain(|_, texts| texts.values().any(|series| !series.is_over(now)));
+    }
+}
+
+impl Series {
+    fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.seen) >= SERIES_END
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! Which requests become events, and what the API server is sent.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::client::Body;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::testing::fixtures;
+
+fn request(note: &str) -> EventRequest {
+    let claim: PersistentVolumeClaim = fixtures::claim(json!({}));
+    EventRequest {
+        regarding: claim.object_ref(&()),
+        reason: Reason::ProvisioningFailed,
+        note: note.to_owned(),
+        at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+#[test]
+fn repetitions_become_a_count_and_are_spaced() {
+    let mut aggregator = Aggregator::default();
+    let key = Key::of(&request("no space"));
+    let start = Instant::now();
+    assert_eq!(aggregator.observe(&key, start), Some(Write::First));
+    aggregator.created(&key, "event-1".to_owned());
+    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(1)), None);
+    let repeat = |count| Some(Write::Repeat { name: "event-1".to_owned(), count });
+    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(10)), repeat(3));
+    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(15)), None);
+    assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
+}
+
+/// What the API server is sent, and when.
+#[derive(Debug)]
+struct Written {
+    method: http::Method,
+    path: String,
+    body: serde_json::Value,
+    at: Instant,
+}
+
+/// [`publish`] at work, and an API server that takes everything.
+struct CapacityConfig {
+    queue: mpsc::Sender<EventRequest>,
+    publishing: JoinHandle<()>,
+    answering: JoinHandle<Vec<Written>>,
+}
+
+impl CapacityConfig {
+    fn start() -> CapacityConfig {
+        let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
+        let publishing =
+            tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), requests));
+        let answering = tokio::spawn(async move {
+            let mut seen = Vec::new();
+            while let Some((request, respond)) = server.next_request().await {
+                let (parts, body) = request.into_parts();
+                let body: serde_json::Value =
+                    serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                let event = Body::from(serde_json::to_vec(&json!({"metadata": body["metadata"]})).unwrap());
+                seen.push(Written {
+                    method: parts.method,
+                    path: parts.uri.path().to_owned(),
+                    body,
+                    at: Instant::now(),
+                });
+                respond.send_response(http::Response::new(event));
+            }
+            seen
+        });
+        CapacityConfig { queue, publishing, answering }
+    }
+
+    /// Once everything queued is written.
+    async fn finish(self) -> Vec<Written> {
+        drop(self.queue);
+        self.publishing.await.unwrap();
+        self.answering.await.unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_at_once_are_written_at_a_rate_and_in_order() {
+    let publishing = CapacityConfig::start();
+    let start = Instant::now();
+    let about = |number: u32| {
+        let mut request = request(&number.to_string());
+        request.regarding.name = Some(format!("claim-{number}"));
+        request
+    };
+    for number in 0..BURST + 10 {
+        publishing.queue.send(about(number)).await.unwrap();
+    }
+    tokio::time::sleep(EVENT_INTERVAL * BURST).await;
+    let seen = publishing.finish().await;
+    let notes: Vec<String> =
+        seen.iter().map(|write| write.body["note"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(notes, (0..BURST + 10).map(|number| number.to_string()).collect::<Vec<_>>());
+    let after = |write: u32| seen[write as usize].at - start;
+    assert!(after(BURST - 1) < EVENT_INTERVAL, "{:?}", after(BURST - 1));
+    assert!((9 * EVENT_INTERVAL..11 * EVENT_INTERVAL).contains(&after(BURST + 9)), "{:?}", after(BURST + 9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_words_do_not_wait() {
+    let (publishing, start) = (CapacityConfig::start(), Instant::now());
+    for number in 0..2 * BURST {
+        let mut request = request("no space");
+        request.regarding.name = Some(format!("claim-{number}"));
+        publishing.queue.send(request).await.unwrap();
+    }
+    assert_eq!(publishing.finish().await.len(), 2 * BURST as usize);
+    assert!(start.elapsed() < EVENT_INTERVAL, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_used_is_kept_for_later_up_to_a_burst() {
+    let mut bucket = TokenBucket { next: Instant::now() };
+    for idle in [Duration::ZERO, EVENT_INTERVAL * BURST * 2] {
+        tokio::time::sleep(idle).await;
+        let start = Instant::now();
+        for _ in 0..BURST {
+            bucket.acquire().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "after {idle:?}");
+        bucket.acquire().await;
+        assert!(start.elapsed() >= EVENT_INTERVAL / 2);
+    }
+}
+
+/// What the API server is sent: one event, and then its count.
+#[tokio::test(start_paused = true)]
+async fn the_same_notice_over_and_over_is_two_writes() {
+    let publishing = CapacityConfig::start();
+    for _ in 0..4 {
+        publishing.queue.send(request("no space")).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+    }
+    let seen = publishing.finish().await;
+
+    let events = "/apis/events.k8s.io/v1/namespaces/shop/events";
+    let [created, repeated] = seen.as_slice() else { panic!("{seen:?}") };
+    let Written { method: http::Method::POST, path: created_at, body: created, .. } = created else {
+        panic!("{created:?}");
+    };
+    let Written { method: http::Method::PATCH, path: repeated_at, body: repeated, .. } = repeated else {
+        panic!("{repeated:?}");
+    };
+    assert_eq!(created_at, events);
+    assert_eq!(created["regarding"]["uid"], fixtures::CLAIM_UID);
+    assert_eq!(
+        (&created["type"], &created["reason"], &created["note"], &created["reportingController"]),
+        (&json!("Warning"), &json!("ProvisioningFailed"), &json!("no space"), &json!("csi.loopfs.dev"))
+    );
+    assert_eq!(*repeated_at, format!("{events}/{}", created["metadata"]["name"].as_str().unwrap()));
+    assert_eq!(repeated["series"]["count"], 4, "the third came too soon after the first to be told");
+}
+
+#[test]
+fn an_old_series_ends() {
+    let mut aggregator = Aggregator::default();
+    let key = Key::of(&request("no space"));
+    let start = Instant::now();
+    aggregator.observe(&key, start);
+    assert_eq!(aggregator.observe(&key, start + SERIES_END), Some(Write::First));
+}
+
+#[test]
+fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
+    let mut aggregator = Aggregator::default();
+    let start = Instant::now();
+    for text in 0..TEXTS_PER_SUBJECT {
+        assert_eq!(aggregator.observe(&Key::of(&request(&text.to_string())), start), Some(Write::First));
+    }
+    assert_eq!(aggregator.observe(&Key::of(&request("one more")), start), None);
+    let mut elsewhere = request("one more");
+    elsewhere.regarding.name = Some("other".to_owned());
+    assert_eq!(aggregator.observe(&Key::of(&elsewhere), start), Some(Write::First));
+}
+
+#[test]
+fn a_failed_write_starts_over() {
+    let mut aggregator = Aggregator::default();
+    let key = Key::of(&request("no space"));
+    aggregator.observe(&key, Instant::now());
+    aggregator.forget(&key);
+    assert_eq!(aggregator.observe(&key, Instant::now()), Some(Write::First));
+}
+
+#[test]
+fn an_event_keeps_within_the_limits_of_the_api() {
+    let mut request = request(&"ä".repeat(1000));
+    request.regarding.name = Some("n".repeat(253));
+    request.at = Timestamp::MAX;
+    let event = new_event(&request, &fixtures::identity(), u64::MAX);
+    assert_eq!(event.note.unwrap().len(), NOTE_MAX);
+    let name = event.metadata.name.unwrap();
+    assert!(name.len() <= NAME_MAX, "{name}");
+    assert_eq!(event.metadata.namespace.as_deref(), Some("shop"));
+}

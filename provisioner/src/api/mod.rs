@@ -1,0 +1,15 @@
+//! Access to the API server: what this process needs in addition to kube.
+
+pub(crate) mod absence;
+pub(crate) mod backoff;
+pub(crate) mod client;
+pub(crate) mod cluster;
+pub(crate) mod connection;
+pub(crate) mod event_counter;
+pub(crate) mod events;
+pub(crate) mod jitter;
+pub(crate) mod mutation_cache;
+pub(crate) mod pruned;
+pub(crate) mod queue;
+pub(crate) mod signals;
+pub(crate) mod write_counter;

@@ -1,0 +1,157 @@
+//! The newest form of each object this process has seen, its own writes included.
+//!
+//! A watch cache lags behind: between a write and the watch event that shows it, a reconcile would decide on
+//! the object as it was, and either do the work twice or be refused for its stale resource version. What a
+//! write returned is therefore remembered until the cache holds something at least as new.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
+
+/// What was written and not yet seen again, by object.
+pub(crate) struct MutationCache<K>
+where
+    K: Resource,
+    K::DynamicType: Hash + Eq,
+{
+    written: Mutex<HashMap<ObjectRef<K>, Arc<K>>>,
+}
+
+impl<K> Default for MutationCache<K>
+where
+    K: Resource,
+    K::DynamicType: Hash + Eq,
+{
+    fn default() -> Self {
+        MutationCache { written: Mutex::default() }
+    }
+}
+
+impl<K> MutationCache<K>
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
+    /// Remembers an object as the API server returned it from a write.
+    pub(crate) fn remember(&self, written: K) -> Arc<K> {
+        let written = Arc::new(written);
+        self.lock().insert(ObjectRef::from_obj(&*written), Arc::clone(&written));
+        written
+    }
+
+    /// The newer of the cached object and what was last written to it.
+    pub(crate) fn newest(&self, cached: Arc<K>) -> Arc<K> {
+        let key = ObjectRef::from_obj(&*cached);
+        let mut written = self.lock();
+        match written.get(&key) {
+            Some(own) if supersedes(&**own, &*cached) => Arc::clone(own),
+            Some(_) => {
+                written.remove(&key);
+                cached
+            }
+            None => cached,
+        }
+    }
+
+    /// What was last written to an object that the cache does not hold (yet).
+    pub(crate) fn get(&self, key: &ObjectRef<K>) -> Option<Arc<K>> {
+        self.lock().get(key).cloned()
+    }
+
+    /// Forgets an object, because it is gone or because a write to it was refused: what is remembered may
+    /// then be as stale as the cache.
+    pub(crate) fn forget(&self, key: &ObjectRef<K>) {
+        self.lock().remove(key);
+    }
+
+    /// Keeps only what `wanted` says; for objects that vanished while the watch was down.
+    pub(crate) fn retain(&self, wanted: impl Fn(&ObjectRef<K>) -> bool) {
+        self.lock().retain(|key, _| wanted(key));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<K>, Arc<K>>> {
+        // Every critical section is a single map operation, so a panicked holder leaves the map whole.
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a write left nothing of an object: it was marked for deletion, and the last finalizer is off.
+fn is_gone<K: Resource>(written: &K) -> bool {
+    written.meta().deletion_timestamp.is_some() && written.finalizers().is_empty()
+}
+
+/// Whether `own` is the same object as `cached`, at a later resource version or gone: the write that takes
+/// an object away is answered with the version of before.
+///
+/// Resource versions of one resource type compare as numbers (Kubernetes 1.35 made it part of the API
+/// contract). One that is no number, or another object under the same name, makes the cache win: the write
+/// that follows carries a precondition.
+fn supersedes<K: Resource>(own: &K, cached: &K) -> bool {
+    let version = |object: &K| object.resource_version().and_then(|version| version.parse::<u128>().ok());
+    let is_newer = || matches!((version(own), version(cached)), (Some(own), Some(cached)) if own > cached);
+    own.meta().uid == cached.meta().uid && (is_gone(own) || is_newer())
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{
+        api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp,
+    };
+    use rstest::rstest;
+
+    use super::*;
+
+    fn claim(uid: &str, version: &str) -> PersistentVolumeClaim {
+        let mut claim = PersistentVolumeClaim::default();
+        claim.metadata.namespace = Some("ns".to_owned());
+        claim.metadata.name = Some("data".to_owned());
+        claim.metadata.uid = Some(uid.to_owned());
+        claim.metadata.resource_version = Some(version.to_owned());
+        claim
+    }
+
+    #[rstest]
+    #[case::cache_lags("10", "u", "9", "10")]
+    #[case::numeric_not_textual("10", "u", "9", "10")]
+    #[case::cache_caught_up("10", "u", "10", "10")]
+    #[case::cache_is_ahead("10", "u", "11", "11")]
+    #[case::recreated_under_the_same_name("10", "other", "9", "9")]
+    #[case::versions_that_do_not_compare("10", "u", "opaque", "opaque")]
+    fn the_newer_wins(#[case] own: &str, #[case] uid: &str, #[case] cached: &str, #[case] expected: &str) {
+        let writes = MutationCache::default();
+        writes.remember(claim("u", own));
+        let newest = writes.newest(Arc::new(claim(uid, cached)));
+        assert_eq!(newest.resource_version().as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn a_caught_up_entry_is_dropped() {
+        let writes = MutationCache::default();
+        writes.remember(claim("u", "10"));
+        writes.newest(Arc::new(claim("u", "10")));
+        assert_eq!(writes.get(&ObjectRef::new("data").within("ns")), None);
+    }
+
+    #[rstest]
+    #[case::same_object("u", true)]
+    #[case::recreated_under_the_same_name("other", false)]
+    fn what_a_write_took_away_stays_away(#[case] cached: &str, #[case] gone: bool) {
+        let writes = MutationCache::default();
+        let mut last = claim("u", "10");
+        last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        writes.remember(last);
+        assert_eq!(is_gone(&*writes.newest(Arc::new(claim(cached, "11")))), gone);
+    }
+
+    #[test]
+    fn a_refused_write_is_forgotten() {
+        let writes = MutationCache::default();
+        writes.remember(claim("u", "10"));
+        writes.forget(&ObjectRef::new("data").within("ns"));
+        let newest = writes.newest(Arc::new(claim("u", "9")));
+        assert_eq!(newest.resource_version().as_deref(), Some("9"));
+    }
+}

@@ -1,0 +1,269 @@
+//! Reading a ConfigMap of manifests. All or nothing: of a declaration that is understood in part, the rest would be taken for no
+//! longer declared, and removed.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::api::{DynamicObject, TypeMeta};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::kinds::{KINDS, Key, Kind};
+use crate::objects::identity::{Identity, MANAGER};
+
+/// Says who keeps an object, as everybody writes it.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Says of which driver it is: several may run in one cluster.
+const INSTANCE: &str = "app.kubernetes.io/instance";
+
+/// What a ConfigMap declares.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Declaration {
+    /// Of the ConfigMap.
+    pub(crate) version: Option<String>,
+    pub(crate) objects: BTreeMap<Key, DynamicObject>,
+}
+
+/// Why a ConfigMap is of no use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DeclarationError {
+    #[error("{file}: {message}")]
+    Yaml { file: String, message: String },
+    #[error(
+        "{file}: {kind:?} of {api_version:?} is no kind that is kept; these are: {}",
+        KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ")
+    )]
+    Kind { file: String, api_version: String, kind: String },
+    #[error("{file}: a {kind} has no name")]
+    Unnamed { file: String, kind: &'static str },
+    #[error("{file}: {kind} {name} is of namespace {given:?}, and only in {namespace:?} are objects kept")]
+    Namespace { file: String, kind: &'static str, name: String, given: String, namespace: String },
+    #[error("{file}: {kind} {name} has an aggregationRule, and its rules would be another controller's")]
+    Aggregated { file: String, kind: &'static str, name: String },
+    #[error("{file}: {kind} {name} is declared twice")]
+    Twice { file: String, kind: &'static str, name: String },
+}
+
+/// The labels by which the objects of a driver are known.
+pub(crate) fn labels(identity: &Identity) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (MANAGED_BY.to_owned(), MANAGER.to_owned()),
+        (INSTANCE.to_owned(), identity.driver().to_owned()),
+    ])
+}
+
+/// The same as a selector.
+pub(crate) fn selector(identity: &Identity) -> String {
+    labels(identity).iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+}
+
+/// Whether an object is kept by the provisioners of this driver.
+pub(crate) fn is_ours(object: &DynamicObject, identity: &Identity) -> bool {
+    let found = object.metadata.labels.as_ref();
+    labels(identity).iter().all(|(key, value)| found.and_then(|found| found.get(key)) == Some(value))
+}
+
+/// An object as a manifest has it. Of its metadata, only this is kept.
+#[derive(Deserialize)]
+struct Manifest {
+    #[serde(rename = "apiVersion", default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(flatten)]
+    data: Map<String, Value>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+/// Reads a declaration.
+///
+/// # Errors
+/// At the first thing that is not understood.
+pub(crate) fn parse(
+    config_map: &ConfigMap,
+    namespace: &str,
+    identity: &Identity,
+) -> Result<Declaration, DeclarationError> {
+    let mut objects = BTreeMap::new();
+    for (file, text) in config_map.data.iter().flatten() {
+        for manifest in manifests(file, text)? {
+            let (key, object) = declared(file, manifest, namespace, identity)?;
+            let (kind, name) = (key.kind, key.name.clone());
+            if objects.insert(key, object).is_some() {
+                return Err(DeclarationError::Twice { file: file.clone(), kind, name });
+            }
+        }
+    }
+    Ok(Declaration { version: config_map.metadata.resource_version.clone(), objects })
+}
+
+fn manifests(file: &str, text: &str) -> Result<Vec<Manifest>, DeclarationError> {
+    let wrong = |message: String| DeclarationError::Yaml { file: file.to_owned(), message };
+    let mut found = Vec::new();
+    for document in serde_norway::Deserializer::from_str(text) {
+        let value = Value::deserialize(document).map_err(|error| wrong(error.to_string()))?;
+        // A file may begin or end with a separator.
+        if !value.is_null() {
+            found.push(serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?);
+        }
+    }
+    Ok(found)
+}
+
+fn declared(
+    file: &str,
+    manifest: Manifest,
+    namespace: &str,
+    identity: &Identity,
+) -> Result<(Key, DynamicObject), DeclarationError> {
+    let Manifest { api_version, kind, metadata, mut data } = manifest;
+    let file = file.to_owned();
+    let Some(known) = Kind::of(&api_version, &kind) else {
+        return Err(DeclarationError::Kind { file, api_version, kind });
+    };
+    let kind = known.name;
+    let Some(name) = metadata.name.filter(|name| !name.is_empty()) else {
+        return Err(DeclarationError::Unnamed { file, kind });
+    };
+    let given = metadata.namespace.unwrap_or_default();
+    if given != if known.namespaced { namespace } else { "" } {
+        return Err(DeclarationError::Namespace { file, kind, name, given, namespace: namespace.to_owned() });
+    }
+    if data.get("aggregationRule").is_some_and(|rule| !rule.is_null()) {
+        return Err(DeclarationError::Aggregated { file, kind, name });
+    }
+    complete(&mut data);
+    let mut labelled = metadata.labels.unwrap_or_default();
+    labelled.extend(labels(identity));
+    let object = DynamicObject {
+        types: Some(TypeMeta { api_version, kind: kind.to_owned() }),
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: known.namespaced.then_some(given),
+            labels: Some(labelled),
+            annotations: metadata.annotations,
+            ..ObjectMeta::default()
+        },
+        data: Value::Object(data),
+    };
+    Ok((Key::of(known, &object), object))
+}
+
+/// What the API server writes into bindings where it is left out: the group of roles, of users and of groups.
+fn complete(data: &mut Map<String, Value>) {
+    let is_account = |subject: &Value| {
+        subject.get("kind").and_then(Value::as_str).is_none_or(|kind| kind == "ServiceAccount")
+    };
+    let set = |reference: &mut Value| {
+        if let Value::Object(reference) = reference {
+            reference.entry("apiGroup").or_insert_with(|| json!("rbac.authorization.k8s.io"));
+        }
+    };
+    let subjects = data.get_mut("subjects").and_then(Value::as_array_mut);
+    subjects.into_iter().flatten().filter(|subject| !is_account(subject)).for_each(set);
+    data.get_mut("roleRef").into_iter().for_each(set);
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    fn parsed(files: &[(&str, &str)]) -> Result<Declaration, DeclarationError> {
+        let data = files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect();
+        let config_map = ConfigMap { data: Some(data), ..ConfigMap::default() };
+        parse(&config_map, "loopfs-system", &fixtures::identity())
+    }
+
+    #[test]
+    fn the_manifests_that_users_apply_are_a_declaration() {
+        let declaration = parsed(&[
+            ("csidriver.yaml", include_str!("../../../../csi/deploy/csidriver.yaml")),
+            ("rbac.yaml", include_str!("../../../../csi/deploy/rbac.yaml")),
+            ("storageclass.yaml", include_str!("../../../../csi/deploy/storageclass.yaml")),
+        ]);
+        let declaration = declaration.unwrap();
+        let names: Vec<_> = declaration.objects.keys().map(Key::to_string).collect();
+        assert_eq!(
+            names,
+            [
+                "CSIDriver csi.loopfs.dev",
+                "ClusterRole loopfs-provisioner",
+                "ClusterRoleBinding loopfs-provisioner",
+                "Role loopfs-system/loopfs-provisioner",
+                "RoleBinding loopfs-system/loopfs-provisioner",
+                "StorageClass loopfs",
+            ]
+        );
+        assert!(declaration.objects.values().all(|object| is_ours(object, &fixtures::identity())));
+    }
+
+    #[test]
+    fn a_subject_has_the_group_that_it_would_be_given() {
+        let binding = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: b}, \
+                       roleRef: {kind: ClusterRole, name: r}, \
+                       subjects: [{kind: User, name: u}, {kind: ServiceAccount, name: s, namespace: n}]}";
+        let declaration = parsed(&[("b.yaml", binding)]).unwrap();
+        let data = &declaration.objects.values().next().unwrap().data;
+        assert_eq!(data["roleRef"]["apiGroup"], "rbac.authorization.k8s.io");
+        assert_eq!(data["subjects"][0]["apiGroup"], "rbac.authorization.k8s.io");
+        assert_eq!(data["subjects"][1].get("apiGroup"), None);
+    }
+
+    #[rstest]
+    #[case::nothing("", "")]
+    #[case::separators_only("---\n---\n", "")]
+    #[case::no_yaml("{", "a.yaml: ")]
+    #[case::no_object("[]", "a.yaml: invalid type")]
+    #[case::other_kind(
+        "{apiVersion: v1, kind: Secret, metadata: {name: s}}",
+        "\"Secret\" of \"v1\" is no kind that is kept; these are: CSIDriver, "
+    )]
+    #[case::other_version(
+        "{apiVersion: storage.k8s.io/v1beta1, kind: CSIDriver, metadata: {name: s}}",
+        "is no kind that is kept"
+    )]
+    #[case::no_kind("{metadata: {name: s}}", "\"\" of \"\" is no kind")]
+    #[case::no_name("{apiVersion: storage.k8s.io/v1, kind: CSIDriver}", "a CSIDriver has no name")]
+    #[case::owned(
+        "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s, ownerReferences: []}}",
+        "unknown field `ownerReferences`"
+    )]
+    #[case::elsewhere(
+        "{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: r, namespace: kube-system}}",
+        "Role r is of namespace \"kube-system\", and only in \"loopfs-system\""
+    )]
+    #[case::nowhere(
+        "{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: r}}",
+        "is of namespace \"\""
+    )]
+    #[case::aggregated(
+        "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: r}, aggregationRule: {}}",
+        "has an aggregationRule"
+    )]
+    #[case::twice(
+        "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s}}\n---\n{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s}}",
+        "CSIDriver s is declared twice"
+    )]
+    fn refuses_what_it_does_not_understand(#[case] text: &str, #[case] expected: &str) {
+        match parsed(&[("a.yaml", text)]) {
+            Ok(declaration) => assert!(expected.is_empty() && declaration.objects.is_empty()),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(!expected.is_empty() && error.contains(expected), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The kinds of objects that are kept, and of each the fields.
+
+use std::fmt;
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+
+/// A kind of object that a ConfigMap may declare.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) group: &'static str,
+    pub(crate) name: &'static str,
+    plural: &'static str,
+    pub(crate) namespaced: bool,
+    /// The object in which the fields are, or the object itself.
+    pub(crate) within: Option<&'static str>,
+    pub(crate) fields: &'static [Field],
+}
+
+/// A field of a kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    /// What the API server makes of it when it is not given.
+    pub(crate) default: Default,
+    /// The API server lets nobody change it: the object has to be made anew.
+    pub(crate) fixed: bool,
+}
+
+/// What a field is when it is not given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Default {
+    /// Absent, or empty, which is the same.
+    Empty,
+    Bool(bool),
+    Zero,
+    Text(&'static str),
+    One(&'static str),
+}
+
+impl Default {
+    pub(crate) fn value(self) -> Value {
+        match self {
+            Default::Empty => Value::Null,
+            Default::Bool(value) => json!(value),
+            Default::Zero => json!(0),
+            Default::Text(text) => json!(text),
+            Default::One(text) => json!([text]),
+        }
+    }
+}
+
+impl Kind {
+    pub(crate) fn of(api_version: &str, kind: &str) -> Option<&'static Kind> {
+        KINDS.iter().find(|known| known.name == kind && known.api_version() == api_version)
+    }
+
+    pub(crate) fn named(kind: &str) -> Option<&'static Kind> {
+        KINDS.iter().find(|known| known.name == kind)
+    }
+
+    pub(crate) fn api_version(&self) -> String {
+        format!("{}/v1", self.group)
+    }
+
+    pub(crate) fn resource(&self) -> ApiResource {
+        let kind = GroupVersionKind::gvk(self.group, "v1", self.name);
+        ApiResource::from_gvk_with_plural(&kind, self.plural)
+    }
+}
+
+const fn free(name: &'static str, default: Default) -> Field {
+    Field { name, default, fixed: false }
+}
+
+const fn fixed(name: &'static str, default: Default) -> Field {
+    Field { name, default, fixed: true }
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+const ROLE: &[Field] = &[free("rules", Default::Empty), free("aggregationRule", Default::Empty)];
+const BINDING: &[Field] = &[fixed("roleRef", Default::Empty), free("subjects", Default::Empty)];
+
+/// All of them.
+pub(crate) const KINDS: &[Kind] = &[
+    Kind {
+        group: "storage.k8s.io",
+        name: "CSIDriver",
+        plural: "csidrivers",
+        namespaced: false,
+        within: Some("spec"),
+        fields: &[
+            fixed("attachRequired", Default::Bool(true)),
+            fixed("volumeLifecycleModes", Default::One("Persistent")),
+            free("podInfoOnMount", Default::Bool(false)),
+            free("fsGroupPolicy", Default::Text("ReadWriteOnceWithFSType")),
+            free("storageCapacity", Default::Bool(false)),
+            free("requiresRepublish", Default::Bool(false)),
+            free("seLinuxMount", Default::Bool(false)),
+            free("tokenRequests", Default::Empty),
+        ],
+    },
+    Kind {
+        group: "storage.k8s.io",
+        name: "StorageClass",
+        plural: "storageclasses",
+        namespaced: false,
+        within: None,
+        fields: &[
+            fixed("provisioner", Default::Empty),
+            fixed("parameters", Default::Empty),
+            fixed("reclaimPolicy", Default::Text("Delete")),
+            fixed("volumeBindingMode", Default::Text("Immediate")),
+            free("allowVolumeExpansion", Default::Bool(false)),
+            free("mountOptions", Default::Empty),
+            free("allowedTopologies", Default::Empty),
+        ],
+    },
+    Kind {
+        group: "scheduling.k8s.io",
+        name: "PriorityClass",
+        plural: "priorityclasses",
+        namespaced: false,
+        within: None,
+        fields: &[
+            fixed("value", Default::Zero),
+            fixed("preemptionPolicy", Default::Text("PreemptLowerPriority")),
+            free("globalDefault", Default::Bool(false)),
+            free("description", Default::Empty),
+        ],
+    },
+    Kind {
+        group: RBAC,
+        name: "ClusterRole",
+        plural: "clusterroles",
+        namespaced: false,
+        within: None,
+        fields: ROLE,
+    },
+    Kind {
+        group: RBAC,
+        name: "ClusterRoleBinding",
+        plural: "clusterrolebindings",
+        namespaced: false,
+        within: None,
+        fields: BINDING,
+    },
+    Kind { group: RBAC, name: "Role", plural: "roles", namespaced: true, within: None, fields: ROLE },
+    Kind {
+        group: RBAC,
+        name: "RoleBinding",
+        plural: "rolebindings",
+        namespaced: true,
+        within: None,
+        fields: BINDING,
+    },
+];
+
+/// Which object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) kind: &'static str,
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
+}
+
+impl Key {
+    pub(crate) fn of(kind: &Kind, object: &DynamicObject) -> Self {
+        let namespace = object.metadata.namespace.clone().filter(|_| kind.namespaced);
+        Key { kind: kind.name, namespace, name: object.metadata.name.clone().unwrap_or_default() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { kind, namespace, name } = self;
+        match namespace {
+            Some(namespace) => write!(f, "{kind} {namespace}/{name}"),
+            None => write!(f, "{kind} {name}"),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What to do about an object, given how it is declared and how it was found. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::api::{DynamicObject, Preconditions};
+use serde_json::{Map, Value};
+
+use super::{
+    declaration::{self, Declaration},
+    kinds::{Key, Kind},
+};
+use crate::objects::identity::Identity;
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Action {
+    Create(Box<DynamicObject>),
+    /// Write the object over what was found, unless that was changed meanwhile.
+    Update {
+        object: Box<DynamicObject>,
+        fields: Vec<String>,
+    },
+    /// These fields cannot be changed: delete what was found, unless it was changed meanwhile, and create the object.
+    Replace {
+        found: Preconditions,
+        object: Box<DynamicObject>,
+        fields: Vec<String>,
+    },
+    /// It is not declared any more.
+    Remove(Preconditions),
+    /// It is declared, and somebody else's.
+    Refuse,
+}
+
+/// Decides about one object.
+pub(crate) fn action(
+    kind: &Kind,
+    declared: Option<&DynamicObject>,
+    found: Option<&DynamicObject>,
+    identity: &Identity,
+) -> Option<Action> {
+    match (declared, found) {
+        (None, None) => None,
+        (Some(declared), None) => Some(Action::Create(Box::new(declared.clone()))),
+        // On its way out; the watch tells when it is gone.
+        (_, Some(found)) if found.metadata.deletion_timestamp.is_some() => None,
+        (None, Some(found)) => {
+            declaration::is_ours(found, identity).then(|| Action::Remove(preconditions(found)))
+        }
+        (Some(_), Some(found)) if !declaration::is_ours(found, identity) => Some(Action::Refuse),
+        (Some(declared), Some(found)) => repair(kind, declared, found),
+    }
+}
+
+fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Option<Action> {
+    let mut object = found.clone();
+    let mut differing = Vec::new();
+    let mut anew = false;
+    for name in names(kind, declared) {
+        let known = kind.fields.iter().find(|field| field.name == name);
+        let default = known.map_or(Value::Null, |field| field.default.value());
+        let wanted = fields(kind, &declared.data).and_then(|fields| fields.get(name));
+        let present = fields(kind, &found.data).and_then(|fields| fields.get(name));
+        if effective(wanted, &default) == effective(present, &default) {
+            continue;
+        }
+        differing.push(name.to_owned());
+        anew |= known.is_some_and(|field| field.fixed);
+        let Some(fields) = fields_mut(kind, &mut object.data) else {
+            // Nothing that this kind could be.
+            anew = true;
+            continue;
+        };
+        match wanted {
+            Some(wanted) => drop(fields.insert(name.to_owned(), wanted.clone())),
+            None => drop(fields.remove(name)),
+        }
+    }
+    // What others have added is theirs.
+    for (what, wanted, present) in [
+        ("labels", &declared.metadata.labels, &mut object.metadata.labels),
+        ("annotations", &declared.metadata.annotations, &mut object.metadata.annotations),
+    ] {
+        let present = present.get_or_insert_default();
+        let missing = |(key, value): &(&String, &String)| present.get(*key) != Some(value);
+        let missing: Vec<_> = wanted.iter().flatten().filter(missing).collect();
+        if !missing.is_empty() {
+            differing.push(what.to_owned());
+        }
+        for (key, value) in missing {
+            present.insert(key.clone(), value.clone());
+        }
+    }
+    if differing.is_empty() {
+        None
+    } else if anew {
+        let object = Box::new(declared.clone());
+        Some(Action::Replace { found: preconditions(found), object, fields: differing })
+    } else {
+        Some(Action::Update { object: Box::new(object), fields: differing })
+    }
+}
+
+/// The fields to compare: those that are known, and those that a later Kubernetes has and somebody declares.
+fn names<'a>(kind: &'a Kind, declared: &'a DynamicObject) -> BTreeSet<&'a str> {
+    let known = kind.fields.iter().map(|field| field.name);
+    let given = fields(kind, &declared.data).into_iter().flat_map(Map::keys).map(String::as_str);
+    known.chain(given).collect()
+}
+
+fn fields<'a>(kind: &Kind, data: &'a Value) -> Option<&'a Map<String, Value>> {
+    match kind.within {
+        Some(within) => data.get(within)?.as_object(),
+        None => data.as_object(),
+    }
+}
+
+fn fields_mut<'a>(kind: &Kind, data: &'a mut Value) -> Option<&'a mut Map<String, Value>> {
+    match kind.within {
+        Some(within) => {
+            let fields = data.as_object_mut()?.entry(within).or_insert_with(|| Value::Object(Map::new()));
+            fields.as_object_mut()
+        }
+        None => data.as_object_mut(),
+    }
+}
+
+/// What a field comes to: its default when it is absent or empty.
+fn effective<'a>(value: Option<&'a Value>, default: &'a Value) -> &'a Value {
+    let is_empty = |value: &&Value| match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    };
+    value.filter(|value| !is_empty(value)).unwrap_or(default)
+}
+
+fn preconditions(found: &DynamicObject) -> Preconditions {
+    Preconditions {
+        uid: found.metadata.uid.clone(),
+        resource_version: found.metadata.resource_version.clone(),
+    }
+}
+
+/// Decides about all: what is declared, and what was found and is not declared any more.
+pub(crate) fn steps(
+    declaration: &Declaration,
+    found: &BTreeMap<Key, DynamicObject>,
+    identity: &Identity,
+) -> Vec<(Key, Action)> {
+    let undeclared = found.keys().filter(|key| !declaration.objects.contains_key(key));
+    let keys = declaration.objects.keys().chain(undeclared);
+    let decide = |key: &Key| {
+        let action = action(Kind::named(key.kind)?, declaration.objects.get(key), found.get(key), identity)?;
+        Some((key.clone(), action))
+    };
+    keys.filter_map(decide).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    /// An object as the API server answers it for a manifest.
+    fn object(manifest: Value, change: Value) -> DynamicObject {
+        let labels = json!(declaration::labels(&fixtures::identity()));
+        let mut whole =
+            json!({"metadata": {"name": "x", "uid": "u", "resourceVersion": "7", "labels": labels}});
+        fixtures::merge(&mut whole, manifest);
+        fixtures::merge(&mut whole, change);
+        serde_json::from_value(whole).unwrap()
+    }
+
+    fn declared(kind: &str) -> Value {
+        match kind {
+            "CSIDriver" => {
+                json!({"spec": {"attachRequired": false, "fsGroupPolicy": "File", "storageCapacity": true}})
+            }
+            "StorageClass" => {
+                json!({"provisioner": "p", "mountOptions": ["nodev"], "parameters": {"a": "b"}, "volumeBindingMode": "WaitForFirstConsumer"})
+            }
+            "PriorityClass" => json!({"value": 1000, "description": "d"}),
+            "ClusterRole" | "Role" => {
+                json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]})
+            }
+            _ => {
+                json!({"roleRef": {"kind": "ClusterRole", "name": "r"}, "subjects": [{"kind": "User", "name": "u"}]})
+            }
+        }
+    }
+
+    /// How it comes out: the verb and the fields that differ.
+    fn decided(kind: &str, found: Value) -> String {
+        let kind = Kind::named(kind).unwrap();
+        let wanted = object(declared(kind.name), json!({"metadata": {"uid": null, "resourceVersion": null}}));
+        let found = object(declared(kind.name), found);
+        match action(kind, Some(&wanted), Some(&found), &fixtures::identity()) {
+            None => "nothing".to_owned(),
+            Some(Action::Create(_)) => "create".to_owned(),
+            Some(Action::Update { object, fields }) => {
+                // Written over what was found, and nothing is left to do then.
+                assert_eq!(object.metadata.resource_version.as_deref(), Some("7"));
+                assert_eq!(action(kind, Some(&wanted), Some(&object), &fixtures::identity()), None);
+                format!("update {}", fields.join(","))
+            }
+            Some(Action::Replace { found, object, fields }) => {
+                assert_eq!((found.uid.as_deref(), found.resource_version.as_deref()), (Some("u"), Some("7")));
+                assert_eq!(*object, wanted);
+                format!("replace {}", fields.join(","))
+            }
+            Some(Action::Remove(_)) => "remove".to_owned(),
+            Some(Action::Refuse) => "refuse".to_owned(),
+        }
+    }
+
+    #[rstest]
+    #[case::same("CSIDriver", json!({}), "nothing")]
+    #[case::defaults("CSIDriver", json!({"spec": {"podInfoOnMount": false, "requiresRepublish": false, "seLinuxMount": false, "volumeLifecycleModes": ["Persistent"]}}), "nothing")]
+    #[case::unknown_default("CSIDriver", json!({"spec": {"fieldOfTheFuture": true}}), "nothing")]
+    #[case::annotated_by_others("StorageClass", json!({"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}, "labels": {"team": "x"}}}), "nothing")]
+    #[case::class_defaults("StorageClass", json!({"reclaimPolicy": "Delete", "allowVolumeExpansion": false}), "nothing")]
+    #[case::priority_defaults("PriorityClass", json!({"globalDefault": false, "preemptionPolicy": "PreemptLowerPriority"}), "nothing")]
+    #[case::null("ClusterRole", json!({"aggregationRule": null}), "nothing")]
+    #[case::being_deleted("CSIDriver", json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"storageCapacity": false}}), "nothing")]
+    #[case::changed("CSIDriver", json!({"spec": {"storageCapacity": false}}), "update storageCapacity")]
+    #[case::removed("CSIDriver", json!({"spec": {"storageCapacity": null}}), "update storageCapacity")]
+    #[case::added("CSIDriver", json!({"spec": {"tokenRequests": [{"audience": "x"}]}}), "update tokenRequests")]
+    #[case::two("CSIDriver", json!({"spec": {"podInfoOnMount": true, "seLinuxMount": true}}), "update podInfoOnMount,seLinuxMount")]
+    #[case::no_spec("CSIDriver", json!({"spec": null}), "replace attachRequired,fsGroupPolicy,storageCapacity")]
+    #[case::immutable("CSIDriver", json!({"spec": {"attachRequired": true}}), "replace attachRequired")]
+    #[case::modes("CSIDriver", json!({"spec": {"volumeLifecycleModes": ["Persistent", "Ephemeral"]}}), "replace volumeLifecycleModes")]
+    #[case::options("StorageClass", json!({"mountOptions": ["nodev", "noexec"]}), "update mountOptions")]
+    #[case::no_options("StorageClass", json!({"mountOptions": null}), "update mountOptions")]
+    #[case::topologies("StorageClass", json!({"allowedTopologies": [{"matchLabelExpressions": []}]}), "update allowedTopologies")]
+    #[case::parameters("StorageClass", json!({"parameters": {"c": "d"}}), "replace parameters")]
+    #[case::binding_mode("StorageClass", json!({"volumeBindingMode": "Immediate", "mountOptions": []}), "replace mountOptions,volumeBindingMode")]
+    #[case::value("PriorityClass", json!({"value": 2000}), "replace value")]
+    #[case::description("PriorityClass", json!({"description": ""}), "update description")]
+    #[case::more_rules("ClusterRole", json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}), "update rules")]
+    #[case::no_rules("Role", json!({"rules": null}), "update rules")]
+    #[case::aggregated("ClusterRole", json!({"aggregationRule": {"clusterRoleSelectors": []}}), "update aggregationRule")]
+    #[case::subjects("ClusterRoleBinding", json!({"subjects": [{"kind": "User", "name": "v"}]}), "update subjects")]
+    #[case::role("RoleBinding", json!({"roleRef": {"name": "cluster-admin"}}), "replace roleRef")]
+    #[case::foreign("CSIDriver", json!({"metadata": {"labels": null}}), "refuse")]
+    #[case::of_another_driver("CSIDriver", json!({"metadata": {"labels": {"app.kubernetes.io/instance": "csi.other.dev"}}}), "refuse")]
+    #[case::foreign_and_different("StorageClass", json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}, "provisioner": "q"}), "refuse")]
+    fn decides(#[case] kind: &str, #[case] found: Value, #[case] expected: &str) {
+        assert_eq!(decided(kind, found), expected);
+    }
+
+    #[test]
+    fn what_is_missing_is_created_and_what_is_not_declared_removed_if_ours() {
+        let kind = Kind::named("StorageClass").unwrap();
+        let ours = object(declared(kind.name), json!({}));
+        let theirs = object(declared(kind.name), json!({"metadata": {"labels": null}}));
+        let identity = fixtures::identity();
+        assert_eq!(action(kind, Some(&ours), None, &identity), Some(Action::Create(Box::new(ours.clone()))));
+        assert_eq!(action(kind, None, Some(&theirs), &identity), None);
+        assert_eq!(action(kind, None, Some(&ours), &identity), Some(Action::Remove(preconditions(&ours))));
+        assert_eq!(action(kind, None, None, &identity), None);
+    }
+
+    #[test]
+    fn declared_labels_and_annotations_are_put_back_beside_those_of_others() {
+        let kind = Kind::named("StorageClass").unwrap();
+        let annotated = json!({"metadata": {"annotations": {"a": "1"}, "labels": {"l": "1"}}});
+        let wanted = object(declared(kind.name), annotated);
+        let changed = json!({"metadata": {"annotations": {"a": "2", "b": "3"}}});
+        let found = object(declared(kind.name), changed);
+        let Some(Action::Update { object, fields }) =
+            action(kind, Some(&wanted), Some(&found), &fixtures::identity())
+        else {
+            panic!("an update");
+        };
+        assert_eq!(fields, ["labels", "annotations"]);
+        let annotations = object.metadata.annotations.unwrap();
+        assert_eq!((annotations["a"].as_str(), annotations["b"].as_str()), ("1", "3"));
+        assert_eq!(object.metadata.labels.unwrap()["l"], "1");
+    }
+
+    #[test]
+    fn a_field_of_the_future_is_kept_where_it_is_declared() {
+        let kind = Kind::named("CSIDriver").unwrap();
+        let wanted = object(json!({"spec": {"fieldOfTheFuture": 5}}), json!({}));
+        let found = object(json!({"spec": {"fieldOfTheFuture": 6}}), json!({}));
+        let Some(Action::Update { fields, .. }) =
+            action(kind, Some(&wanted), Some(&found), &fixtures::identity())
+        else {
+            panic!("an update");
+        };
+        assert_eq!(fields, ["fieldOfTheFuture"]);
+    }
+}

@@ -1,0 +1,388 @@
+//! Watches the declaration and the objects, and repairs the objects.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use futures::{FutureExt, Stream, StreamExt, stream};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, PostParams, Preconditions},
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event},
+    },
+};
+
+use super::{
+    declaration::{self, Declaration, DeclarationError},
+    kinds::{KINDS, Key, Kind},
+    plan::{self, Action},
+};
+use crate::{
+    api::{absence, backoff::Backoff, cluster::Cluster, events::Reason, jitter::jitter},
+    error::{Error, api_message},
+    objects::identity::{Identity, MANAGER},
+};
+
+/// All provisioners see a difference at once, and one of them is to mend it: each waits its own part of this.
+const MAX_JITTER: Duration = Duration::from_secs(2);
+
+/// Where the declaration is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) namespace: String,
+    pub(crate) config_map: String,
+}
+
+/// Keeps the objects, for ever.
+pub(crate) async fn run(cluster: Cluster, source: Source) {
+    let reconciler = Reconciler { cluster: &cluster, source: &source, backoff: Backoff::default() };
+    let mut changes = Box::pin(reconciler.changes());
+    let mut state = ObservedState::default();
+    let mut turn: Option<Instant> = None;
+    loop {
+        let wait = turn.map(|turn| turn.saturating_duration_since(Instant::now()));
+        let its_turn = async {
+            match wait {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            change = changes.next() => match change {
+                Some(change) => reconciler.apply_event(change, &mut state),
+                // A watch has no end; without any, there is nothing left to do.
+                None => return,
+            },
+            () = its_turn => {
+                reconciler.repair(&mut state).await;
+                turn = None;
+            }
+        }
+        while let Some(Some(change)) = changes.next().now_or_never() {
+            reconciler.apply_event(change, &mut state);
+        }
+        turn = reconciler.next_turn(&state, turn, Instant::now());
+    }
+}
+
+/// What the watches tell.
+enum Change {
+    Declaration(Event<ConfigMap>),
+    Objects(&'static Kind, Event<DynamicObject>),
+}
+
+/// What is known of the cluster.
+#[derive(Default)]
+struct ObservedState {
+    declaration: Option<DeclarationState>,
+    /// Of the current watch of the ConfigMap, which has not told all yet.
+    found: Option<ConfigMap>,
+    objects: BTreeMap<Key, DynamicObject>,
+    /// What a watch that was begun anew has listed so far, by kind.
+    listing: BTreeMap<&'static str, BTreeMap<Key, DynamicObject>>,
+    synced: BTreeSet<&'static str>,
+}
+
+/// The declaration as it is known.
+#[derive(Debug, Clone, PartialEq)]
+enum DeclarationState {
+    /// There is none. That nothing is declared any more has to be said: nothing is removed for it.
+    Missing,
+    Invalid(Box<ConfigMap>, DeclarationError),
+    Valid(Box<ConfigMap>, Declaration),
+}
+
+impl DeclarationState {
+    fn read(config_map: Option<ConfigMap>, source: &Source, identity: &Identity) -> Self {
+        let Some(config_map) = config_map else { return DeclarationState::Missing };
+        match declaration::parse(&config_map, &source.namespace, identity) {
+            Ok(declaration) => DeclarationState::Valid(Box::new(config_map), declaration),
+            Err(error) => DeclarationState::Invalid(Box::new(config_map), error),
+        }
+    }
+}
+
+impl ObservedState {
+    /// Takes in what a watch tells of the objects.
+    fn objects(&mut self, kind: &'static Kind, event: Event<DynamicObject>) {
+        match event {
+            Event::Apply(object) => drop(self.objects.insert(Key::of(kind, &object), object)),
+            Event::Delete(object) => drop(self.objects.remove(&Key::of(kind, &object))),
+            Event::Init => drop(self.listing.insert(kind.name, BTreeMap::new())),
+            Event::InitApply(object) => {
+                self.listing.entry(kind.name).or_default().insert(Key::of(kind, &object), object);
+            }
+            Event::InitDone => {
+                let listed = self.listing.remove(kind.name).unwrap_or_default();
+                self.objects.retain(|key, _| key.kind != kind.name);
+                self.objects.extend(listed);
+                self.synced.insert(kind.name);
+            }
+        }
+    }
+
+    /// What there is to do, once everything is known.
+    fn steps(&self, identity: &Identity) -> Vec<(Key, Action)> {
+        let Some(DeclarationState::Valid(_, declaration)) = &self.declaration else { return vec![] };
+        if self.synced.len() < KINDS.len() {
+            return vec![];
+        }
+        plan::steps(declaration, &self.objects, identity)
+    }
+}
+
+/// What the outcome of an attempt depends on.
+type RetryKey = (Option<String>, Option<String>);
+
+struct Reconciler<'a> {
+    cluster: &'a Cluster,
+    source: &'a Source,
+    backoff: Backoff<Key, RetryKey>,
+}
+
+impl Reconciler<'_> {
+    fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.cluster.client.clone(), &self.source.namespace)
+    }
+
+    fn api(&self, kind: &Kind) -> Api<DynamicObject> {
+        let client = self.cluster.client.clone();
+        if kind.namespaced {
+            Api::namespaced_with(client, &self.source.namespace, &kind.resource())
+        } else {
+            Api::all_with(client, &kind.resource())
+        }
+    }
+
+    /// Everything that is watched: the declaration, and the objects labelled as ours. Those of others are met when one is to
+    /// be created.
+    fn changes(&self) -> impl Stream<Item = Change> + Send + use<> {
+        let named = watcher::Config::default().fields(&format!("metadata.name={}", self.source.config_map));
+        let declaration = watcher::watcher(self.config_maps(), named).default_backoff();
+        let declaration = declaration.map(|event| event.map(Change::Declaration));
+        let labelled = watcher::Config::default().labels(&declaration::selector(&self.cluster.identity));
+        let mut watches = vec![declaration.boxed()];
+        for kind in KINDS {
+            let objects = watcher::watcher(self.api(kind), labelled.clone()).default_backoff();
+            watches.push(objects.map(move |event| event.map(|event| Change::Objects(kind, event))).boxed());
+        }
+        stream::select_all(watches).filter_map(|change| {
+            let change = change.inspect_err(
+                |error| tracing::warn!(%error, "a watch for the built-in objects failed; it is retried"),
+            );
+            std::future::ready(change.ok())
+        })
+    }
+
+    fn apply_event(&self, change: Change, state: &mut ObservedState) {
+        match change {
+            Change::Objects(kind, event) => state.objects(kind, event),
+            Change::Declaration(Event::Apply(object)) => self.declare(Some(object), state),
+            Change::Declaration(Event::Delete(_)) => self.declare(None, state),
+            // What was declared before stays so until the list is complete.
+            Change::Declaration(Event::Init) => state.found = None,
+            Change::Declaration(Event::InitApply(object)) => state.found = Some(object),
+            Change::Declaration(Event::InitDone) => {
+                let found = state.found.take();
+                self.declare(found, state);
+            }
+        }
+    }
+
+    /// Takes a declaration as the one that counts, and says what is wrong with it.
+    fn declare(&self, config_map: Option<ConfigMap>, state: &mut ObservedState) {
+        let declared = DeclarationState::read(config_map, self.source, &self.cluster.identity);
+        if state.declaration.as_ref() == Some(&declared) {
+            return;
+        }
+        match &declared {
+            DeclarationState::Valid(..) => {}
+            DeclarationState::Invalid(config_map, error) => {
+                let note = format!("the built-in objects are left as they are: {error}");
+                self.cluster.events.publish(&**config_map, Reason::DeclarationInvalid, note);
+            }
+            DeclarationState::Missing => {
+                let Source { namespace, config_map } = self.source;
+                let note = format!(
+                    "the built-in objects are left as they are: ConfigMap {namespace}/{config_map}, which is to declare them, does \
+                     not exist; create it, or leave out --builtin-objects"
+                );
+                self.cluster.events.publish_on_node(&self.cluster.identity, Reason::DeclarationInvalid, note);
+            }
+        }
+        state.declaration = Some(declared);
+    }
+
+    /// When to look next, if there is anything to do: `turn` or sooner.
+    fn next_turn(&self, state: &ObservedState, turn: Option<Instant>, now: Instant) -> Option<Instant> {
+        let steps = state.steps(&self.cluster.identity);
+        let waits = steps.iter().map(|(key, _)| {
+            let retry_key = retry_key(key, state);
+            let held = self.backoff.remaining(key, &retry_key, now);
+            held.unwrap_or_else(|| self.jitter(key, &retry_key))
+        });
+        let due = now + waits.min()?;
+        Some(turn.map_or(due, |turn| turn.min(due)))
+    }
+
+    fn jitter(&self, key: &Key, retry_key: &RetryKey) -> Duration {
+        let version = retry_key.1.as_deref().unwrap_or_default();
+        jitter(&[self.cluster.identity.node(), key.kind, &key.name, version], MAX_JITTER)
+    }
+
+    /// Does what there is to do.
+    async fn repair(&self, state: &mut ObservedState) {
+        // As it is now: another provisioner may have acted on one that this one has not heard of.
+        match absence::get_opt(&self.config_maps(), &self.source.config_map).await {
+            Ok(config_map) => self.declare(config_map, state),
+            Err(error) => {
+                tracing::warn!(
+                    error = api_message(&error),
+                    "the declaration of the built-in objects cannot be read"
+                );
+                // What was to be done is held off as if it had been tried.
+                for (key, _) in state.steps(&self.cluster.identity) {
+                    let retry_key = retry_key(&key, state);
+                    self.backoff.failed(key, retry_key, Instant::now());
+                }
+                return;
+            }
+        }
+        for (key, action) in state.steps(&self.cluster.identity) {
+            let retry_key = retry_key(&key, state);
+            if self.backoff.remaining(&key, &retry_key, Instant::now()).is_some() {
+                continue;
+            }
+            match self.act(&key, action, state).await {
+                Ok(Outcome::Done) => self.backoff.clear(&key),
+                Ok(Outcome::Refused) => {
+                    let note = format!(
+                        "{key} is declared, and one that is not labelled {} exists; it is left alone: label it so to have it kept as \
+                         declared, or remove it, or take it out of the declaration",
+                        declaration::selector(&self.cluster.identity)
+                    );
+                    self.publish(state, Reason::ObjectRefused, note);
+                    self.backoff.failed(key, retry_key, Instant::now());
+                }
+                // Another was first. The watch brings the newer form, which is not held off.
+                Err(error) if error.is_conflict() => {
+                    tracing::debug!(object = %key, %error, "a conflict; the object is compared again");
+                    self.backoff.failed(key, retry_key, Instant::now());
+                }
+                Err(error) => {
+                    self.publish(state, Reason::ObjectFailed, error.to_string());
+                    self.backoff.failed(key, retry_key, Instant::now());
+                }
+            }
+        }
+    }
+
+    async fn act(&self, key: &Key, action: Action, state: &mut ObservedState) -> Result<Outcome, Error> {
+        let Some(kind) = Kind::named(key.kind) else { return Ok(Outcome::Done) };
+        let api = self.api(kind);
+        match action {
+            Action::Refuse => Ok(Outcome::Refused),
+            Action::Create(object) => self.create(&api, kind, key, &object, state, "it did not exist").await,
+            Action::Update { object, fields } => {
+                let updated = api.replace(&key.name, &parameters(), &object).await;
+                let updated = updated.map_err(|error| Error::api("update", key.to_string(), error))?;
+                self.repaired(key, &differed(&fields), state);
+                state.objects.insert(key.clone(), updated);
+                Ok(Outcome::Done)
+            }
+            Action::Replace { found, object, fields } => {
+                delete(&api, kind, key, found).await?;
+                state.objects.remove(key);
+                // A crash here, or another that is quicker, is the case of an object that does not exist.
+                let why = format!("{}, which cannot be changed", differed(&fields));
+                self.create(&api, kind, key, &object, state, &why).await
+            }
+            Action::Remove(found) => {
+                delete(&api, kind, key, found).await?;
+                state.objects.remove(key);
+                self.publish(
+                    state,
+                    Reason::ObjectRepaired,
+                    format!("removed {key}: it is not declared any more"),
+                );
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    async fn create(
+        &self,
+        api: &Api<DynamicObject>,
+        kind: &'static Kind,
+        key: &Key,
+        object: &DynamicObject,
+        state: &mut ObservedState,
+        why: &str,
+    ) -> Result<Outcome, Error> {
+        let failed = |error| Error::api("create", key.to_string(), error);
+        match api.create(&parameters(), object).await {
+            Ok(created) => {
+                self.publish(state, Reason::ObjectRepaired, format!("created {key}: {why}"));
+                state.objects.insert(key.clone(), created);
+                Ok(Outcome::Done)
+            }
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                let found = api.get(&key.name).await;
+                let found = absence::unless_absent::<DynamicObject, _>(found, &kind.resource(), &key.name);
+                let found = found.map_err(failed)?;
+                match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
+                    Some(Action::Refuse) => Ok(Outcome::Refused),
+                    // Another provisioner's, or on its way out: the watch tells.
+                    _ => Ok(Outcome::Done),
+                }
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    fn repaired(&self, key: &Key, why: &str, state: &ObservedState) {
+        self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {why}"));
+    }
+
+    /// Says it where the objects are declared.
+    fn publish(&self, state: &ObservedState, reason: Reason, note: String) {
+        if let Some(DeclarationState::Valid(config_map, _)) = &state.declaration {
+            self.cluster.events.publish(&**config_map, reason, note);
+        }
+    }
+}
+
+/// How an attempt ended.
+enum Outcome {
+    Done,
+    Refused,
+}
+
+fn parameters() -> PostParams {
+    PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() }
+}
+
+fn differed(fields: &[String]) -> String {
+    format!("{} differed", fields.join(", "))
+}
+
+/// Gone is gone, whoever did it.
+async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Preconditions) -> Result<(), Error> {
+    let parameters = DeleteParams { preconditions: Some(found), ..DeleteParams::default() };
+    let deleted = api.delete(&key.name, &parameters).await;
+    absence::unless_absent::<DynamicObject, _>(deleted, &kind.resource(), &key.name)
+        .map(drop)
+        .map_err(|error| Error::api("delete", key.to_string(), error))
+}
+
+fn retry_key(key: &Key, state: &ObservedState) -> RetryKey {
+    let declared = match &state.declaration {
+        Some(DeclarationState::Valid(_, declaration)) => declaration.version.clone(),
+        _ => None,
+    };
+    (declared, state.objects.get(key).and_then(ResourceExt::resource_version))
+}

@@ -1,0 +1,286 @@
+use http::Method;
+use kube::runtime::watcher::Event as WatcherEvent;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{
+    fake_store::FakeStore,
+    fixtures,
+    mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+};
+
+const NODE: &str = "/api/v1/nodes/node-b";
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+
+const GRACE: Duration = Duration::from_secs(60);
+
+/// On node-b, whose loss takes the claim with it after a minute.
+fn volume(change: Value) -> PersistentVolume {
+    let key = "topology.csi.loopfs.dev/node";
+    let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["node-b"]}]}]);
+    let mut whole = json!({
+        "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}, "annotations": {
+            "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
+        }},
+        "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+    });
+    fixtures::merge_keeping_nulls(&mut whole, change);
+    fixtures::volume(whole)
+}
+
+fn list(items: &[PersistentVolume]) -> Value {
+    json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": items})
+}
+
+fn metadata(items: &[PersistentVolume]) -> Value {
+    let items: Vec<_> = items
+        .iter()
+        .map(|volume| {
+            json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": volume.metadata})
+        })
+        .collect();
+    json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items})
+}
+
+fn node_there() -> ExpectedRequest {
+    let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-b"}});
+    expect(Method::GET, NODE, None).answer(node)
+}
+
+fn node_gone() -> ExpectedRequest {
+    expect(Method::GET, NODE, None).refuse(404, "NotFound")
+}
+
+/// What is asked to learn of a volume, up to whether its node is gone.
+fn suspected(volume: &PersistentVolume) -> ExpectedRequest {
+    expect(Method::GET, VOLUMES, None).answer(metadata(std::slice::from_ref(volume)))
+}
+
+fn listed(volume: &PersistentVolume) -> ExpectedRequest {
+    expect(Method::GET, VOLUMES, None).answer(list(std::slice::from_ref(volume)))
+}
+
+fn claim_read(change: Value) -> ExpectedRequest {
+    expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(change))
+}
+
+fn claim_deleted() -> ExpectedRequest {
+    let claim = fixtures::bound_claim(json!({}));
+    let preconditions =
+        json!({"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version});
+    expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions}))
+}
+
+fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
+    TestContext::new(FakeStore::of_size(loopfs::Bytes(1 << 30)), Caches::default(), requests)
+}
+
+fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeLossController<'a> {
+    let (nodes, mut cache) = reflector::store();
+    cache.apply_watcher_event(&WatcherEvent::Init);
+    for name in names {
+        let node = json!({"metadata": {"name": name}, "spec": {"drivers": []}});
+        cache.apply_watcher_event(&WatcherEvent::InitApply(serde_json::from_value(node).unwrap()));
+    }
+    cache.apply_watcher_event(&WatcherEvent::InitDone);
+    NodeLossController { cluster, nodes, losses: LossReconciler::new(cluster, mode) }
+}
+
+/// Looks at the start and once more after the grace time; answers the reasons of events.
+async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
+    let test_context = test_context(requests);
+    let ctx = Arc::clone(&test_context.ctx);
+    let mut controller = controller(&ctx.cluster, mode, &["node-a"]);
+    let start = Instant::now();
+    controller.reconcile(start).await.unwrap();
+    controller.reconcile(start + GRACE).await.unwrap();
+    drop(controller);
+    drop(ctx);
+    test_context.finish().await
+}
+
+#[tokio::test]
+async fn a_node_that_exists_is_not_gone_whatever_else_is_missing() {
+    let volume = volume(json!({}));
+    let requests = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_404_of_a_proxy_is_no_lost_node() {
+    let volume = volume(json!({}));
+    let requests = vec![
+        suspected(&volume),
+        expect(Method::GET, NODE, None).refuse_by_proxy(404),
+        suspected(&volume),
+        node_there(),
+    ];
+    let test_context = test_context(requests);
+    let ctx = Arc::clone(&test_context.ctx);
+    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    assert!(controller.reconcile(start).await.is_err());
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), None);
+    drop(controller);
+    drop(ctx);
+    assert_eq!(test_context.finish().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
+    let requests = [gone(), gone(), hidden].into_iter().flatten().collect();
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
+    let volume = volume(json!({}));
+    let requests = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+        node_gone(),
+        claim_deleted(),
+    ];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost", "NodeLost"]);
+}
+
+#[tokio::test]
+async fn what_would_be_done_is_told_and_not_done() {
+    let volume = volume(json!({}));
+    let requests = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+    ];
+    assert_eq!(reconciled_twice(NodeLoss::DryRun, requests).await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
+    let volume = volume(json!({}));
+    let requests = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+        node_there(),
+    ];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
+}
+
+/// Another provisioner, or the user, was first: nothing is wrong.
+#[rstest]
+#[case::changed(409, "Conflict")]
+#[case::gone(404, "NotFound")]
+#[tokio::test]
+async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
+    let volume = volume(json!({}));
+    let requests = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({})),
+        node_gone(),
+        claim_deleted().refuse(status, reason),
+    ];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let refused = vec![claim_read(json!({})), node_gone(), claim_deleted().refuse(403, "Forbidden")];
+    let test_context = test_context([gone(), gone(), refused, gone()].into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
+    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    controller.reconcile(start).await.unwrap();
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(Duration::from_secs(1)));
+    let half = Duration::from_millis(500);
+    assert_eq!(controller.reconcile(start + GRACE + half).await.unwrap(), Some(half));
+    drop(controller);
+    drop(ctx);
+    assert_eq!(test_context.finish().await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
+    let volume = volume(json!({"status": {"phase": "Released"}}));
+    let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
+    let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
+    let patch =
+        json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
+    let requests = vec![
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        suspected(&volume),
+        node_gone(),
+        listed(&volume),
+        claim_read(json!({"metadata": {"uid": "another"}})),
+        node_gone(),
+        expect(Method::DELETE, VOLUME, preconditions).answer(&volume),
+        expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
+    ];
+    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
+}
+
+#[tokio::test]
+async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
+    let volume = volume(json!({}));
+    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let back = vec![suspected(&volume), node_there()];
+    let test_context = test_context([gone(), back, gone()].into_iter().flatten().collect());
+    let ctx = Arc::clone(&test_context.ctx);
+    let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
+    let start = Instant::now();
+    assert_eq!(controller.reconcile(start).await.unwrap(), Some(GRACE));
+    assert_eq!(controller.reconcile(start + GRACE / 2).await.unwrap(), None);
+    assert_eq!(controller.reconcile(start + GRACE).await.unwrap(), Some(GRACE));
+    drop(controller);
+    drop(ctx);
+    assert_eq!(test_context.finish().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn few_look_and_the_later_ones_wait_longer() {
+    let names: Vec<_> = (0..20).map(|number| format!("node-{number:02}")).collect();
+    let all: BTreeSet<_> = names.iter().cloned().collect();
+    let orders: BTreeSet<_> = names
+        .iter()
+        .map(|name| check_order(&all, &Identity::new("csi.loopfs.dev", name).unwrap()).unwrap())
+        .collect();
+    assert_eq!(orders, (0..20).collect());
+    assert_eq!(check_order(&all, &fixtures::identity()), None, "the driver is not registered here");
+
+    // Nobody who does not look asks anything.
+    let test_context = test_context(vec![]);
+    let ctx = Arc::clone(&test_context.ctx);
+    let mut idle = controller(&ctx.cluster, NodeLoss::Enforce, &["node-b"]);
+    assert_eq!(idle.reconcile(Instant::now()).await.unwrap(), None);
+    drop(idle);
+    drop(ctx);
+    test_context.finish().await;
+}

@@ -1,0 +1,494 @@
+//! The whole process against a real API server and a real kube-controller-manager, on a store in memory.
+//!
+//! `cargo harness test --lane apiserver` runs it. `KUBECONFIG` says where, as an administrator; the directory
+//! `PROVISIONER_KUBECONFIGS` holds `NODE.kubeconfig` for the provisioner of each node, which so has just the
+//! rights of the manifests of `csi/deploy`. Those have to be applied, and the nodes "node-a" and "node-b" to
+//! exist; nobody need answer for them.
+
+use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
+        events::v1::Event,
+        storage::v1::StorageClass,
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+};
+use loopfs::Bytes;
+use monitoring::Listeners;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{Mutex, MutexGuard},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::{queue::Object, write_counter::ApiWrites},
+    node::capacity::CapacityConfig,
+    objects::{
+        claim_status::{ResizeStatus, recorded},
+        identity::Identity,
+        ownership,
+    },
+    process::{Options, Parts},
+    store::{
+        intents::{Intent, Intents},
+        storage::Opener,
+        volumes::Volumes,
+    },
+    testing::{fake_store::FakeStore, fixtures},
+};
+
+mod audit;
+mod builtin;
+mod deletion;
+mod growth;
+mod node_loss;
+mod nodes;
+mod outages;
+mod serving;
+mod snapshots;
+mod stolen_token;
+
+const MIB: u64 = 1 << 20;
+
+/// The node of most stories.
+const HERE: &str = "node-a";
+/// Where the driver is installed.
+const SYSTEM: &str = "loopfs-system";
+
+/// Beyond every back-off that a story here runs into.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// All are of the same node, and a provisioner takes every claim of its node: one story at a time.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+struct Cluster {
+    _alone: MutexGuard<'static, ()>,
+    admin: Client,
+    namespace: String,
+    class: String,
+    volumes: Arc<FakeStore>,
+    scratch: tempfile::TempDir,
+}
+
+struct Provisioner {
+    tasks: JoinSet<&'static str>,
+    stop: CancellationToken,
+    /// Where it tells of its health.
+    pages: SocketAddr,
+}
+
+impl Provisioner {
+    /// A page: its head and its body.
+    async fn page(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.pages).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: here\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn stop(mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+
+    /// As a SIGKILL would.
+    async fn kill(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+impl Cluster {
+    async fn connect() -> Self {
+        let alone = ALONE.lock().await;
+        if let Ok(level) = std::env::var("LOG_LEVEL") {
+            // Only the first story of a run starts it.
+            drop(crate::logging::init(&level, crate::LogFormat::Text));
+        }
+        let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
+        let admin = crate::api::client::connect(Some(kubeconfig), &ApiWrites::default()).await.unwrap();
+        let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
+        let namespace = json!({"metadata": {"name": name}});
+        create::<Namespace>(&Api::all(admin.clone()), namespace).await;
+        let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
+        create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
+        let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
+        Cluster {
+            _alone: alone,
+            admin,
+            namespace: name.clone(),
+            class: name,
+            volumes,
+            scratch: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    async fn provisioner(&self) -> Provisioner {
+        self.provisioner_on(HERE, &self.volumes).await
+    }
+
+    async fn provisioner_on(&self, node: &str, volumes: &Arc<FakeStore>) -> Provisioner {
+        self.provisioner_with(node, volumes, Options::default()).await
+    }
+
+    async fn provisioner_with(&self, node: &str, volumes: &Arc<FakeStore>, options: Options) -> Provisioner {
+        let writes = ApiWrites::default();
+        let client = self.client_of(node, &writes).await;
+        self.start(node, volumes, options, client, writes).await
+    }
+
+    async fn start(
+        &self,
+        node: &str,
+        volumes: &Arc<FakeStore>,
+        options: Options,
+        client: Client,
+        writes: ApiWrites,
+    ) -> Provisioner {
+        let identity = Identity::new(fixtures::identity().driver(), node).unwrap();
+        let volumes: Arc<dyn Volumes> = volumes.clone();
+        let open: Opener = Arc::new(move || volumes.verify().map(|()| Arc::clone(&volumes)));
+        let capacity = CapacityConfig { namespace: SYSTEM.to_owned(), owner: Some(self.pod_of(node).await) };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let pages = listener.local_addr().unwrap();
+        let (tasks, stop) = crate::process::spawn(Parts {
+            client,
+            identity,
+            intents: self.intents_of(node),
+            open,
+            options: Options { capacity: Some(capacity), ..options },
+            monitoring: Some((Listeners { metrics: Some(listener), probes: None }, writes)),
+        });
+        Provisioner { tasks, stop, pages }
+    }
+
+    /// With the rights that the provisioner of a node has.
+    async fn client_of(&self, node: &str, writes: &ApiWrites) -> Client {
+        let kubeconfigs: PathBuf =
+            std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
+        crate::api::client::connect(Some(kubeconfigs.join(format!("{node}.kubeconfig"))), writes)
+            .await
+            .unwrap()
+    }
+
+    /// The driver's pod on a node.
+    async fn pod_of(&self, node: &str) -> OwnerReference {
+        let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
+        let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
+        OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: pod.name_any(),
+            uid: pod.uid().unwrap(),
+            ..Default::default()
+        }
+    }
+
+    fn intents(&self) -> Intents {
+        self.intents_of(HERE)
+    }
+
+    fn intents_of(&self, node: &str) -> Intents {
+        Intents::beside(&self.scratch.path().join(node))
+    }
+
+    /// Another class than the story's own, by a change to that.
+    async fn another_class(&self, suffix: &str, change: Value) -> String {
+        let name = format!("{}-{suffix}", self.class);
+        let mut class = json!({"metadata": {"name": name, "resourceVersion": null}});
+        fixtures::merge_keeping_nulls(&mut class, change);
+        let class = serde_json::to_value(fixtures::class(class)).unwrap();
+        create::<StorageClass>(&Api::all(self.admin.clone()), class).await;
+        name
+    }
+
+    fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.admin.clone(), &self.namespace)
+    }
+
+    fn objects(&self) -> Api<PersistentVolume> {
+        Api::all(self.admin.clone())
+    }
+
+    /// A claim as the scheduler leaves it once it has chosen the node.
+    async fn claim(&self, name: &str, change: Value) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": {"name": name, "annotations": {ownership::SELECTED_NODE: HERE}},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": self.class,
+                "resources": {"requests": {"storage": "1Mi"}},
+            },
+        });
+        fixtures::merge(&mut claim, change);
+        create(&self.claims(), claim).await
+    }
+
+    async fn bound(&self, name: &str) -> PersistentVolume {
+        let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref()?.phase.clone();
+        let claim = until(&self.claims(), name, |claim| phase(claim).as_deref() == Some("Bound")).await;
+        self.objects().get(&claim.spec.unwrap().volume_name.unwrap()).await.unwrap()
+    }
+
+    async fn ask(&self, name: &str, size: &str) {
+        let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}});
+        self.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    async fn delete_claim(&self, name: &str) {
+        self.claims().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Waits for an event of a reason about an object and answers its text.
+    async fn told(&self, name: &str, reason: &str) -> String {
+        self.told_that(name, reason, "").await
+    }
+
+    /// The same for an event whose text holds a word: others for that reason may come before.
+    async fn told_that(&self, name: &str, reason: &str, word: &str) -> String {
+        self.told_in(&self.namespace, name, reason, word).await
+    }
+
+    /// The same in another namespace than the story's own; those without any are in "default".
+    async fn told_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
+        let events: Api<Event> = Api::namespaced(self.admin.clone(), namespace);
+        eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
+            let found = events.items.into_iter().filter(|event| {
+                event.reason.as_deref() == Some(reason) && about(event).as_deref() == Some(name)
+            });
+            found.filter_map(|event| event.note).find(|note| note.contains(word))
+        })
+        .await
+    }
+
+    /// As `kubectl apply` of the files of a component does.
+    async fn opt_in(&self, files: &[&str]) {
+        for (api, object) in self.objects_of(files) {
+            let parameters = PatchParams::apply("story").force();
+            api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
+        }
+    }
+
+    async fn opt_out(&self, files: &[&str]) {
+        for (api, object) in self.objects_of(files) {
+            api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
+        }
+    }
+
+    fn objects_of(&self, files: &[&str]) -> Vec<(Api<DynamicObject>, DynamicObject)> {
+        let documents = files.iter().flat_map(|text| serde_norway::Deserializer::from_str(text));
+        let objects = documents.map(|document| {
+            let object: DynamicObject =
+                serde_json::from_value(Value::deserialize(document).unwrap()).unwrap();
+            let kind = GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap();
+            let resource = ApiResource::from_gvk(&kind);
+            let api = match object.namespace() {
+                Some(namespace) => Api::namespaced_with(self.admin.clone(), &namespace, &resource),
+                None => Api::all_with(self.admin.clone(), &resource),
+            };
+            (api, object)
+        });
+        objects.collect()
+    }
+
+    async fn gone<K: Object>(&self, api: &Api<K>, name: &str) {
+        eventually(&format!("{name} gone"), || async {
+            api.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    }
+
+    async fn finish(self) {
+        let classes: Api<StorageClass> = Api::all(self.admin.clone());
+        for class in classes.list(&ListParams::default()).await.unwrap() {
+            if class.name_any().starts_with(&self.class) {
+                classes.delete(&class.name_any(), &DeleteParams::default()).await.unwrap();
+            }
+        }
+        Api::<Namespace>::all(self.admin.clone())
+            .delete(&self.namespace, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+}
+
+async fn create<K: Object + serde::Serialize>(api: &Api<K>, object: Value) -> K {
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+async fn until<K: Object>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
+    eventually(name, || async { api.get(name).await.ok().filter(|object| done(object)) }).await
+}
+
+async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        if let Some(found) = attempt().await {
+            return found;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn size_of(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    recorded(claim.status.as_ref()?.capacity.as_ref())
+}
+
+fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone());
+    conditions.unwrap_or_default().into_iter().map(|condition| condition.type_).collect()
+}
+
+#[tokio::test]
+async fn a_claims_life() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("data", json!({})).await;
+    let volume = cluster.bound("data").await;
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
+    cluster.told("data", "ProvisioningSucceeded").await;
+
+    cluster.ask("data", "4Mi").await;
+    let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+    assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(4 * MIB)));
+    cluster.told("data", "VolumeResizeSuccessful").await;
+
+    // More than there is, then less.
+    cluster.ask("data", "1Ti").await;
+    let refused =
+        |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
+    let infeasible = until(&cluster.claims(), "data", refused).await;
+    assert_eq!(conditions(&infeasible), ["Resizing", "ControllerResizeError"]);
+    assert!(cluster.told("data", "VolumeResizeFailed").await.contains("available"));
+    cluster.ask("data", "8Mi").await;
+    let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+
+    cluster.delete_claim("data").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    assert!(cluster.volumes.state().volumes.is_empty());
+    eventually("trash emptied", || async { cluster.volumes.state().trash.is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn what_a_claim_costs_the_api_server_is_told() {
+    let cluster = Cluster::connect().await;
+    let provisioner = cluster.provisioner().await;
+    eventually("ready", || async {
+        provisioner.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
+    })
+    .await;
+    cluster.claim("data", json!({})).await;
+    let volume = cluster.bound("data").await;
+    cluster.ask("data", "4Mi").await;
+    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    cluster.delete_claim("data").await;
+    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+
+    let lines = [
+        r#"operations_total{operation="provision",result="success",reason=""} "#,
+        r#"operations_total{operation="resize",result="success",reason=""} "#,
+        // Twice, where the cache lags behind what was written.
+        r#"operations_total{operation="delete",result="success",reason=""} "#,
+        r#"api_writes_total{verb="delete",resource="persistentvolumes",code="200"} "#,
+        // Never twice.
+        "api_writes_total{verb=\"create\",resource=\"persistentvolumes\",code=\"201\"} 1\n",
+    ];
+    eventually("all told", || async {
+        let told = provisioner.page("/metrics").await;
+        lines.iter().all(|line| told.contains(&format!("\nloopfs_provisioner_{line}"))).then_some(())
+    })
+    .await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
+    let cluster = Cluster::connect().await;
+    // A provisioner that was killed between making the volume and writing its object.
+    let claim = cluster.claim("gone", json!({})).await;
+    let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
+    cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
+    let spec = loopfs::VolumeSpec::new(loopfs::VolumeKind::Filesystem, Bytes(MIB));
+    cluster.volumes.create(&id, &spec).unwrap();
+    cluster.delete_claim("gone").await;
+    cluster.gone(&cluster.claims(), "gone").await;
+    let provisioner = cluster.provisioner().await;
+    eventually("removed", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
+    assert!(cluster.objects().get_opt(id.as_str()).await.unwrap().is_none());
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+/// Killed at arbitrary moments, over and over: every claim ends with one volume and one object, or none.
+#[tokio::test]
+async fn killed_again_and_again() {
+    let cluster = Cluster::connect().await;
+    let mut provisioner = cluster.provisioner().await;
+    for number in 0..24 {
+        cluster.claim(&format!("c{number}"), json!({})).await;
+        if number % 3 == 0 {
+            provisioner.kill().await;
+            provisioner = cluster.provisioner().await;
+        }
+        if number % 4 == 0 {
+            cluster.delete_claim(&format!("c{number}")).await;
+        }
+    }
+    let mut names = Vec::new();
+    for number in (0..24).filter(|number| number % 4 != 0) {
+        names.push(cluster.bound(&format!("c{number}")).await.name_any());
+    }
+    names.sort();
+    let stored = || cluster.volumes.state().volumes.keys().map(ToString::to_string).collect::<Vec<_>>();
+    eventually("no orphans", || async { (stored() == names).then_some(()) }).await;
+    for number in (0..24).filter(|number| number % 4 != 0) {
+        cluster.delete_claim(&format!("c{number}")).await;
+    }
+    eventually("all deleted", || async { stored().is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn a_store_that_appears_late_serves_the_claims_that_waited() {
+    let cluster = Cluster::connect().await;
+    cluster.volumes.state().broken = Some(crate::testing::fake_store::error(
+        loopfs::ErrorKind::NotMounted,
+        "nothing is mounted there; mount it",
+    ));
+    let provisioner = cluster.provisioner().await;
+    cluster.claim("patient", json!({})).await;
+    let told = cluster.told("patient", "ProvisioningFailed").await;
+    assert!(told.contains("nothing is mounted there; mount it"), "{told}");
+    cluster.volumes.state().broken = None;
+    cluster.bound("patient").await;
+    cluster.delete_claim("patient").await;
+    eventually("deleted", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
+    provisioner.stop().await;
+    cluster.finish().await;
+}

@@ -1,0 +1,166 @@
+//! What to do about one volume of a deleted node or a lost disk. Pure.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt;
+
+use crate::objects::{
+    identity::Identity,
+    loss_policy::{OnNodeLoss, Policy},
+    ownership, pv,
+};
+
+/// The state that a decision is based on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeLossState<'a> {
+    pub(crate) volume: &'a PersistentVolume,
+    /// The deleted node, or the node that lost its disk.
+    pub(crate) node: &'a str,
+    /// The claim that currently has the name which the volume's `claimRef` gives.
+    pub(crate) claim: Option<&'a PersistentVolumeClaim>,
+    /// For how long this process has seen the loss, without interruption.
+    pub(crate) lost_for: Duration,
+}
+
+/// What to do about a PersistentVolume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// Nothing, until the object changes.
+    Ignore,
+    /// Nothing before this time has passed.
+    Wait(Duration),
+    /// Check again later: another deletion is in progress and ends without this process.
+    Requeue,
+    /// Record an event that says that the PersistentVolume is kept.
+    ReportOnly,
+    /// Delete the claim.
+    DeleteClaim,
+    /// Delete the PersistentVolume, which Kubernetes keeps until the claim is deleted.
+    DeletePv,
+    /// Delete the PersistentVolume and remove this driver's finalizer. Data that remains on the node stays there.
+    DeletePvAndFinalizer,
+}
+
+/// Decides about one PersistentVolume.
+pub(crate) fn decide(state: NodeLossState<'_>, identity: &Identity) -> Decision {
+    let NodeLossState { volume, node, claim, lost_for } = state;
+    if !ownership::is_only_on(volume, node, identity) {
+        return Decision::Ignore;
+    }
+    let policy = Policy::of(volume, identity);
+    if lost_for < policy.grace {
+        return Decision::Wait(policy.grace - lost_for);
+    }
+    // A newer claim of the same name does not belong to this volume.
+    let claim = claim.filter(|claim| {
+        ownership::is_volume_of(volume, claim)
+            && ownership::bound_volume(claim).is_none_or(|name| name == volume.name_any())
+    });
+    let claim_is_deleted = claim.is_some_and(|claim| claim.metadata.deletion_timestamp.is_some());
+    let is_deleted = volume.metadata.deletion_timestamp.is_some();
+    let spec = volume.spec.as_ref();
+    let deletes = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete");
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let has_finalizer = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
+    match (policy.on_node_loss, claim.is_some()) {
+        (OnNodeLoss::Retain, _) => Decision::ReportOnly,
+        (_, true) if claim_is_deleted => Decision::Requeue,
+        (OnNodeLoss::DeleteClaim, true) => Decision::DeleteClaim,
+        // The PersistentVolume is the only record of where the data is, and its reclaim policy retains the data.
+        (_, _) if !deletes => Decision::ReportOnly,
+        (OnNodeLoss::DeleteVolume, true) if is_deleted => Decision::Requeue,
+        (OnNodeLoss::DeleteVolume, true) => Decision::DeletePv,
+        (_, false) if phase != Some("Released") => Decision::Requeue,
+        // Finalizers of other controllers hold it.
+        (_, false) if is_deleted && !has_finalizer => Decision::Requeue,
+        (_, false) => Decision::DeletePvAndFinalizer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    const NODE: &str = "node-a";
+    const GOING: &str = "2026-01-01T00:00:00Z";
+
+    /// A volume with a policy, and a change.
+    fn volume(policy: &str, change: Value) -> PersistentVolume {
+        let mut whole = json!({"metadata": {"annotations": {
+            "csi.loopfs.dev/on-node-loss": policy, "csi.loopfs.dev/node-loss-grace-seconds": "60",
+        }}});
+        fixtures::merge_keeping_nulls(&mut whole, change);
+        fixtures::volume(whole)
+    }
+
+    fn decided(volume: &PersistentVolume, claim: Option<Value>, lost_for: u64) -> Decision {
+        let claim = claim.map(fixtures::bound_claim);
+        let state = NodeLossState {
+            volume,
+            node: NODE,
+            claim: claim.as_ref(),
+            lost_for: Duration::from_secs(lost_for),
+        };
+        decide(state, &fixtures::identity())
+    }
+
+    fn bound() -> Option<Value> {
+        Some(json!({}))
+    }
+
+    fn going() -> Option<Value> {
+        Some(json!({"metadata": {"deletionTimestamp": GOING}}))
+    }
+
+    fn made_anew() -> Option<Value> {
+        Some(json!({"metadata": {"uid": "another"}}))
+    }
+
+    #[rstest]
+    #[case::retain("retain", json!({}), bound(), Decision::ReportOnly)]
+    #[case::retain_released("retain", json!({"status": {"phase": "Released"}}), None, Decision::ReportOnly)]
+    #[case::retain_going("retain", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), None, Decision::ReportOnly)]
+    #[case::nonsense("delete", json!({}), bound(), Decision::ReportOnly)]
+    #[case::volume_bound("deleteVolume", json!({}), bound(), Decision::DeletePv)]
+    #[case::volume_marked("deleteVolume", json!({"metadata": {"deletionTimestamp": GOING}}), bound(), Decision::Requeue)]
+    #[case::volume_of_a_going_claim("deleteVolume", json!({}), going(), Decision::Requeue)]
+    #[case::volume_released("deleteVolume", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
+    #[case::volume_released_and_marked("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), None, Decision::DeletePvAndFinalizer)]
+    #[case::volume_not_released_yet("deleteVolume", json!({}), None, Decision::Requeue)]
+    #[case::volume_no_status("deleteVolume", json!({"status": null}), None, Decision::Requeue)]
+    #[case::volume_let_go("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), None, Decision::Requeue)]
+    #[case::volume_retained("deleteVolume", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::ReportOnly)]
+    #[case::volume_retained_and_released("deleteVolume", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
+    #[case::claim_bound("deleteClaim", json!({}), bound(), Decision::DeleteClaim)]
+    #[case::claim_going("deleteClaim", json!({}), going(), Decision::Requeue)]
+    #[case::claim_not_bound_yet("deleteClaim", json!({"status": {"phase": "Available"}}), Some(json!({"spec": {"volumeName": null}})), Decision::DeleteClaim)]
+    #[case::claim_gone("deleteClaim", json!({}), None, Decision::Requeue)]
+    #[case::claim_gone_and_released("deleteClaim", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
+    #[case::claim_made_anew("deleteClaim", json!({"status": {"phase": "Released"}}), made_anew(), Decision::DeletePvAndFinalizer)]
+    #[case::claim_made_anew_before_release("deleteClaim", json!({}), made_anew(), Decision::Requeue)]
+    #[case::claim_of_another_volume("deleteClaim", json!({}), Some(json!({"spec": {"volumeName": "pvc-other"}})), Decision::Requeue)]
+    #[case::claim_of_a_retained_volume("deleteClaim", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::DeleteClaim)]
+    #[case::retained_and_its_claim_gone("deleteClaim", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
+    #[case::claimed_by_nobody("deleteClaim", json!({"spec": {"claimRef": null}, "status": {"phase": "Available"}}), None, Decision::Requeue)]
+    #[case::of_another_node("deleteClaim", json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), bound(), Decision::Ignore)]
+    #[case::of_another_driver("deleteClaim", json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), bound(), Decision::Ignore)]
+    #[case::on_any_node("deleteClaim", json!({"spec": {"nodeAffinity": null}}), bound(), Decision::Ignore)]
+    fn decides(
+        #[case] policy: &str,
+        #[case] change: Value,
+        #[case] claim: Option<Value>,
+        #[case] expected: Decision,
+    ) {
+        let volume = volume(policy, change);
+        assert_eq!(decided(&volume, claim.clone(), 60), expected);
+        // Not a moment before, whatever it would be.
+        let before =
+            if expected == Decision::Ignore { expected } else { Decision::Wait(Duration::from_secs(1)) };
+        assert_eq!(decided(&volume, claim, 59), before);
+    }
+}

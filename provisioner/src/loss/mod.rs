@@ -1,0 +1,7 @@
+//! PersistentVolumes whose data cannot be reached any more: decides what to do about them, and does it.
+
+pub(crate) mod decision;
+mod reconcile;
+
+pub use self::reconcile::NodeLoss;
+pub(crate) use self::reconcile::{LossReconciler, LostStorage, POLL_INTERVAL, is_node_deleted};

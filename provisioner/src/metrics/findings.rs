@@ -1,0 +1,53 @@
+//! The findings of the last audit.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use loopfs::VolumeId;
+use tokio::sync::watch;
+
+/// What does not fit together.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Findings {
+    /// Volumes that no object names.
+    pub(crate) orphans: BTreeSet<VolumeId>,
+    /// Objects without a volume, and why.
+    pub(crate) missing: BTreeMap<String, String>,
+}
+
+impl Findings {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.orphans.is_empty() && self.missing.is_empty()
+    }
+
+    /// What both have found.
+    pub(crate) fn confirmed_by(self, later: Findings) -> Findings {
+        Findings {
+            orphans: self.orphans.intersection(&later.orphans).cloned().collect(),
+            missing: later.missing.into_iter().filter(|(name, _)| self.missing.contains_key(name)).collect(),
+        }
+    }
+}
+
+/// The findings of the last audit, and when it ended (since 1970).
+#[derive(Debug)]
+pub(crate) struct LatestFindings(watch::Sender<Option<(Findings, Duration)>>);
+
+impl Default for LatestFindings {
+    fn default() -> Self {
+        LatestFindings(watch::Sender::new(None))
+    }
+}
+
+impl LatestFindings {
+    pub(crate) fn get(&self) -> Option<(Findings, Duration)> {
+        self.0.borrow().clone()
+    }
+
+    pub(crate) fn set(&self, findings: Option<Findings>) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.0.send_replace(findings.map(|findings| (findings, now)));
+    }
+}

@@ -1,0 +1,206 @@
+//! Compares the volumes of the node with the PersistentVolumes that name them. Pure, but for reading the two.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::{Api, Client, ResourceExt, api::ListParams};
+use loopfs::VolumeId;
+
+use crate::{
+    error::Error,
+    metrics::Findings,
+    objects::{identity::Identity, ownership},
+    store::{intents::Intents, volumes::Volumes},
+};
+
+/// What the node holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeVolumes {
+    pub(super) volumes: BTreeSet<VolumeId>,
+    /// Of these, or beside them, those that are being made.
+    pending: BTreeSet<VolumeId>,
+    filesystem_uuid: String,
+}
+
+impl NodeVolumes {
+    pub(super) fn read(
+        volumes: &dyn Volumes,
+        intents: &Intents,
+    ) -> Result<Self, crate::store::volumes::VolumeError> {
+        Ok(NodeVolumes {
+            volumes: volumes.list()?.into_iter().collect(),
+            // After the volumes: one whose record is gone by now has its object.
+            pending: intents.list()?.into_keys().collect(),
+            filesystem_uuid: volumes.filesystem_uuid(),
+        })
+    }
+}
+
+/// Decides.
+pub(crate) fn compare<'a>(
+    node: &NodeVolumes,
+    objects: impl IntoIterator<Item = &'a PersistentVolume>,
+    identity: &Identity,
+) -> Findings {
+    let mut findings = Findings::default();
+    let mut named = BTreeSet::new();
+    for object in objects {
+        named.extend(handle_on_this_node(object, node, identity));
+        if let Some(why) = missing(object, node, identity) {
+            findings.missing.insert(object.name_any(), why);
+        }
+    }
+    let is_orphan = |id: &&VolumeId| !named.contains(id.as_str()) && !node.pending.contains(*id);
+    findings.orphans = node.volumes.iter().filter(is_orphan).cloned().collect();
+    findings
+}
+
+/// The volume that an object of this driver names, unless that is beyond doubt on another node.
+fn handle_on_this_node<'a>(
+    object: &'a PersistentVolume,
+    node: &NodeVolumes,
+    identity: &Identity,
+) -> Option<&'a str> {
+    let csi = object.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == identity.driver())?;
+    let on_another_disk =
+        ownership::filesystem_uuid(object, identity).is_some_and(|uuid| uuid != node.filesystem_uuid);
+    let elsewhere = ownership::is_elsewhere(object, identity) && on_another_disk;
+    (!elsewhere).then_some(csi.volume_handle.as_str())
+}
+
+/// Why an object of this node has no volume, if so.
+fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -> Option<String> {
+    if !ownership::is_our_volume(object, identity) || is_going(object) {
+        return None;
+    }
+    let id = match ownership::volume_id(object, identity) {
+        Ok(id) => id,
+        Err(error) => return Some(error.to_string()),
+    };
+    match ownership::filesystem_uuid(object, identity) {
+        Some(uuid) if uuid != node.filesystem_uuid => Some(format!(
+            "volume {id} is on file system {uuid}, and node {} has {} now; bring the disk back, or delete the claim",
+            identity.node(),
+            node.filesystem_uuid
+        )),
+        _ if node.volumes.contains(&id) => None,
+        _ => Some(format!(
+            "there is no volume {id} on node {}; restore it from a backup, or delete the claim",
+            identity.node()
+        )),
+    }
+}
+
+/// Whether the volume of an object is about to be deleted, or was just now.
+fn is_going(object: &PersistentVolume) -> bool {
+    let released = object.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released");
+    let policy = object.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    object.metadata.deletion_timestamp.is_some() || released && policy == Some("Delete")
+}
+
+/// Objects are read so many at a time.
+const PAGE: u32 = 500;
+
+/// Every object of this driver, whoever made it and wherever it is.
+pub(crate) async fn objects(client: &Client, identity: &Identity) -> Result<Vec<PersistentVolume>, Error> {
+    let api: Api<PersistentVolume> = Api::all(client.clone());
+    let mut parameters = ListParams::default().limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let page = api.list(&parameters).await;
+        let page = page.map_err(|error| Error::api("list", "PersistentVolumes", error))?;
+        let driver = |object: &PersistentVolume| {
+            object.spec.as_ref()?.csi.as_ref().map(|csi| csi.driver == identity.driver())
+        };
+        objects.extend(page.items.into_iter().filter(|object| driver(object) == Some(true)));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    const OTHER_DISK: &str = "00000000-0000-4000-8000-000000000000";
+    const NODE: &str = "csi.loopfs.dev/node";
+    const UUID: &str = "csi.loopfs.dev/filesystem-uuid";
+
+    fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
+        names.iter().map(|name| VolumeId::parse(name).unwrap()).collect()
+    }
+
+    fn held(volumes: &[&str], pending: &[&str]) -> NodeVolumes {
+        NodeVolumes {
+            volumes: ids(volumes),
+            pending: ids(pending),
+            filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
+        }
+    }
+
+    fn orphans(node: &NodeVolumes, objects: &[PersistentVolume]) -> BTreeSet<VolumeId> {
+        compare(node, objects, &fixtures::identity()).orphans
+    }
+
+    #[rstest]
+    #[case::its_object(json!({}))]
+    #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
+    #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
+    #[case::made_by_hand(json!({"metadata": {"name": "mine", "labels": null}}))]
+    #[case::labelled_wrongly(json!({"metadata": {"labels": {NODE: "node-b"}}}))]
+    #[case::says_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
+    #[case::of_another_disk_here(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
+    fn what_an_object_names_is_somebodys(#[case] change: Value) {
+        assert_eq!(orphans(&held(&[fixtures::VOLUME], &[]), &[fixtures::volume(change)]), ids(&[]));
+    }
+
+    #[rstest]
+    #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
+    #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-another"}}}))]
+    #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
+    fn what_no_object_names_is_nobodys(#[case] change: Value) {
+        let node = held(&[fixtures::VOLUME], &[]);
+        assert_eq!(orphans(&node, &[fixtures::volume(change)]), node.volumes);
+    }
+
+    #[test]
+    fn what_is_being_made_is_not_nobodys() {
+        assert_eq!(orphans(&held(&["pvc-1", "pvc-2"], &["pvc-1", "pvc-3"]), &[]), ids(&["pvc-2"]));
+    }
+
+    #[rstest]
+    #[case::there(json!({}), &[fixtures::VOLUME], None)]
+    #[case::gone(json!({}), &[], Some("there is no volume"))]
+    #[case::other_disk(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}), &[fixtures::VOLUME], Some("bring the disk back"))]
+    #[case::no_handle(json!({"spec": {"csi": {"volumeHandle": "../etc"}}}), &[], Some("not a volume id"))]
+    #[case::released(json!({"status": {"phase": "Released"}}), &[], None)]
+    #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), &[], Some("there is no volume"))]
+    #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), &[], None)]
+    #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}}), &[], None)]
+    fn objects_without_a_volume(#[case] change: Value, #[case] there: &[&str], #[case] why: Option<&str>) {
+        let object = fixtures::volume(change);
+        let mut found = compare(&held(there, &[]), [&object], &fixtures::identity()).missing;
+        let told = found.remove(&object.name_any());
+        assert_eq!(told.is_some(), why.is_some());
+        assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));
+    }
+
+    #[test]
+    fn only_what_is_found_twice_is_told() {
+        let missing = |names: &[&str]| {
+            names.iter().map(|name| ((*name).to_owned(), "later".to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        let first = Findings { orphans: ids(&["a", "b"]), missing: missing(&["x", "y"]) };
+        let later = Findings { orphans: ids(&["b", "c"]), missing: missing(&["y", "z"]) };
+        let confirmed = Findings { orphans: ids(&["b"]), missing: missing(&["y"]) };
+        assert_eq!(first.confirmed_by(later), confirmed);
+    }
+}

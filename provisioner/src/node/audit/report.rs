@@ -1,0 +1,58 @@
+//! The findings as a list, for a person who asks once.
+
+use std::{fmt::Write as _, path::Path};
+
+use kube::Client;
+use loopfs::{StoreOptions, VolumeStore};
+
+use super::compare::{NodeVolumes, compare, objects};
+use crate::{metrics::Findings, objects::identity::Identity, store::intents::Intents};
+
+/// Looks once, and changes nothing.
+///
+/// # Errors
+/// When the store or the API server cannot be read.
+pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path) -> anyhow::Result<String> {
+    // Twice, with the objects between them: what was being made or deleted meanwhile fits one of the two.
+    let before = read(data_dir)?;
+    let objects = objects(client, identity).await?;
+    let after = read(data_dir)?;
+    let findings = compare(&before, &objects, identity).confirmed_by(compare(&after, &objects, identity));
+    Ok(listed(&findings))
+}
+
+fn read(data_dir: &Path) -> anyhow::Result<NodeVolumes> {
+    let store = VolumeStore::open_existing(data_dir, StoreOptions::default())?;
+    Ok(NodeVolumes::read(&store, &Intents::beside(data_dir))?)
+}
+
+fn listed(findings: &Findings) -> String {
+    let mut list = String::new();
+    for id in &findings.orphans {
+        // Writing to a String does not fail.
+        writeln!(list, "volume-without-pv\t{id}").unwrap_or_default();
+    }
+    for (name, why) in &findings.missing {
+        writeln!(list, "pv-without-volume\t{name}\t{why}").unwrap_or_default();
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::VolumeId;
+
+    use super::*;
+
+    #[test]
+    fn one_line_for_each() {
+        let mut findings = Findings::default();
+        assert_eq!(listed(&findings), "");
+        findings.orphans.insert(VolumeId::parse("pvc-1").unwrap());
+        findings.missing.insert("pvc-2".to_owned(), "there is no volume pvc-2".to_owned());
+        assert_eq!(
+            listed(&findings),
+            "volume-without-pv\tpvc-1\npv-without-volume\tpvc-2\tthere is no volume pvc-2\n"
+        );
+    }
+}

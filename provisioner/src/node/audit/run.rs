@@ -1,0 +1,290 @@
+//! Audits until shutdown, reports the findings, and removes orphaned volumes if the administrator asked for it.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::runtime::reflector::ObjectRef;
+use loopfs::VolumeId;
+use tokio::time::{sleep, timeout};
+
+use super::compare::{NodeVolumes, compare, objects};
+use crate::{
+    api::{absence, events::Reason},
+    error::Error,
+    metrics::Findings,
+    node::{context::Context, references},
+    objects::ownership,
+    store::volumes::StorageError,
+};
+
+/// When to look, and what to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settings {
+    pub(crate) interval: Duration,
+    /// None keeps all orphans.
+    pub(crate) collection: Option<Collection>,
+}
+
+/// When orphans are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Collection {
+    /// A volume is removed when the audits have found it an orphan for this time.
+    pub(crate) after: Duration,
+    /// No volume is removed if a larger share of the volumes are orphans. The API server has then more likely lost objects.
+    pub(crate) at_most_percent: u8,
+}
+
+impl Collection {
+    fn allows(self, orphans: usize, volumes: usize) -> bool {
+        orphans * 100 <= volumes * usize::from(self.at_most_percent)
+    }
+}
+
+/// Looks: at the caches, and where something does not fit at the API server and the node once more, in that order. What
+/// was being made or deleted meanwhile fits by then.
+async fn find(ctx: &Context) -> Result<Findings, Error> {
+    let before = node_volumes(ctx).await?;
+    let cached = ctx.volumes.state();
+    let suspected = compare(&before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
+    if suspected.is_empty() {
+        return Ok(suspected);
+    }
+    let objects = objects(&ctx.cluster.client, &ctx.cluster.identity).await?;
+    Ok(suspected.confirmed_by(compare(&node_volumes(ctx).await?, &objects, &ctx.cluster.identity)))
+}
+
+async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
+    let intents = ctx.intents.clone();
+    Ok(ctx.storage.run(move |volumes| NodeVolumes::read(volumes, &intents)).await?)
+}
+
+/// Looks for ever.
+pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
+    ctx.synced().await;
+    ctx.storage.tried().await;
+    let mut since = HashMap::new();
+    loop {
+        match find(&ctx).await {
+            Ok(findings) => {
+                report_findings(&findings, &ctx);
+                since = update_ages(since, &findings);
+                if let Some(collection) = settings.collection {
+                    collect(&since, collection, &ctx).await;
+                }
+                ctx.audit.set(Some(findings));
+            }
+            // Told on the node already.
+            Err(Error::Storage(StorageError::Unavailable(_))) => ctx.audit.set(None),
+            Err(error) => {
+                tracing::warn!(%error, "whether volumes and objects fit together is not known; this is retried");
+                ctx.audit.set(None);
+            }
+        }
+        let mut storage = ctx.storage.changes();
+        // Whether by a change or by time makes no difference; but not as often as a store comes and goes.
+        drop(timeout(settings.interval, storage.changed()).await);
+        sleep(MIN_INTERVAL.min(settings.interval)).await;
+    }
+}
+
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Since when each is nobody's, as far as this process has seen: a restart begins anew, and a clock that is set
+/// changes nothing.
+fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMap<VolumeId, Instant> {
+    let now = Instant::now();
+    let of = |id: &VolumeId| (id.clone(), since.get(id).copied().unwrap_or(now));
+    findings.orphans.iter().map(of).collect()
+}
+
+/// As many names as an event holds.
+const NAMES: usize = 8;
+
+fn report_findings(findings: &Findings, ctx: &Context) {
+    for (name, why) in &findings.missing {
+        let key = ObjectRef::<PersistentVolume>::new(name);
+        if let Some(object) = ctx.volumes.get(&key) {
+            ctx.cluster.events.publish(&*object, Reason::VolumeMissing, why.as_str());
+        }
+    }
+    if findings.orphans.is_empty() {
+        return;
+    }
+    let count = findings.orphans.len();
+    let names: Vec<_> = findings.orphans.iter().take(NAMES).map(VolumeId::as_str).collect();
+    let more = if count > NAMES { ", ..." } else { "" };
+    let note = format!(
+        "no PersistentVolume names {count} of this node's volumes, which take their room: {}{more}; loopfs-provisioner --audit \
+         lists all",
+        names.join(", ")
+    );
+    ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumes, note);
+}
+
+/// Removes the orphans that have been such for long enough, unless there are suspiciously many.
+async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx: &Context) {
+    let grace = collection.after;
+    let orphans = since.keys().filter(|id| could_be_ours(id)).count();
+    if orphans == 0 {
+        return;
+    }
+    let volumes = match node_volumes(ctx).await {
+        Ok(node) => node.volumes.iter().filter(|id| could_be_ours(id)).count(),
+        Err(error) => {
+            tracing::warn!(%error, "the volumes could not be counted, so no orphan is removed; this is retried");
+            return;
+        }
+    };
+    if !collection.allows(orphans, volumes) {
+        let note = format!(
+            "no PersistentVolume names {orphans} of {volumes} volumes, more than the {} % of --collect-at-most, so none is removed; \
+             check that the API server has not lost objects (restored from an old backup), and if the volumes may go, remove \
+             them with --collect-at-most=100",
+            collection.at_most_percent
+        );
+        ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumesKept, note);
+        return;
+    }
+    for (id, _) in since.iter().filter(|(_, since)| since.elapsed() >= grace) {
+        match collect_one(id, ctx).await {
+            Ok(true) => {
+                let note = format!(
+                    "removed volume {id}, which no PersistentVolume has named for {} s (--collect-after)",
+                    grace.as_secs()
+                );
+                ctx.cluster.events.publish_on_node(
+                    &ctx.cluster.identity,
+                    Reason::OrphanedVolumeRemoved,
+                    note,
+                );
+                ctx.trash.notify_one();
+                ctx.retry_generation.bump();
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(volume = %id, %error, "a volume that is nobody's is kept"),
+        }
+    }
+}
+
+async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
+    if !could_be_ours(id) || has_claim(id, ctx) {
+        return Ok(false);
+    }
+    let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
+    // An object may have come since, under the name that it would have.
+    let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
+    let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
+    if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
+        return Ok(false);
+    }
+    references::require_none(id, None, ctx).await?;
+    let orphan = id.clone();
+    Ok(ctx.storage.run(move |volumes| volumes.delete(&orphan)).await?)
+}
+
+/// Others make volumes in the store too, over CSI, and give them other names.
+fn could_be_ours(id: &VolumeId) -> bool {
+    id.as_str().starts_with("pvc-")
+}
+
+/// Whether the claim for which a volume was made is there: its object may be made again.
+fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
+    ctx.claims.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use http::Method;
+    use loopfs::{Bytes, VolumeKind};
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
+    };
+
+    fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
+        names.iter().map(|name| VolumeId::parse(name).unwrap()).collect()
+    }
+
+    #[rstest]
+    #[case::none(20, 0, 0, true)]
+    #[case::few(20, 20, 100, true)]
+    #[case::many(20, 21, 100, false)]
+    #[case::the_only_one(20, 1, 1, false)]
+    #[case::all_and_all_may_go(100, 7, 7, true)]
+    #[case::none_may_go(0, 1, 1000, false)]
+    fn collection_stops_above_a_share_of_the_volumes(
+        #[case] at_most_percent: u8,
+        #[case] orphans: usize,
+        #[case] volumes: usize,
+        #[case] expected: bool,
+    ) {
+        let collection = Collection { after: Duration::ZERO, at_most_percent };
+        assert_eq!(collection.allows(orphans, volumes), expected);
+    }
+
+    fn bench_of(requests: Vec<ExpectedRequest>) -> TestContext {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), Caches::default(), requests);
+        for id in ids(&["pvc-1", "pvc-2", "pvc-3", "pvc-4", "csi-1"]) {
+            test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        }
+        test_context
+    }
+
+    async fn collected(test_context: &TestContext, orphans: &[&str], at_most_percent: u8) {
+        let since = ids(orphans).into_iter().map(|id| (id, Instant::now())).collect();
+        collect(&since, Collection { after: Duration::ZERO, at_most_percent }, &test_context.ctx).await;
+    }
+
+    fn absent() -> ExpectedRequest {
+        expect(Method::GET, "/api/v1/persistentvolumes/pvc-1", None).refuse(404, "NotFound")
+    }
+
+    #[tokio::test]
+    async fn many_orphans_at_once_are_kept_and_reported() {
+        let test_context = bench_of(vec![]);
+        collected(&test_context, &["pvc-1", "pvc-2", "csi-1"], 49).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, ["OrphanedVolumesKept"]);
+    }
+
+    #[tokio::test]
+    async fn few_orphans_are_removed() {
+        let test_context = bench_of(vec![absent(), unlabelled(&[])]);
+        collected(&test_context, &["pvc-1", "csi-1"], 25).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 4);
+        assert_eq!(test_context.finish().await, ["OrphanedVolumeRemoved"]);
+    }
+
+    #[tokio::test]
+    async fn an_orphan_that_another_object_names_by_now_is_kept() {
+        let named = fixtures::volume(
+            json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
+        );
+        let test_context = bench_of(vec![absent(), unlabelled(&[named])]);
+        collected(&test_context, &["pvc-1"], 25).await;
+        assert_eq!(test_context.volumes.state().volumes.len(), 5);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    #[test]
+    fn the_time_of_grace_begins_anew_for_what_was_somebodys_meanwhile() {
+        let of = |orphans| Findings { orphans, ..Findings::default() };
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let since: HashMap<_, _> = ids(&["a", "b"]).into_iter().map(|id| (id, long_ago)).collect();
+        let since = update_ages(update_ages(since, &of(ids(&["a"]))), &of(ids(&["a", "b"])));
+        let id = |name| VolumeId::parse(name).unwrap();
+        assert_eq!(since[&id("a")], long_ago);
+        assert!(since[&id("b")] > long_ago);
+    }
+}

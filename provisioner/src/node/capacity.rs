@@ -1,0 +1,407 @@
+//! `CSIStorageCapacity`: how much this node could still hold, for the scheduler to know before it chooses the node; one object
+//! for each class.
+//!
+//! Published whenever that changes. The objects belong to the pod of this process: where no provisioner runs none could provision,
+//! and where its pod is gone, for whatever reason, the garbage collector removes what it said.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use k8s_openapi::{
+    api::storage::v1::{CSIStorageCapacity, StorageClass},
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+    runtime::{reflector::store::Writer, watcher},
+};
+use loopfs::{Bytes, Space, VolumeKind, VolumeSpec};
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    api::{
+        jitter::fnv1a,
+        pruned::Pruned,
+        queue::{self, CacheChange},
+        signals::SyncSignal,
+    },
+    error::Error,
+    node::{context::Context, placement},
+    objects::{
+        identity::{Identity, MANAGER},
+        parameters::Parameters,
+        quantity,
+        topology::{self, Candidate},
+    },
+    store::volumes::StorageError,
+};
+
+/// Where the objects are, and to whom they belong.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CapacityConfig {
+    pub(crate) namespace: String,
+    pub(crate) owner: Option<OwnerReference>,
+}
+
+/// The labels that external-provisioner's objects have.
+const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
+const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
+
+/// The first change is told at once, and what follows within this time is told together.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Others make volumes in the store as well, and their writes are nowhere announced.
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Publishes, for ever.
+pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Writer<CSIStorageCapacity>) {
+    let api: Api<Pruned<CSIStorageCapacity>> =
+        Api::namespaced(ctx.cluster.client.clone(), &publishing.namespace);
+    let identity = &ctx.cluster.identity;
+    let selector =
+        format!("{DRIVER_LABEL}={},{}={}", identity.driver(), identity.node_label(), identity.node());
+    let config = watcher::Config::default().labels(&selector);
+    let published = cache.as_reader();
+    let synced = SyncSignal::default();
+    let watching = queue::watch(api.clone(), config, cache, |_| true).for_each(|change| {
+        if matches!(change, CacheChange::Listed) {
+            synced.set();
+        }
+        // Somebody may have changed or removed what this process had written.
+        ctx.capacity.notify_one();
+        std::future::ready(())
+    });
+    let publishing = async {
+        tokio::join!(synced.wait(), ctx.classes_synced.wait(), ctx.storage.tried());
+        let mut generation = ctx.retry_generation.subscribe();
+        let mut storage = ctx.storage.changes();
+        loop {
+            let wait = match publish(&ctx, &publishing, &api, &published.state()).await {
+                Ok(0) => POLL_INTERVAL,
+                Ok(_) => {
+                    sleep(MIN_INTERVAL).await;
+                    POLL_INTERVAL
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the capacity of this node could not be published; this is retried");
+                    RETRY
+                }
+            };
+            let changed = async {
+                tokio::select! {
+                    () = ctx.capacity.notified() => {}
+                    _ = generation.changed() => {}
+                    _ = storage.changed() => {}
+                }
+            };
+            // Whether by a change or by time makes no difference.
+            drop(timeout(wait, changed).await);
+        }
+    };
+    tokio::join!(watching, publishing);
+}
+
+/// Brings the objects up to date, and answers how many were written.
+async fn publish(
+    ctx: &Context,
+    publishing: &CapacityConfig,
+    api: &Api<Pruned<CSIStorageCapacity>>,
+    published: &[Arc<CSIStorageCapacity>],
+) -> Result<usize, Error> {
+    let space = match ctx.storage.run(|volumes| volumes.space()).await {
+        Ok(space) => space,
+        // Nothing can be made here until it is mended.
+        Err(StorageError::Unavailable(_)) => {
+            Space { total: Bytes(0), available: Bytes(0), promised: Bytes(0) }
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let classes: Vec<_> = ctx
+        .classes
+        .state()
+        .into_iter()
+        .filter(|class| class.provisioner == ctx.cluster.identity.driver())
+        .collect();
+    let restricted = classes.iter().any(|class| class.allowed_topologies.is_some());
+    let node = if restricted { Some(placement::this_node(ctx).await?) } else { None };
+    let desired = desired(&classes, node.as_ref(), space, publishing, &ctx.cluster.identity);
+    let writes = plan(desired, published);
+    for write in &writes {
+        match write {
+            Write::Apply(object) => {
+                let name = object.name_any();
+                let parameters = PatchParams::apply(MANAGER).force();
+                let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
+                applied.map_err(|error| Error::api("write CSIStorageCapacity", name, error))?;
+            }
+            Write::Delete(name) => match api.delete(name, &DeleteParams::default()).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                deleted => {
+                    deleted.map_err(|error| Error::api("delete CSIStorageCapacity", name, error))?;
+                }
+            },
+        }
+    }
+    Ok(writes.len())
+}
+
+/// A write to make.
+#[derive(Debug, Clone, PartialEq)]
+enum Write {
+    Apply(Box<CSIStorageCapacity>),
+    Delete(String),
+}
+
+/// What there should be.
+fn desired(
+    classes: &[Arc<StorageClass>],
+    node: Option<&Candidate>,
+    space: Space,
+    publishing: &CapacityConfig,
+    identity: &Identity,
+) -> Vec<CSIStorageCapacity> {
+    let allowed = |class: &StorageClass| node.is_none_or(|node| topology::allows(class, node));
+    classes
+        .iter()
+        .filter(|class| allowed(class))
+        .map(|class| object(class, space, publishing, identity))
+        .collect()
+}
+
+fn object(
+    class: &StorageClass,
+    space: Space,
+    publishing: &CapacityConfig,
+    identity: &Identity,
+) -> CSIStorageCapacity {
+    let node = identity.node().to_owned();
+    let class_name = class.name_any();
+    // The class does not say of which kind its claims will be. If its parameters are wrong, provisioning a claim says so.
+    let spec = Parameters::parse(class.parameters.as_ref()).map_or_else(
+        |_| VolumeSpec::new(VolumeKind::Filesystem, Bytes(0)),
+        |parameters| parameters.spec(VolumeKind::Filesystem, Bytes(0)),
+    );
+    CSIStorageCapacity {
+        metadata: ObjectMeta {
+            name: Some(name(&class_name, identity)),
+            namespace: Some(publishing.namespace.clone()),
+            labels: Some(BTreeMap::from([
+                (DRIVER_LABEL.to_owned(), identity.driver().to_owned()),
+                (MANAGER_LABEL.to_owned(), MANAGER.to_owned()),
+                (identity.node_label(), node.clone()),
+            ])),
+            owner_references: publishing.owner.clone().map(|owner| vec![owner]),
+            ..Default::default()
+        },
+        storage_class_name: class_name,
+        node_topology: Some(LabelSelector {
+            match_labels: Some(BTreeMap::from([(identity.topology_key(), node)])),
+            match_expressions: None,
+        }),
+        capacity: Some(quantity::format(space.available)),
+        // The scheduler looks at this one first.
+        maximum_volume_size: Some(quantity::format(space.largest_volume_of_any_kind(&spec))),
+    }
+}
+
+/// The same for every process of this driver on this node, so that there is one object and not one more after each
+/// restart. Neither part may hold a NUL, and node names are short enough for what is behind them.
+fn name(class: &str, identity: &Identity) -> String {
+    // A name has 253 characters, and a class may have all of them itself.
+    let hash = fnv1a(&[identity.driver(), identity.node(), class]);
+    format!("{}-{hash:016x}", identity.node())
+}
+
+/// The writes that lead from what there is to what there should be.
+fn plan(desired: Vec<CSIStorageCapacity>, published: &[Arc<CSIStorageCapacity>]) -> Vec<Write> {
+    let superfluous = published
+        .iter()
+        .map(|object| object.name_any())
+        .filter(|name| desired.iter().all(|object| object.metadata.name.as_ref() != Some(name)));
+    let superfluous: Vec<_> = superfluous.map(Write::Delete).collect();
+    let current = |object: &CSIStorageCapacity| {
+        let found = published.iter().find(|other| other.metadata.name == object.metadata.name);
+        found.is_some_and(|found| says_the_same(found, object))
+    };
+    let missing = desired.into_iter().filter(|object| !current(object));
+    missing.map(|object| Write::Apply(Box::new(object))).chain(superfluous).collect()
+}
+
+fn says_the_same(published: &CSIStorageCapacity, desired: &CSIStorageCapacity) -> bool {
+    let size = |quantity: &Option<_>| quantity.as_ref().map(quantity::parse);
+    let label = |(key, value): (&String, &String)| {
+        published.metadata.labels.as_ref().and_then(|labels| labels.get(key)) == Some(value)
+    };
+    size(&published.capacity) == size(&desired.capacity)
+        && size(&published.maximum_volume_size) == size(&desired.maximum_volume_size)
+        && published.storage_class_name == desired.storage_class_name
+        && published.node_topology == desired.node_topology
+        && published.metadata.owner_references == desired.metadata.owner_references
+        && desired.metadata.labels.iter().flatten().all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    const MIB: u64 = 1 << 20;
+
+    fn owner(uid: &str) -> OwnerReference {
+        OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: "loopfs-x".to_owned(),
+            uid: uid.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    fn publishing() -> CapacityConfig {
+        CapacityConfig { namespace: "loopfs-system".to_owned(), owner: Some(owner("pod-uid")) }
+    }
+
+    fn classes(changes: &[Value]) -> Vec<Arc<StorageClass>> {
+        changes.iter().map(|change| Arc::new(fixtures::class(change.clone()))).collect()
+    }
+
+    fn wanted(available: u64) -> Vec<CSIStorageCapacity> {
+        wanted_of(json!({}), available)
+    }
+
+    fn wanted_of(class: Value, available: u64) -> Vec<CSIStorageCapacity> {
+        desired(&classes(&[class]), None, space(available), &publishing(), &fixtures::identity())
+    }
+
+    fn space(available: u64) -> Space {
+        Space { total: Bytes(available), available: Bytes(available), promised: Bytes(0) }
+    }
+
+    #[test]
+    fn the_object_in_full() {
+        let [object] = wanted(64 * MIB).try_into().unwrap();
+        let expected = json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSIStorageCapacity",
+            "metadata": {
+                "name": name("loopfs", &fixtures::identity()),
+                "namespace": "loopfs-system",
+                "labels": {
+                    "csi.loopfs.dev/node": "node-a",
+                    "csi.storage.k8s.io/drivername": "csi.loopfs.dev",
+                    "csi.storage.k8s.io/managed-by": "loopfs-provisioner",
+                },
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "loopfs-x", "uid": "pod-uid"}],
+            },
+            "storageClassName": "loopfs",
+            "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": "node-a"}},
+            "capacity": "64Mi",
+            "maximumVolumeSize": "65472Ki",
+        });
+        assert_eq!(serde_json::to_value(object).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case::full(0, "0", "0")]
+    #[case::next_to_nothing(4096, "4Ki", "0")]
+    #[case::of_whole_blocks((64 << 10) + 5000, "70536", "4Ki")]
+    fn what_is_left(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
+        let [object] = wanted(available).try_into().unwrap();
+        assert_eq!(object.capacity.unwrap().0, capacity);
+        assert_eq!(object.maximum_volume_size.unwrap().0, largest);
+    }
+
+    /// A thin image reserves 1/128 of its capacity and 1 MiB in addition: 62 MiB reserve 63 MiB and 496 KiB.
+    #[rstest]
+    #[case::thin(json!({"parameters": {"provisioning": "thin"}}), "62Mi")]
+    #[case::thick(json!({"parameters": {"provisioning": "thick"}}), "65008Ki")]
+    #[case::wrong_parameters(json!({"parameters": {"provisioning": "sparse"}}), "65008Ki")]
+    fn the_maximum_size_accounts_for_what_a_volume_of_the_class_reserves(
+        #[case] class: Value,
+        #[case] largest: &str,
+    ) {
+        let reserved = 62 * MIB + 62 * MIB / 128 + MIB;
+        let [object] = wanted_of(class, reserved + (64 << 10)).try_into().unwrap();
+        assert_eq!(object.maximum_volume_size.unwrap().0, largest);
+    }
+
+    #[test]
+    fn a_class_that_does_not_allow_this_node_gets_none() {
+        let class = |name: &str, zone: &str| {
+            json!({"metadata": {"name": name}, "allowedTopologies": [
+                {"matchLabelExpressions": [{"key": "zone", "values": [zone]}]},
+            ]})
+        };
+        let classes = classes(&[class("here", "west"), class("there", "east"), json!({})]);
+        let node = Candidate {
+            name: "node-a".to_owned(),
+            labels: BTreeMap::from([("zone".to_owned(), "west".to_owned())]),
+        };
+        let objects = desired(&classes, Some(&node), space(MIB), &publishing(), &fixtures::identity());
+        let names: Vec<_> = objects.iter().map(|object| object.storage_class_name.as_str()).collect();
+        assert_eq!(names, ["here", "loopfs"]);
+    }
+
+    #[rstest]
+    #[case::nothing(json!({}), true)]
+    #[case::the_same_in_other_words(json!({"capacity": "67108864"}), true)]
+    #[case::a_label_of_somebody_else(json!({"metadata": {"labels": {"team": "x"}}}), true)]
+    #[case::less(json!({"capacity": "1Mi"}), false)]
+    #[case::no_largest(json!({"maximumVolumeSize": null}), false)]
+    #[case::of_the_pod_before(json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "loopfs-x", "uid": "before"}]}}), false)]
+    #[case::of_nobody(json!({"metadata": {"ownerReferences": null}}), false)]
+    #[case::malformed(json!({"capacity": "much"}), false)]
+    fn only_what_differs_is_written(#[case] change: Value, #[case] same: bool) {
+        let wanted = wanted(64 * MIB);
+        let mut published = serde_json::to_value(&wanted[0]).unwrap();
+        fixtures::merge(&mut published, change);
+        let published: CSIStorageCapacity = serde_json::from_value(published).unwrap();
+        let writes = plan(wanted.clone(), &[Arc::new(published)]);
+        let expected = if same { vec![] } else { vec![Write::Apply(Box::new(wanted[0].clone()))] };
+        assert_eq!(writes, expected);
+    }
+
+    #[test]
+    fn what_is_not_wanted_any_more_goes() {
+        let [before] = wanted(MIB).try_into().unwrap();
+        let deletion = Write::Delete(name("loopfs", &fixtures::identity()));
+        assert_eq!(plan(vec![], &[Arc::new(before)]), [deletion]);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_not_usable_has_no_room() {
+        use crate::testing::{
+            fake_store::{self, FakeStore},
+            mock_api_server::{Caches, TestContext, expect},
+        };
+        let path =
+            "/apis/storage.k8s.io/v1/namespaces/loopfs-system/csistoragecapacities/node-a-8803dfa2e07b0e9f";
+        let [none] = wanted(0).try_into().unwrap();
+        let requests =
+            vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).answer(&none)];
+        let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), caches, requests);
+        test_context.volumes.state().broken =
+            Some(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
+        let api = Api::namespaced(test_context.ctx.cluster.client.clone(), "loopfs-system");
+        assert_eq!(publish(&test_context.ctx, &publishing(), &api, &[]).await.unwrap(), 1);
+        drop(api);
+        test_context.finish().await;
+    }
+
+    #[test]
+    fn names_are_names_and_differ() {
+        let (here, there) = (fixtures::identity(), Identity::new("csi.loopfs.dev", "node-b").unwrap());
+        let other = Identity::new("csi.other.dev", "node-a").unwrap();
+        let names = [name("a", &here), name("b", &here), name("a", &there), name("a", &other)];
+        for (index, one) in names.iter().enumerate() {
+            assert!(one.len() <= 80 && !names[..index].contains(one), "{names:?}");
+        }
+        assert_eq!(name(&"c".repeat(253), &here).len(), names[0].len());
+    }
+}

@@ -1,0 +1,353 @@
+//! Whole reconciles of claims: against an API server that knows what it will be asked, and a store in memory.
+
+use std::{sync::Arc, time::Duration};
+
+use http::Method;
+use k8s_openapi::{api::core::v1::PersistentVolume, jiff::Timestamp};
+use kube::runtime::{controller::Action, watcher::Event};
+use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::objects::ownership::SELECTED_NODE;
+use crate::{
+    api::backoff,
+    testing::{
+        fake_store::{self, FakeStore},
+        fixtures,
+        mock_api_server::{Caches, ExpectedRequest, TestContext, expect},
+    },
+};
+
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
+const STATUS: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data/status";
+const GIB: u64 = 1 << 30;
+
+fn caches(volumes: Vec<PersistentVolume>) -> Caches {
+    Caches { claims: vec![], volumes, classes: vec![fixtures::class(json!({}))] }
+}
+
+/// The object as it is sent: what the API server and others add is not in it.
+fn sent() -> Value {
+    let mut sent = serde_json::to_value(fixtures::volume(json!({"status": null}))).unwrap();
+    fixtures::merge(
+        &mut sent,
+        json!({"metadata": {
+            "uid": null, "resourceVersion": null, "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        }}),
+    );
+    sent
+}
+
+fn creates() -> ExpectedRequest {
+    expect(Method::POST, VOLUMES, sent()).answer(fixtures::volume(json!({"status": {"phase": "Pending"}})))
+}
+
+async fn reconciled(test_context: &TestContext, claim: PersistentVolumeClaim) -> Action {
+    reconcile(Arc::new(claim), Arc::clone(&test_context.ctx)).await
+}
+
+#[tokio::test]
+async fn a_claim_gets_a_volume_with_one_write() {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    // The cache lags behind; nothing is done twice.
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
+}
+
+#[tokio::test]
+async fn a_crash_after_the_volume_leaves_one_volume_and_one_object() {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
+    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+    test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    test_context.finish().await;
+}
+
+#[tokio::test]
+async fn a_crash_after_the_object_finds_it() {
+    let requests = vec![
+        expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({}))),
+    ];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
+}
+
+#[tokio::test]
+async fn a_volume_whose_object_is_being_deleted_keeps_its_record_for_the_janitor() {
+    let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let exchanges = vec![
+        expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).answer(deleted),
+    ];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), exchanges);
+    assert_eq!(
+        reconciled(&test_context, fixtures::claim(json!({}))).await,
+        Action::requeue(Duration::from_secs(1))
+    );
+    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
+}
+
+#[tokio::test]
+async fn the_name_is_taken_by_another_object() {
+    let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
+    let requests = vec![
+        expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).answer(foreign),
+    ];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(
+        reconciled(&test_context, fixtures::claim(json!({}))).await,
+        Action::requeue(Duration::from_secs(1))
+    );
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
+    let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
+    let requests = vec![
+        expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
+        expect(Method::GET, VOLUME, None).answer(elsewhere),
+    ];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert!(test_context.volumes.state().volumes.is_empty());
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(test_context.finish().await, ["Provisioning"]);
+}
+
+#[tokio::test]
+async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
+    let requests = vec![expect(Method::POST, VOLUMES, sent()).refuse(500, "InternalError")];
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
+    assert_eq!(
+        reconciled(&test_context, fixtures::claim(json!({}))).await,
+        Action::requeue(Duration::from_secs(1))
+    );
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1, "remembered, should the claim go away");
+    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
+}
+
+#[tokio::test]
+async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
+    let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
+    let answer = expect(Method::POST, VOLUMES, {
+        let mut larger = sent();
+        larger["spec"]["capacity"]["storage"] = json!("2Gi");
+        larger
+    });
+    let answer = answer.answer(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
+    let given_back = json!({"metadata": {
+        "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
+    }});
+    let gives_back = expect(Method::PATCH, CLAIM, given_back)
+        .answer(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
+    let test_context =
+        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
+    assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
+    assert!(test_context.volumes.state().volumes.is_empty());
+    // And sent back by the scheduler.
+    // Its own events and whatever else touches the claim do not cut the wait short; room does.
+    assert_ne!(reconciled(&test_context, large()).await, Action::await_change());
+    test_context.volumes.state().size = Bytes(4 * GIB);
+    test_context.ctx.retry_generation.bump();
+    assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
+    let expected = ["Provisioning", "ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"];
+    assert_eq!(test_context.finish().await, expected);
+}
+
+#[tokio::test]
+async fn a_refused_claim_leaves_nothing() {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
+    let many = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
+    reconciled(&test_context, many).await;
+    assert!(test_context.volumes.state().volumes.is_empty());
+    assert!(test_context.ctx.intents.list().unwrap().is_empty());
+    assert_eq!(test_context.finish().await, ["ProvisioningFailed"]);
+}
+
+#[tokio::test]
+async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
+    test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert!(test_context.volumes.state().volumes.is_empty());
+    // It is the storage task that opens it again, so even a store that is whole now stays closed here.
+    test_context.volumes.state().broken = None;
+    test_context.ctx.retry_generation.bump();
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert!(test_context.volumes.state().volumes.is_empty());
+    test_context.ctx.storage.open(test_context.volumes.clone());
+    test_context.ctx.retry_generation.bump();
+    reconciled(&test_context, fixtures::claim(json!({}))).await;
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    test_context.finish().await;
+}
+
+#[tokio::test]
+async fn a_change_of_its_class_and_of_no_other_ends_the_back_off_of_a_claim() {
+    let bare = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
+    let caches = Caches { classes: vec![bare], ..Caches::default() };
+    let mut test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![creates()]);
+    let held = Action::requeue(Duration::from_secs(1));
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, held);
+    test_context.class_cache.apply_watcher_event(&Event::Apply(fixtures::class(
+        json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
+    )));
+    assert_ne!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    let mended = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
+    test_context.class_cache.apply_watcher_event(&Event::Apply(mended));
+    assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
+    assert_eq!(test_context.volumes.state().volumes.len(), 1);
+    test_context.finish().await;
+}
+
+/// A claim that is to be filled from [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
+fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
+    let source = json!({"kind": "PersistentVolumeClaim", "name": "data"});
+    fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
+}
+
+#[tokio::test]
+async fn clones_of_one_source_are_copied_concurrently() {
+    // Requests are sent in turn, and neither claim gets as far as its PersistentVolume: there is no space.
+    let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
+    let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
+    let test_context = TestContext::new(
+        FakeStore::of_size(Bytes(GIB)),
+        caches(vec![]),
+        vec![source(), source(), volume(), volume()],
+    );
+    test_context
+        .volumes
+        .state()
+        .volumes
+        .insert(VolumeId::parse(fixtures::VOLUME).unwrap(), (VolumeKind::Filesystem, Bytes(1 << 20)));
+    test_context.volumes.state().busy = true;
+    test_context.volumes.copies_meet(2);
+    tokio::join!(
+        reconciled(&test_context, clone_named("copy-1", "uid-1")),
+        reconciled(&test_context, clone_named("copy-2", "uid-2")),
+    );
+    assert_eq!(test_context.volumes.copies_begun(), 2);
+    test_context.finish().await;
+}
+
+#[rstest]
+#[case::of_a_claim(clone_named("copy", "uid"), true)]
+#[case::without_source(fixtures::claim(json!({})), false)]
+#[case::with_its_volume(fixtures::bound_claim(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}})), false)]
+fn only_claims_that_wait_for_a_copy_have_the_turns_of_copies(
+    #[case] claim: PersistentVolumeClaim,
+    #[case] expected: bool,
+) {
+    assert_eq!(is_to_be_copied(&claim), expected);
+}
+
+fn asking(size: &str) -> PersistentVolumeClaim {
+    fixtures::bound_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}))
+}
+
+fn with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
+    let volume = fixtures::volume(json!({"spec": {"volumeMode": mode}}));
+    let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![volume]), requests);
+    let kind = if mode == "Block" { VolumeKind::Block } else { VolumeKind::Filesystem };
+    let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+    test_context.volumes.state().volumes.insert(id, (kind, Bytes(1 << 20)));
+    test_context
+}
+
+/// The claim after patches, as the API server answers it.
+fn after(claim: PersistentVolumeClaim, version: &str, change: Value) -> Value {
+    let mut claim = serde_json::to_value(claim).unwrap();
+    fixtures::merge(&mut claim, change);
+    fixtures::merge(&mut claim, json!({"metadata": {"resourceVersion": version}}));
+    claim
+}
+
+fn begins(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) {
+    let target = claim_status::requested(&claim).unwrap().unwrap();
+    let patch = resize::begin(&claim, target, Timestamp::UNIX_EPOCH).unwrap();
+    let begun = after(claim, "101", patch.clone());
+    assert_eq!(begun["status"]["allocatedResources"]["storage"], size);
+    (expect(Method::PATCH, STATUS, patch).answer(&begun), begun)
+}
+
+#[tokio::test]
+async fn a_filesystem_claim_grows_with_three_writes_the_volume_before_the_claim() {
+    let (begin, begun) = begins(asking("4Mi"), "4Mi");
+    let capacity = json!({
+        "metadata": {"uid": "volume-uid", "resourceVersion": "200"}, "spec": {"capacity": {"storage": "4Mi"}},
+    });
+    let grown = fixtures::volume(
+        json!({"metadata": {"resourceVersion": "201"}, "spec": {"capacity": {"storage": "4Mi"}}}),
+    );
+    let finish = json!({
+        "metadata": {
+            "uid": fixtures::CLAIM_UID, "resourceVersion": "101",
+            "annotations": {"volume.kubernetes.io/node-expansion-not-required": "true"},
+        },
+        "status": {
+            "capacity": {"storage": "4Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
+        },
+    });
+    let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
+    let requests = vec![
+        begin,
+        expect(Method::PATCH, VOLUME, capacity).answer(grown),
+        expect(Method::PATCH, STATUS, finish.clone()).answer(after(begun, "102", finish)),
+    ];
+    let test_context = with_volume("Filesystem", requests);
+    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
+    // Once more on the cache as it was.
+    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
+}
+
+#[tokio::test]
+async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_event() {
+    let (begin, _) = begins(asking("4Mi"), "4Mi");
+    let test_context = with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
+    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::requeue(backoff::CONFLICT.first));
+    assert_ne!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(
+        test_context.volumes.capacity(fixtures::VOLUME),
+        Some(Bytes(1 << 20)),
+        "not before it is written down"
+    );
+    assert_eq!(test_context.finish().await, ["Resizing"]);
+}
+
+#[tokio::test]
+async fn more_than_there_is_is_infeasible() {
+    let (begin, begun) = begins(asking("2Gi"), "2Gi");
+    let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
+    let why = "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes asked, 1072693248 available";
+    let patch = resize::record(
+        &begun,
+        &fixtures::volume(json!({})),
+        &resize::Outcome::Infeasible(why.to_owned()),
+        Timestamp::UNIX_EPOCH,
+    );
+    let patch = patch.claim.unwrap();
+    assert_eq!(patch["status"]["allocatedResourceStatuses"]["storage"], "ControllerResizeInfeasible");
+    let refused = expect(Method::PATCH, STATUS, patch.clone()).answer(after(begun, "102", patch));
+    let test_context = with_volume("Filesystem", vec![begin, refused]);
+    assert_eq!(reconciled(&test_context, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
+    // The write itself comes back as a watch event, upon which nothing happens.
+    assert_ne!(reconciled(&test_context, asking("2Gi")).await, Action::await_change());
+    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
+}

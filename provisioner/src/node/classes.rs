@@ -1,0 +1,100 @@
+//! The storage classes, and which claims a change of one concerns.
+//!
+//! The events of claims and of classes come in no order. A claim that was looked at before its class was known is looked at
+//! again when the class arrives, and one that failed for what its class says when the class is changed. Claims of other classes keep
+//! their back-off.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
+use kube::{
+    Api, ResourceExt,
+    runtime::{
+        reflector::{ObjectRef, store::Writer},
+        watcher,
+    },
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    api::queue::{self, CacheChange},
+    node::context::Context,
+    objects::ownership,
+};
+
+/// Watches the classes until shutdown, and sends the claims that a change concerns to `related`.
+pub(crate) async fn run(
+    ctx: Arc<Context>,
+    cache: Writer<StorageClass>,
+    related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+) {
+    let classes = Api::all(ctx.cluster.client.clone());
+    let changes = queue::watch(classes, watcher::Config::default(), cache, |_class| true);
+    changes.for_each(async |change| observe(change, &ctx, &related)).await;
+}
+
+fn observe(
+    change: CacheChange<StorageClass>,
+    ctx: &Context,
+    related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+) {
+    let changed = match change {
+        CacheChange::Applied(class) | CacheChange::Deleted(class) => Some(class.name_any()),
+        // Any of them may have changed while the watch was interrupted.
+        CacheChange::Listed => {
+            ctx.classes_synced.set();
+            None
+        }
+    };
+    ctx.capacity.notify_one();
+    for claim in ctx.claims.state() {
+        let is_of_class = changed.is_none() || ownership::class_name(&claim) == changed.as_deref();
+        if is_of_class && ownership::is_claim_to_provision(&claim, &ctx.cluster.identity) {
+            // The controller no longer listens during shutdown.
+            related.send(ObjectRef::from_obj(&*claim)).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loopfs::Bytes;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::FakeStore,
+        fixtures,
+        mock_api_server::{Caches, TestContext},
+    };
+
+    fn class() -> Arc<StorageClass> {
+        Arc::new(fixtures::class(json!({})))
+    }
+
+    #[rstest]
+    #[case::the_class_arrives(CacheChange::Applied(class()), json!({}), true)]
+    #[case::the_class_goes(CacheChange::Deleted(class()), json!({}), true)]
+    #[case::all_are_listed_again(CacheChange::Listed, json!({}), true)]
+    #[case::no_node_is_selected(CacheChange::Applied(class()), json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": null}}}), true)]
+    #[case::of_another_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": "other"}}), false)]
+    #[case::without_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": null}}), false)]
+    #[case::with_a_volume(CacheChange::Applied(class()), json!({"spec": {"volumeName": "pvc-1"}}), false)]
+    #[tokio::test]
+    async fn a_change_of_a_class_concerns_its_claims_without_volume(
+        #[case] of_class: CacheChange<StorageClass>,
+        #[case] of_claim: Value,
+        #[case] expected: bool,
+    ) {
+        let claim = fixtures::claim(of_claim);
+        let key = ObjectRef::from_obj(&claim);
+        let caches = Caches { claims: vec![claim], ..Caches::default() };
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);
+        let (related, mut concerned) = mpsc::unbounded_channel();
+        observe(of_class, &test_context.ctx, &related);
+        assert_eq!(concerned.try_recv().ok(), expected.then_some(key));
+        assert_eq!(concerned.try_recv().ok(), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! A VolumeSnapshot as the source of a claim: which snapshot of the store it stands for.
+//!
+//! The objects are those of the CSI snapshotter, which a cluster may have or not, and their handle is what this driver's
+//! CSI service answered: the snapshot's name in the store of its node. They are read as anybody may have written them.
+
+use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
+use kube::{
+    Api, ResourceExt,
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use loopfs::{Bytes, OwnedContentSource, SnapshotId};
+use serde::Deserialize;
+
+use super::source::{DataSource, SNAPSHOT_GROUP, SNAPSHOT_KIND};
+use crate::{
+    error::Error,
+    node::context::Context,
+    objects::{identity::Identity, ownership, quantity, refusal::Refusal},
+};
+
+/// On the content of a snapshot that the snapshotter of one node has in hand: that node.
+const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+
+/// What counts of a VolumeSnapshot.
+#[derive(Debug, Default, Deserialize)]
+struct Snapshot {
+    status: Option<SnapshotStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SnapshotStatus {
+    bound_volume_snapshot_content_name: Option<String>,
+    ready_to_use: Option<bool>,
+    restore_size: Option<String>,
+}
+
+/// What counts of a VolumeSnapshotContent.
+#[derive(Debug, Default, Deserialize)]
+struct Content {
+    #[serde(default)]
+    spec: ContentSpec,
+    status: Option<ContentStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContentSpec {
+    driver: Option<String>,
+    source_volume_mode: Option<String>,
+    volume_snapshot_ref: Option<Reference>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Reference {
+    namespace: Option<String>,
+    name: Option<String>,
+    uid: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContentStatus {
+    snapshot_handle: Option<String>,
+    ready_to_use: Option<bool>,
+}
+
+/// Finds the snapshot of the store that a claim is to be filled with.
+///
+/// # Errors
+/// When it cannot be copied here, or the API server does not tell.
+pub(super) async fn find(
+    claim: &PersistentVolumeClaim,
+    name: &str,
+    ctx: &Context,
+) -> Result<DataSource, Error> {
+    let namespace = claim.namespace().unwrap_or_default();
+    let snapshots: Api<DynamicObject> = Api::namespaced_with(
+        ctx.cluster.client.clone(),
+        &namespace,
+        &resource(SNAPSHOT_KIND, "volumesnapshots"),
+    );
+    let snapshot = found(snapshots.get(name).await);
+    let snapshot = snapshot.map_err(|error| Error::api("read VolumeSnapshot", name, error))?;
+    let absent = "does not exist, or the cluster has no VolumeSnapshots";
+    let snapshot = snapshot.ok_or_else(|| refused(name, absent))?;
+    let bound = content_of(&snapshot)?;
+    let contents: Api<DynamicObject> = Api::all_with(
+        ctx.cluster.client.clone(),
+        &resource("VolumeSnapshotContent", "volumesnapshotcontents"),
+    );
+    let content = found(contents.get(&bound).await);
+    let content = content.map_err(|error| Error::api("read VolumeSnapshotContent", &bound, error))?;
+    let content = content.ok_or_else(|| refused(name, "has lost its VolumeSnapshotContent"))?;
+    resolve(&snapshot, &content, &ctx.cluster.identity)
+}
+
+/// None where it is not there. Where its kind is not, the API server answers 404 and no reason.
+fn found(answer: kube::Result<DynamicObject>) -> kube::Result<Option<DynamicObject>> {
+    match answer {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+fn resource(kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(SNAPSHOT_GROUP, "v1", kind), plural)
+}
+
+fn refused(name: &str, why: &'static str) -> Refusal {
+    Refusal::Source { source_object: format!("VolumeSnapshot {name:?}"), why }
+}
+
+fn read<T: for<'a> Deserialize<'a>>(object: &DynamicObject) -> Option<T> {
+    T::deserialize(&object.data).ok()
+}
+
+/// The content that a snapshot is bound to.
+pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
+    let name = snapshot.name_any();
+    if snapshot.metadata.deletion_timestamp.is_some() {
+        return Err(refused(&name, "is being deleted"));
+    }
+    let status = read::<Snapshot>(snapshot).and_then(|snapshot| snapshot.status).unwrap_or_default();
+    match status.bound_volume_snapshot_content_name.filter(|content| !content.is_empty()) {
+        Some(content) if status.ready_to_use == Some(true) => Ok(content),
+        _ => Err(refused(&name, "is not ready to use; it is copied once it is")),
+    }
+}
+
+/// Decides whether a snapshot as it was found can be copied.
+///
+/// # Errors
+/// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
+pub(crate) fn resolve(
+    snapshot: &DynamicObject,
+    content: &DynamicObject,
+    identity: &Identity,
+) -> Result<DataSource, Error> {
+    let name = snapshot.name_any();
+    let refused = |why| Error::from(refused(&name, why));
+    let (Some(status), Some(Content { spec, status: content_status })) =
+        (read::<Snapshot>(snapshot).and_then(|snapshot| snapshot.status), read::<Content>(content))
+    else {
+        return Err(refused("has an object that is not of the form of snapshot.storage.k8s.io/v1"));
+    };
+    if spec.driver.as_deref() != Some(identity.driver()) {
+        return Err(refused("is of another driver"));
+    }
+    // Else whoever can write a VolumeSnapshot would read the snapshots of others.
+    let names_it = spec.volume_snapshot_ref.is_some_and(|reference| {
+        reference.uid.is_some()
+            && reference.uid == snapshot.metadata.uid
+            && reference.namespace == snapshot.metadata.namespace
+            && reference.name == snapshot.metadata.name
+    });
+    if !names_it {
+        return Err(refused("is bound to a VolumeSnapshotContent of another one"));
+    }
+    let content_status = content_status.unwrap_or_default();
+    if content_status.ready_to_use != Some(true) {
+        return Err(refused("is not ready to use; it is copied once it is"));
+    }
+    if let Some(node) = content.labels().get(MANAGED_BY).filter(|node| *node != identity.node()) {
+        return Err(Error::SourceElsewhere {
+            source_object: format!("VolumeSnapshot {name:?}"),
+            node: node.clone(),
+        });
+    }
+    let handle = content_status.snapshot_handle.unwrap_or_default();
+    let id = SnapshotId::parse(&handle).map_err(|error| ownership::InvalidHandle(error.to_string()))?;
+    let size = status.restore_size.map(|size| quantity::parse(&Quantity(size))).transpose();
+    Ok(DataSource {
+        id: OwnedContentSource::Snapshot(id),
+        // Where it is not known, the store refuses to make a device of a directory.
+        mode: spec.source_volume_mode,
+        capacity: size.map_err(Refusal::Size)?.unwrap_or(Bytes(0)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    fn snapshot(change: Value) -> DynamicObject {
+        let mut object = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {"name": "before", "namespace": "shop", "uid": "snapshot-uid"},
+            "spec": {"source": {"persistentVolumeClaimName": "data"}},
+            "status": {"boundVolumeSnapshotContentName": "content", "readyToUse": true, "restoreSize": "1Mi"},
+        });
+        fixtures::merge_keeping_nulls(&mut object, change);
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn content(change: Value) -> DynamicObject {
+        let mut object = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": "content"},
+            "spec": {
+                "driver": "csi.loopfs.dev", "sourceVolumeMode": "Filesystem", "deletionPolicy": "Delete",
+                "volumeSnapshotRef": {"name": "before", "namespace": "shop", "uid": "snapshot-uid"},
+            },
+            "status": {"snapshotHandle": "snapshot-1", "readyToUse": true},
+        });
+        fixtures::merge_keeping_nulls(&mut object, change);
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_stands_for_the_one_that_its_content_names() {
+        let found = resolve(&snapshot(json!({})), &content(json!({})), &fixtures::identity()).unwrap();
+        let id = SnapshotId::parse("snapshot-1").unwrap();
+        let (id, mode) = (OwnedContentSource::Snapshot(id), Some("Filesystem".to_owned()));
+        assert_eq!(found, DataSource { id, mode, capacity: Bytes(1 << 20) });
+    }
+
+    #[rstest]
+    #[case::ready(json!({}), Ok("content"))]
+    #[case::going(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Err("being deleted"))]
+    #[case::not_ready(json!({"status": {"readyToUse": false}}), Err("not ready"))]
+    #[case::unbound(json!({"status": {"boundVolumeSnapshotContentName": null}}), Err("not ready"))]
+    #[case::no_status(json!({"status": null}), Err("not ready"))]
+    #[case::nonsense(json!({"status": {"readyToUse": "yes"}}), Err("not ready"))]
+    fn contents(#[case] change: Value, #[case] expected: Result<&str, &str>) {
+        match (content_of(&snapshot(change)), expected) {
+            (Ok(name), Ok(expected)) => assert_eq!(name, expected),
+            (Err(why), Err(expected)) => assert!(why.to_string().contains(expected), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[rstest]
+    #[case::other_driver(json!({"spec": {"driver": "csi.other.dev"}}), "another driver")]
+    #[case::other_snapshot(json!({"spec": {"volumeSnapshotRef": {"uid": "another"}}}), "of another one")]
+    #[case::of_the_bank(json!({"spec": {"volumeSnapshotRef": {"namespace": "bank"}}}), "of another one")]
+    #[case::without_uid(json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), "of another one")]
+    #[case::unreferenced(json!({"spec": {"volumeSnapshotRef": null}}), "of another one")]
+    #[case::not_ready(json!({"status": {"readyToUse": false}}), "not ready")]
+    #[case::no_status(json!({"status": null}), "not ready")]
+    #[case::elsewhere(json!({"metadata": {"labels": {MANAGED_BY: "node-b"}}}), "on node \"node-b\"")]
+    #[case::path(json!({"status": {"snapshotHandle": "../../etc"}}), "handle")]
+    #[case::no_handle(json!({"status": {"snapshotHandle": null}}), "handle")]
+    #[case::nonsense(json!({"spec": {"driver": 7}}), "not of the form")]
+    fn what_is_not_copied(#[case] change: Value, #[case] why: &str) {
+        let error = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+    }
+
+    #[rstest]
+    #[case::managed_here(json!({"metadata": {"labels": {MANAGED_BY: "node-a"}}}), Some("Filesystem"))]
+    #[case::unknown_mode(json!({"spec": {"sourceVolumeMode": null}}), None)]
+    fn modes(#[case] change: Value, #[case] mode: Option<&str>) {
+        let found = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap();
+        assert_eq!(found.mode.as_deref(), mode);
+    }
+}

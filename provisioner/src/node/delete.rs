@@ -1,0 +1,230 @@
+//! From a released `PersistentVolume` to nothing.
+//!
+//! The order is what makes it safe. The object is marked for deletion first, under the condition that it
+//! still is what the decision was made on: an administrator may have bound it again while the cache lagged
+//! behind. The finalizer then holds the object until its data is in the trash. A crash in between leaves a
+//! marked object, with which the next attempt goes on.
+//!
+//! The same happens to a volume that no claim has bound, once a person deletes its object.
+
+use crate::{
+    api::{absence, events::Reason},
+    error::Error,
+    node::{context::Context, references},
+    objects::{identity::Identity, ownership, pv},
+};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    runtime::reflector::ObjectRef,
+};
+use loopfs::VolumeId;
+
+/// What to do about a volume's object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// Not ours, or as it should be.
+    UpToDate,
+    /// Its reclaim policy has become Delete: see to it that it outlives its data.
+    AddFinalizer,
+    /// Its reclaim policy is not Delete (any more): its data stays, and the object is anybody's to remove.
+    RemoveFinalizer,
+    /// Its claim is gone and its data stays: say where.
+    ReportRetained,
+    /// Delete the data and the object.
+    Delete(Deletion),
+}
+
+/// What to delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Deletion {
+    pub(crate) id: VolumeId,
+    /// The file system the data is on, where the object says so.
+    pub(crate) filesystem_uuid: Option<String>,
+    /// The object has to be marked for deletion first. One that is marked is marked again if that is to prove that it is unchanged.
+    pub(crate) mark: bool,
+}
+
+/// Decides.
+///
+/// # Errors
+/// When the volume is to be deleted and its handle names no volume.
+pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Plan, Error> {
+    if !ownership::is_our_volume(volume, identity) {
+        return Ok(Plan::UpToDate);
+    }
+    let spec = volume.spec.as_ref();
+    let deletes = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete");
+    let has_finalizer = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
+    let is_deleted = volume.metadata.deletion_timestamp.is_some();
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    Ok(match (deletes, has_finalizer) {
+        (false, true) => Plan::RemoveFinalizer,
+        (false, false) if phase == Some("Released") => Plan::ReportRetained,
+        (false, false) => Plan::UpToDate,
+        // Somebody took the finalizer off: the object goes, and its data is theirs.
+        (true, false) if is_deleted => Plan::UpToDate,
+        (true, false) => Plan::AddFinalizer,
+        (true, true) if pv::is_discarded(volume) => Plan::Delete(Deletion {
+            id: ownership::volume_id(volume, identity)?,
+            filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
+            // A claim can still bind one that is available, although it is marked.
+            mark: !is_deleted || phase == Some("Available"),
+        }),
+        (true, true) => Plan::UpToDate,
+    })
+}
+
+/// Does it.
+///
+/// # Errors
+/// When a step fails; the next attempt goes on from there.
+pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) -> Result<(), Error> {
+    match plan {
+        Plan::UpToDate => Ok(()),
+        Plan::AddFinalizer => set_finalizer(volume, true, ctx).await,
+        Plan::RemoveFinalizer => set_finalizer(volume, false, ctx).await,
+        Plan::ReportRetained => {
+            let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
+            let on = match ownership::filesystem_uuid(volume, &ctx.cluster.identity) {
+                Some(uuid) => format!(" on file system {uuid}"),
+                None => String::new(),
+            };
+            let note = format!(
+                "the claim is gone and the reclaim policy keeps the data: volume {id}{on} of node {}; it takes its room until the \
+                 policy is changed to Delete",
+                ctx.cluster.identity.node()
+            );
+            ctx.cluster.events.publish(volume, Reason::VolumeRetained, note);
+            Ok(())
+        }
+        Plan::Delete(deletion) => {
+            ctx.storage.require_open()?;
+            references::require_none(&deletion.id, Some(volume), ctx).await?;
+            if deletion.mark {
+                mark(volume, ctx).await?;
+            }
+            // It may be being copied. Until the finalizer is off, the claim's reconcile must not create the volume again: it
+            // would find the PersistentVolume that goes now, and leave a volume that no PersistentVolume names.
+            let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
+                return Err(Error::InFlight(deletion.id));
+            };
+            discard(deletion, ctx).await?;
+            set_finalizer(volume, false, ctx).await
+        }
+    }
+}
+
+/// Marks the object for deletion.
+async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
+    let parameters = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: volume.metadata.uid.clone(),
+            resource_version: volume.metadata.resource_version.clone(),
+        }),
+        ..Default::default()
+    };
+    let name = volume.name_any();
+    match ctx.cluster.volume_api().delete(&name, &parameters).await {
+        Ok(_marked_or_gone) => Ok(()),
+        Err(error) => {
+            ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
+            Err(Error::api("delete PersistentVolume", &name, error))
+        }
+    }
+}
+
+/// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the
+/// background.
+async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
+    let Deletion { id, filesystem_uuid, mark: _ } = deletion;
+    let discarded = ctx.storage.run(move |volumes| {
+        let present = volumes.filesystem_uuid();
+        match filesystem_uuid {
+            Some(of_volume) if of_volume != present => {
+                Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
+            }
+            _ => volumes.delete(&id).map(Ok),
+        }
+    });
+    let existed = discarded.await??;
+    if existed {
+        ctx.trash.notify_one();
+    }
+    Ok(())
+}
+
+async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Context) -> Result<(), Error> {
+    let (name, patch) = (volume.name_any(), pv::finalizer_patch(volume, has_finalizer));
+    let patched =
+        ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
+    match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
+        Ok(Some(patched)) => {
+            let key = ObjectRef::from_obj(volume);
+            ctx.volume_writes.remember(patched.into_inner());
+            // Where this was the object's last write, the watch may have said so already, and forgotten it.
+            if ctx.volumes.get(&key).is_none() {
+                ctx.volume_writes.forget(&key);
+            }
+            Ok(())
+        }
+        // Nothing is left to hold or to let go.
+        Ok(None) => Ok(()),
+        Err(error) => Err(Error::api("change the finalizers of PersistentVolume", &name, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    fn deletion(mark: bool) -> Plan {
+        Plan::Delete(Deletion {
+            id: VolumeId::parse(fixtures::VOLUME).unwrap(),
+            filesystem_uuid: Some(fixtures::FILESYSTEM.to_owned()),
+            mark,
+        })
+    }
+
+    const GOING: &str = "2026-01-01T00:00:00Z";
+
+    #[rstest]
+    #[case::bound(json!({}), Plan::UpToDate)]
+    #[case::released(json!({"status": {"phase": "Released"}}), deletion(true))]
+    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), deletion(false))]
+    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}}), deletion(true))]
+    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": GOING}}), Plan::UpToDate)]
+    #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::UpToDate)]
+    #[case::no_status(json!({"status": null}), Plan::UpToDate)]
+    #[case::failed(json!({"status": {"phase": "Failed"}}), Plan::UpToDate)]
+    #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), Plan::AddFinalizer)]
+    #[case::made_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::AddFinalizer)]
+    #[case::finalizer_taken_off(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), Plan::UpToDate)]
+    #[case::made_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::made_retain_while_going(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::ReportRetained)]
+    #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::UpToDate)]
+    #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::RemoveFinalizer)]
+    #[case::other_node(json!({"status": {"phase": "Released"}, "metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), Plan::UpToDate)]
+    fn plans(#[case] change: Value, #[case] expected: Plan) {
+        assert_eq!(plan(&fixtures::volume(change), &fixtures::identity()).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case::path("../../etc")]
+    #[case::empty("")]
+    #[case::slash("pvc/1")]
+    fn a_handle_is_never_a_path(#[case] handle: &str) {
+        let volume = fixtures::volume(
+            json!({"status": {"phase": "Released"}, "spec": {"csi": {"volumeHandle": handle}}}),
+        );
+        let error = plan(&volume, &fixtures::identity()).unwrap_err();
+        assert_eq!(error.reason(), "InvalidHandle");
+    }
+}

@@ -1,0 +1,19 @@
+//! Duties of a provisioner towards its own node: the volumes in its store, and the objects that concern it.
+
+pub(crate) mod audit;
+pub(crate) mod capacity;
+pub(crate) mod claims;
+pub(crate) mod classes;
+pub(crate) mod context;
+pub(crate) mod data_source;
+pub(crate) mod delete;
+pub(crate) mod health_endpoints;
+pub(crate) mod janitor;
+pub(crate) mod lost_disk;
+pub(crate) mod persistent_volumes;
+pub(crate) mod placement;
+pub(crate) mod project_audit;
+pub(crate) mod provision;
+pub(crate) mod references;
+pub(crate) mod reschedule;
+pub(crate) mod resize;

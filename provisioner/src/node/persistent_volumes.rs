@@ -1,0 +1,425 @@
+//! The controller of this node's volumes' objects.
+
+use std::{sync::Arc, time::Instant};
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::{
+    Api, ResourceExt,
+    runtime::{
+        controller::Action,
+        reflector::{ObjectRef, store::Writer},
+        watcher,
+    },
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    api::{
+        events::Reason,
+        queue::{self, CacheChange, Slow},
+    },
+    error::Error,
+    metrics::Operation,
+    node::{
+        context::{Context, RetryKey},
+        delete,
+    },
+    objects::ownership,
+};
+
+/// Volumes reconciled at once: fewer than claims, which people wait for. Many are deleted together, and a claim
+/// in their midst is to have its volume as soon as ever.
+const CONCURRENCY: u16 = 4;
+
+/// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to
+/// `related`.
+pub(crate) async fn run(
+    ctx: Arc<Context>,
+    cache: Writer<PersistentVolume>,
+    related: mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
+    let selector = format!("{}={}", ctx.cluster.identity.node_label(), ctx.cluster.identity.node());
+    let identity = ctx.cluster.identity.clone();
+    let of_interest = move |volume: &PersistentVolume| ownership::is_our_volume(volume, &identity);
+    let config = watcher::Config::default().labels(&selector);
+    let changes = queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, of_interest);
+    let observer = Arc::clone(&ctx);
+    let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer, &related)));
+    let retried = queue::requeue_failed(
+        Arc::clone(&ctx),
+        |ctx: &Context| &ctx.retry_generation,
+        |ctx| &ctx.volume_backoff,
+    );
+    let queue = stream::select(touched, retried);
+    queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
+}
+
+/// What a change means: a volume to reconcile, and its claim with it, or one to forget.
+fn observe(
+    change: CacheChange<PersistentVolume>,
+    ctx: &Context,
+    related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
+) -> Option<ObjectRef<PersistentVolume>> {
+    match change {
+        CacheChange::Applied(volume) => {
+            if let Some(claim) = claim_of(&volume) {
+                // Nobody listens any more once the process is on its way out.
+                drop(related.send(claim));
+            }
+            Some(ObjectRef::from_obj(&*volume))
+        }
+        CacheChange::Deleted(volume) => {
+            let key = ObjectRef::from_obj(&*volume);
+            ctx.volume_writes.forget(&key);
+            ctx.volume_backoff.clear(&key);
+            ctx.volume_conflicts.clear(&key);
+            None
+        }
+        CacheChange::Listed => {
+            let is_cached = |key: &ObjectRef<PersistentVolume>| ctx.volumes.get(key).is_some();
+            ctx.volume_writes.retain(is_cached);
+            ctx.volume_backoff.retain(is_cached);
+            ctx.volume_conflicts.retain(is_cached);
+            ctx.volumes_synced.set();
+            None
+        }
+    }
+}
+
+fn claim_of(volume: &PersistentVolume) -> Option<ObjectRef<PersistentVolumeClaim>> {
+    let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    Some(ObjectRef::new(reference.name.as_deref()?).within(reference.namespace.as_deref()?))
+}
+
+async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
+    ctx.synced().await;
+    let volume = ctx.volume_writes.newest(cached);
+    let key = ObjectRef::from_obj(&*volume);
+    let retry_key = RetryKey {
+        uid: volume.uid(),
+        volume_version: volume.resource_version(),
+        retry_generation: ctx.retry_generation.current(),
+        ..Default::default()
+    };
+    let now = Instant::now();
+    let wait = ctx.volume_conflicts.remaining(&key, &(), now);
+    if let Some(wait) = wait.or_else(|| ctx.volume_backoff.remaining(&key, &retry_key, now)) {
+        return Action::requeue(wait);
+    }
+    let attempted = attempt(&volume, &ctx).await;
+    if !attempted.as_ref().is_err_and(Error::is_conflict) {
+        ctx.volume_conflicts.clear(&key);
+    }
+    match attempted {
+        Ok(()) => {
+            ctx.volume_backoff.clear(&key);
+            Action::await_change()
+        }
+        Err(error) if error.is_conflict() => {
+            tracing::debug!(volume = %key, %error, "a conflict; the volume is retried");
+            Action::requeue(ctx.volume_conflicts.failed(key, (), Instant::now()))
+        }
+        Err(error) => {
+            let wait = ctx.volume_backoff.failed(key, retry_key, Instant::now());
+            tracing::debug!(reason = error.reason(), ?wait, "a volume is retried later");
+            ctx.cluster.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
+            Action::requeue(wait)
+        }
+    }
+}
+
+async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
+    let begun = Instant::now();
+    let plan = delete::plan(volume, &ctx.cluster.identity);
+    let deletes = matches!(plan, Ok(delete::Plan::Delete(_)));
+    let outcome = match plan {
+        Ok(plan) => delete::apply(volume, plan, ctx).await,
+        Err(error) => Err(error),
+    };
+    if deletes || outcome.is_err() {
+        ctx.operations.ended(Operation::Delete, begun, outcome.as_ref().copied());
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::Method;
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        api::backoff,
+        testing::{
+            fake_store::{self, FakeStore},
+            fixtures,
+            mock_api_server::{Caches, ExpectedRequest, TestContext, expect, unlabelled},
+        },
+    };
+
+    const VOLUME: &str = "/api/v1/persistentvolumes/pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+
+    fn released(change: Value) -> PersistentVolume {
+        let mut released = json!({"status": {"phase": "Released"}});
+        fixtures::merge_keeping_nulls(&mut released, change);
+        fixtures::volume(released)
+    }
+
+    fn marks() -> ExpectedRequest {
+        let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
+        expect(Method::DELETE, VOLUME, preconditions)
+            .answer(released(json!({"metadata": {"resourceVersion": "201"}})))
+    }
+
+    fn lets_go() -> ExpectedRequest {
+        let patch = json!({"metadata": {
+            "uid": "volume-uid",
+            "$deleteFromPrimitiveList/finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        }});
+        expect(Method::PATCH, VOLUME, patch).answer(released(json!({"metadata": {"resourceVersion": "202"}})))
+    }
+
+    fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
+        bench_with(Caches::default(), requests)
+    }
+
+    fn bench_with(caches: Caches, requests: Vec<ExpectedRequest>) -> TestContext {
+        let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
+        test_context
+    }
+
+    async fn reconciled(test_context: &TestContext, volume: PersistentVolume) -> Action {
+        reconcile(Arc::new(volume), Arc::clone(&test_context.ctx)).await
+    }
+
+    #[tokio::test]
+    async fn a_released_volume_goes_in_two_writes_and_its_data_between_them() {
+        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        assert_eq!(test_context.volumes.state().trash, [Bytes(1 << 20)]);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    /// Else the claim's reconcile could create the volume again and take the PersistentVolume that goes for its own.
+    #[tokio::test]
+    async fn the_volume_is_in_flight_from_the_deletion_of_its_data_until_its_finalizer_is_off() {
+        let (lets_go, paused) = lets_go().pause();
+        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go]);
+        let reconciling =
+            tokio::spawn(reconcile(Arc::new(released(json!({}))), Arc::clone(&test_context.ctx)));
+        paused.requested.await.unwrap();
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        assert!(test_context.volumes.state().volumes.is_empty());
+        assert!(test_context.ctx.in_flight.enter(&id).is_none());
+        paused.respond.send(()).unwrap();
+        assert_eq!(reconciling.await.unwrap(), Action::await_change());
+        assert!(test_context.ctx.in_flight.enter(&id).is_some());
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
+        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
+        assert_eq!(
+            reconciled(&test_context, released(json!({}))).await,
+            Action::requeue(backoff::CONFLICT.first)
+        );
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_crash_after_the_mark_goes_on_from_there() {
+        let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_crash_after_the_data_goes_on_from_there() {
+        let test_context = test_context(vec![unlabelled(&[]), lets_go().refuse(404, "NotFound")]);
+        test_context.volumes.state().volumes.clear();
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn an_available_volume_whose_object_is_deleted_goes_with_its_data() {
+        let available = released(json!({
+            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
+        }));
+        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
+        assert_eq!(reconciled(&test_context, available).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn an_available_volume_that_is_being_bound_keeps_its_data_although_its_object_is_deleted() {
+        let available = released(json!({
+            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
+        }));
+        let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
+        assert_eq!(reconciled(&test_context, available).await, Action::requeue(backoff::CONFLICT.first));
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        test_context.finish().await;
+    }
+
+    /// Another object with the handle of [`released`].
+    fn second(change: Value) -> PersistentVolume {
+        let mut second = json!({"metadata": {"name": "second", "uid": "second-uid"}});
+        fixtures::merge_keeping_nulls(&mut second, change);
+        fixtures::volume(second)
+    }
+
+    #[rstest]
+    #[case::bound(json!({}))]
+    #[case::available(json!({"status": {"phase": "Available"}}))]
+    #[case::bound_and_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
+    #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
+    #[tokio::test]
+    async fn data_that_another_object_needs_is_kept(
+        #[case] change: Value,
+        #[values(true, false)] is_labelled: bool,
+    ) {
+        let mut labels = change;
+        if !is_labelled {
+            fixtures::merge_keeping_nulls(&mut labels, json!({"metadata": {"labels": null}}));
+        }
+        let second = second(labels);
+        let (caches, requests) = if is_labelled {
+            (Caches { volumes: vec![second], ..Caches::default() }, vec![])
+        } else {
+            (Caches::default(), vec![unlabelled(&[second])])
+        };
+        let test_context = bench_with(caches, requests);
+        let action = reconciled(&test_context, released(json!({}))).await;
+        assert_eq!(action, Action::requeue(Duration::from_secs(1)));
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[rstest]
+    #[case::released(json!({"status": {"phase": "Released"}}))]
+    #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
+    #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
+    #[tokio::test]
+    async fn an_object_that_does_not_need_the_data_does_not_keep_it(#[case] change: Value) {
+        let caches =
+            Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
+        let test_context = bench_with(caches, vec![unlabelled(&[second(change)]), marks(), lets_go()]);
+        assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
+        assert!(test_context.volumes.state().volumes.is_empty());
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_404_of_a_proxy_does_not_end_the_release_of_an_object() {
+        let test_context =
+            test_context(vec![unlabelled(&[]), lets_go().refuse_by_proxy(404), unlabelled(&[]), lets_go()]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(reconciled(&test_context, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
+        test_context.ctx.retry_generation.bump();
+        assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_is_let_go_is_left_alone_while_the_watch_lags_behind() {
+        let marked = released(
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "201"}}),
+        );
+        let mut gone = marked.clone();
+        gone.metadata.finalizers = None;
+        let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
+        let test_context = bench_with(caches, vec![unlabelled(&[]), lets_go().answer(gone)]);
+        for _ in 0..2 {
+            assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
+        }
+        assert_eq!(test_context.finish().await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn what_the_watch_has_forgotten_is_not_remembered() {
+        let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
+        let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        reconciled(&test_context, marked.clone()).await;
+        assert_eq!(test_context.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_volume_in_use_stays_and_says_so() {
+        let test_context = test_context(vec![unlabelled(&[]), marks()]);
+        test_context.volumes.state().busy = true;
+        assert_eq!(
+            reconciled(&test_context, released(json!({}))).await,
+            Action::requeue(Duration::from_secs(1))
+        );
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_marked_while_the_store_is_not_there() {
+        let test_context = test_context(vec![]);
+        test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        assert!(test_context.ctx.storage.run(|_volumes| Ok(())).await.is_err());
+        assert_eq!(
+            reconciled(&test_context, released(json!({}))).await,
+            Action::requeue(Duration::from_secs(1))
+        );
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn data_on_a_disk_that_is_not_here_is_not_taken_for_deleted() {
+        let uuid = "00000000-0000-4000-8000-000000000000";
+        let elsewhere = released(json!({
+            "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": uuid}}},
+        }));
+        let test_context = test_context(vec![unlabelled(&[])]);
+        reconciled(&test_context, elsewhere).await;
+        assert_eq!(
+            test_context.volumes.state().volumes.len(),
+            1,
+            "one of the same name on this disk is another"
+        );
+        assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
+    }
+
+    #[tokio::test]
+    async fn a_volume_made_retain_is_let_go_with_its_data_in_place() {
+        let test_context = test_context(vec![lets_go()]);
+        let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
+        assert_eq!(reconciled(&test_context, retained).await, Action::await_change());
+        assert_eq!(test_context.volumes.state().volumes.len(), 1);
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn a_volume_made_delete_is_held() {
+        let hold = json!({"metadata": {
+            "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
+        }});
+        let test_context =
+            test_context(vec![expect(Method::PATCH, VOLUME, hold).answer(fixtures::volume(json!({})))]);
+        let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
+        assert_eq!(reconciled(&test_context, bare).await, Action::await_change());
+        test_context.finish().await;
+    }
+}

@@ -1,0 +1,434 @@
+//! From a claim to a volume and its `PersistentVolume`.
+//!
+//! The volume's id follows from the claim's UID, and every step can be repeated: whatever a crash interrupts,
+//! the next attempt ends with one volume and one object.
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
+    storage::v1::StorageClass,
+};
+use kube::{ResourceExt, api::PostParams};
+use loopfs::{Bytes, MountFlags, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
+
+use crate::{
+    api::events::Reason,
+    error::Error,
+    node::{context::Context, data_source::DataSource, placement::Placement},
+    objects::{
+        claim_status,
+        identity::Identity,
+        loss_policy::Policy,
+        ownership,
+        parameters::Parameters,
+        pv::{self, Description, ReclaimPolicy},
+        refusal::Refusal,
+    },
+    store::{
+        intents::Intent,
+        volumes::{StorageError, VolumeError},
+    },
+};
+
+/// What to do about a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Plan {
+    /// Not this node's or driver's.
+    Ignore,
+    /// Not this node's as things stand, without anybody having said whose.
+    Requeue,
+    /// The claim has its volume; kube-controller-manager binds the two.
+    UpToDate,
+    /// Make a volume.
+    Create(Creation),
+}
+
+/// The volume to make.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Creation {
+    pub(crate) id: VolumeId,
+    pub(crate) spec: VolumeSpec,
+    pub(crate) reclaim_policy: ReclaimPolicy,
+    pub(crate) mount_options: Option<Vec<String>>,
+    /// What it is a copy of.
+    pub(crate) source: Option<OwnedContentSource>,
+    pub(crate) node_loss: Policy,
+}
+
+/// Decides.
+///
+/// # Errors
+/// [`Refusal`] when the claim is ours and cannot be served as it is; [`Error::NameTaken`].
+pub(crate) fn plan(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    existing: Option<&PersistentVolume>,
+    placement: Placement,
+    data_source: Option<DataSource>,
+    identity: &Identity,
+) -> Result<Plan, Error> {
+    if !ownership::is_claim_to_provision(claim, identity) {
+        return Ok(Plan::Ignore);
+    }
+    match placement {
+        Placement::Here => {}
+        Placement::Elsewhere => return Ok(Plan::Ignore),
+        Placement::Requeue => return Ok(Plan::Requeue),
+        Placement::Refused(why) => return Err(why.into()),
+    }
+    let id = ownership::volume_id_for(claim)?;
+    match existing {
+        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(Plan::UpToDate),
+        Some(_) => return Err(Error::NameTaken(id.to_string())),
+        None => {}
+    }
+    let spec = claim.spec.clone().unwrap_or_default();
+    let class_name =
+        spec.storage_class_name.clone().filter(|name| !name.is_empty()).ok_or(Refusal::ClassUnnamed)?;
+    let class = class.ok_or_else(|| Refusal::ClassMissing(class_name.clone()))?;
+    if class.provisioner != identity.driver() {
+        return Ok(Plan::Ignore);
+    }
+    let parameters = Parameters::parse(class.parameters.as_ref())
+        .map_err(|source| Refusal::Parameters { class: class_name.clone(), source })?;
+    let reclaim_policy = reclaim_policy(class, &class_name)?;
+    let kind = check_spec(&spec)?;
+    check_mount_options(class, &class_name, kind)?;
+    let requested = match claim_status::requested(claim).map_err(Refusal::Size)? {
+        None => return Err(Refusal::NoSize.into()),
+        Some(Bytes(0)) => return Err(Refusal::ZeroSize.into()),
+        Some(requested) => requested,
+    };
+    if let Some(data_source) = &data_source {
+        if let Some(mode) = data_source.mode.as_ref().filter(|mode| **mode != kind.to_string()) {
+            return Err(Refusal::SourceMode(mode.clone()).into());
+        }
+        if requested < data_source.capacity {
+            return Err(Refusal::SourceSize { of_source: data_source.capacity, asked: requested }.into());
+        }
+    }
+    Ok(Plan::Create(Creation {
+        id,
+        spec: parameters.spec(kind, requested),
+        reclaim_policy,
+        mount_options: class.mount_options.clone(),
+        source: data_source.map(|data_source| data_source.id),
+        node_loss: parameters.node_loss,
+    }))
+}
+
+fn reclaim_policy(class: &StorageClass, name: &str) -> Result<ReclaimPolicy, Refusal> {
+    match class.reclaim_policy.as_deref() {
+        None | Some("Delete") => Ok(ReclaimPolicy::Delete),
+        Some("Retain") => Ok(ReclaimPolicy::Retain),
+        Some(policy) => Err(Refusal::ReclaimPolicy { class: name.to_owned(), policy: policy.to_owned() }),
+    }
+}
+
+/// What the kubelet hands to the driver when the volume is published, and would be refused in every pod.
+fn check_mount_options(class: &StorageClass, name: &str, kind: VolumeKind) -> Result<(), Refusal> {
+    match (kind, &class.mount_options) {
+        (VolumeKind::Filesystem, Some(options)) => MountFlags::from_options(options)
+            .map(drop)
+            .map_err(|source| Refusal::MountOptions { class: name.to_owned(), source }),
+        // A device is not mounted.
+        (VolumeKind::Block, _) | (_, None) => Ok(()),
+    }
+}
+
+/// Checks what does not depend on the class.
+fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
+    if spec.selector.is_some() {
+        return Err(Refusal::Selector);
+    }
+    if let Some(name) = spec.volume_attributes_class_name.as_ref().filter(|name| !name.is_empty()) {
+        return Err(Refusal::AttributesClass(name.clone()));
+    }
+    let modes = spec.access_modes.as_deref().unwrap_or_default();
+    if modes.is_empty() {
+        return Err(Refusal::NoAccessMode);
+    }
+    if let Some(mode) =
+        modes.iter().find(|mode| !["ReadWriteOnce", "ReadWriteOncePod"].contains(&mode.as_str()))
+    {
+        return Err(Refusal::AccessMode(mode.clone()));
+    }
+    match spec.volume_mode.as_deref() {
+        None | Some("Filesystem") => Ok(VolumeKind::Filesystem),
+        Some("Block") => Ok(VolumeKind::Block),
+        Some(mode) => Err(Refusal::VolumeMode(mode.to_owned())),
+    }
+}
+
+/// Makes the volume and its object.
+///
+/// # Errors
+/// When either fails; the next attempt goes on from there.
+pub(crate) async fn apply(
+    claim: &PersistentVolumeClaim,
+    creation: Creation,
+    ctx: &Context,
+) -> Result<(), Error> {
+    // The janitor may be removing what an earlier attempt left before the claim was sent elsewhere and back.
+    let Some(_exclusive) = ctx.in_flight.enter(&creation.id) else {
+        return Err(Error::InFlight(creation.id));
+    };
+    // The plan was made before the right to the volume was obtained. A PersistentVolume that has appeared since changes it.
+    if ctx.volume(creation.id.as_str()).is_some() {
+        return Err(Error::InFlight(creation.id));
+    }
+    let shown = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+    let note =
+        format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.cluster.identity.node());
+    ctx.cluster.events.publish(claim, Reason::Provisioning, note);
+
+    let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
+    // A volume that is being copied is not deleted in the meantime, however long it takes.
+    let _source = match &source {
+        Some(OwnedContentSource::Volume(source)) => {
+            Some(ctx.in_flight.copy(source).ok_or_else(|| Error::InFlight(source.clone()))?)
+        }
+        // The store notices one that is deleted meanwhile, over CSI, and makes nothing of it.
+        Some(OwnedContentSource::Snapshot(_)) | None => None,
+    };
+    let (intents, intent, wanted) = (ctx.intents.clone(), Intent::of(claim), id.clone());
+    let made = ctx.storage.run(move |volumes| {
+        // The record comes first: from here on a crash leaves something that is found again. It stays when
+        // this fails, until an attempt succeeds or the claim is gone.
+        intents.record(&wanted, &intent)?;
+        let capacity = match &source {
+            Some(source) => volumes.clone_from(source.as_ref(), &wanted, &spec)?,
+            None => volumes.create(&wanted, &spec)?,
+        };
+        Ok((capacity, volumes.filesystem_uuid()))
+    });
+    let (capacity, filesystem_uuid) = made.await?;
+    ctx.capacity.notify_one();
+    let kind = spec.kind;
+    let description = Description {
+        claim,
+        id: &id,
+        kind,
+        capacity,
+        filesystem_uuid,
+        reclaim_policy,
+        mount_options,
+        node_loss,
+    };
+    let Some(volume) = create_object(claim, pv::build(description, &ctx.cluster.identity), ctx).await? else {
+        return withdraw(id, ctx).await;
+    };
+    ctx.volume_writes.remember(volume);
+    clear(&id, ctx).await?;
+    let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
+    ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);
+    Ok(())
+}
+
+/// Gives up a volume: the claim was sent to another node meanwhile, and has its volume there.
+async fn withdraw(id: VolumeId, ctx: &Context) -> Result<(), Error> {
+    let superfluous = id.clone();
+    if ctx.storage.run(move |volumes| volumes.delete(&superfluous)).await? {
+        ctx.trash.notify_one();
+    }
+    tracing::info!(volume = %id, "removed a volume that another node has made as well");
+    clear(&id, ctx).await
+}
+
+/// Takes the record of provisioning away, which is of no use once the volume has its object or is gone.
+async fn clear(id: &VolumeId, ctx: &Context) -> Result<(), Error> {
+    let (intents, settled) = (ctx.intents.clone(), id.clone());
+    let cleared = tokio::task::spawn_blocking(move || intents.clear(&settled))
+        .await
+        .map_err(|_panicked| StorageError::Panicked)?;
+    if let Err(error) = cleared {
+        tracing::warn!(error = %VolumeError::from(error), "a record of provisioning stays behind, to be looked at later");
+    }
+    Ok(())
+}
+
+/// Creates the object, or finds it created; `None` when the claim has one on another node.
+async fn create_object(
+    claim: &PersistentVolumeClaim,
+    object: PersistentVolume,
+    ctx: &Context,
+) -> Result<Option<PersistentVolume>, Error> {
+    let name = object.name_any();
+    match ctx.cluster.volume_api().create(&PostParams::default(), &object.into()).await {
+        Ok(created) => Ok(Some(created.into_inner())),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            // From an attempt whose answer got lost, or a cache that lags behind.
+            let existing = ctx.cluster.volume_api().get(&name).await;
+            let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
+            match ownership::is_volume_of(&existing, claim) {
+                true if ownership::is_elsewhere(&existing, &ctx.cluster.identity) => Ok(None),
+                // Its data may have been deleted before this attempt created the volume again. The record of provisioning stays,
+                // so that the volume does not outlive the claim.
+                true if existing.metadata.deletion_timestamp.is_some() => Err(Error::VolumeDeleting(name)),
+                true => Ok(Some(existing.into_inner())),
+                false => Err(Error::NameTaken(name)),
+            }
+        }
+        Err(error) => Err(Error::api("create PersistentVolume", name, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::objects::loss_policy::OnNodeLoss;
+    use crate::testing::fixtures;
+
+    fn planned(claim: Value, class: Value) -> Result<Plan, String> {
+        let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
+        plan(&claim, Some(&class), None, Placement::Here, None, &fixtures::identity())
+            .map_err(|error| error.to_string())
+    }
+
+    fn creation(claim: Value, class: Value) -> Creation {
+        match planned(claim, class) {
+            Ok(Plan::Create(creation)) => creation,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_ordinary_claim() {
+        let expected = Creation {
+            id: VolumeId::parse(fixtures::VOLUME).unwrap(),
+            spec: VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20)),
+            reclaim_policy: ReclaimPolicy::Delete,
+            mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
+            source: None,
+            node_loss: Policy::default(),
+        };
+        assert_eq!(creation(json!({}), json!({})), expected);
+    }
+
+    #[test]
+    fn the_class_says_what_the_loss_of_a_node_brings() {
+        let class = json!({"parameters": {"onNodeLoss": "deleteClaim", "nodeLossGraceSeconds": "60"}});
+        let expected = Policy { on_node_loss: OnNodeLoss::DeleteClaim, grace: Duration::from_secs(60) };
+        assert_eq!(creation(json!({}), class).node_loss, expected);
+    }
+
+    #[rstest]
+    #[case::block(json!({"spec": {"volumeMode": "Block"}}), VolumeKind::Block)]
+    #[case::filesystem_by_default(json!({"spec": {"volumeMode": null}}), VolumeKind::Filesystem)]
+    #[case::once_per_pod(json!({"spec": {"accessModes": ["ReadWriteOncePod"]}}), VolumeKind::Filesystem)]
+    fn kinds(#[case] claim: Value, #[case] expected: VolumeKind) {
+        assert_eq!(creation(claim, json!({})).spec.kind, expected);
+    }
+
+    #[test]
+    fn the_class_decides_about_inodes_and_reclaiming() {
+        let made =
+            creation(json!({}), json!({"parameters": {"bytesPerInode": "8192"}, "reclaimPolicy": "Retain"}));
+        assert_eq!(made.spec.bytes_per_inode.get(), 8192);
+        assert_eq!(made.reclaim_policy, ReclaimPolicy::Retain);
+        let default = creation(json!({}), json!({"reclaimPolicy": null, "mountOptions": null}));
+        assert_eq!(default.reclaim_policy, ReclaimPolicy::Delete);
+        assert_eq!(default.mount_options, None);
+    }
+
+    #[rstest]
+    #[case::unknown_parameter(json!({}), json!({"parameters": {"fstype": "ext4"}}), "unknown parameter \"fstype\"; allowed parameters: bytesPerInode")]
+    #[case::mount_option(json!({}), json!({"mountOptions": ["discard"]}), "mountOptions: an option is none of: ro, rw, nosuid")]
+    #[case::mount_options(json!({}), json!({"mountOptions": ["nodev", "dev"]}), "nodev and dev contradict each other")]
+    #[case::recycle(json!({}), json!({"reclaimPolicy": "Recycle"}), "allowed: Delete, Retain")]
+    #[case::many_readers(json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}}), json!({}), "access mode \"ReadOnlyMany\" is not supported")]
+    #[case::many_writers(json!({"spec": {"accessModes": ["ReadWriteMany"]}}), json!({}), "allowed: ReadWriteOnce, ReadWriteOncePod")]
+    #[case::no_access_mode(json!({"spec": {"accessModes": []}}), json!({}), "no access mode")]
+    #[case::zero(json!({"spec": {"resources": {"requests": {"storage": "0"}}}}), json!({}), "0 bytes")]
+    #[case::no_size(json!({"spec": {"resources": null}}), json!({}), "asks for no size")]
+    #[case::negative(json!({"spec": {"resources": {"requests": {"storage": "-1Gi"}}}}), json!({}), "below zero")]
+    #[case::absurd(json!({"spec": {"resources": {"requests": {"storage": "9E"}}}}), json!({}), "created")]
+    #[case::too_large(json!({"spec": {"resources": {"requests": {"storage": "99E"}}}}), json!({}), "more than 8Ei")]
+    #[case::malformed(json!({"spec": {"resources": {"requests": {"storage": "1MB"}}}}), json!({}), "not a quantity")]
+    #[case::mode(json!({"spec": {"volumeMode": "Tape"}}), json!({}), "allowed: Filesystem, Block")]
+    #[case::selector(json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), json!({}), "spec.selector")]
+    #[case::attributes_class(json!({"spec": {"volumeAttributesClassName": "gold"}}), json!({}), "\"gold\"")]
+    #[case::no_class(json!({"spec": {"storageClassName": null}}), json!({}), "names no storage class")]
+    #[case::uid(json!({"metadata": {"uid": "../../etc"}}), json!({}), "cannot name a volume")]
+    #[case::no_uid(json!({"metadata": {"uid": null}}), json!({}), "cannot name a volume")]
+    fn refusals_say_what_is_allowed(#[case] claim: Value, #[case] class: Value, #[case] expected: &str) {
+        match planned(claim, class) {
+            Err(error) => assert!(error.contains(expected), "{error}"),
+            // 9E is less than 8Ei: large, and for the store to refuse, which knows how much there is.
+            Ok(Plan::Create(_)) => assert_eq!(expected, "created"),
+            Ok(plan) => panic!("{plan:?}"),
+        }
+    }
+
+    #[test]
+    fn mount_options_are_nothing_to_a_device() {
+        let block = creation(json!({"spec": {"volumeMode": "Block"}}), json!({"mountOptions": ["discard"]}));
+        assert_eq!(block.spec.kind, VolumeKind::Block);
+    }
+
+    #[test]
+    fn a_missing_class_is_named() {
+        let error =
+            plan(&fixtures::claim(json!({})), None, None, Placement::Here, None, &fixtures::identity())
+                .unwrap_err();
+        assert_eq!(error.to_string(), "storage class \"loopfs\" does not exist");
+        assert_eq!(error.reason(), "Refused");
+    }
+
+    #[test]
+    fn the_class_of_another_driver_is_none_of_our_business() {
+        assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(Plan::Ignore));
+    }
+
+    #[rstest]
+    #[case::as_large("1Mi", "Filesystem", Ok(()))]
+    #[case::larger("2Mi", "Filesystem", Ok(()))]
+    #[case::smaller("1023Ki", "Filesystem", Err("ask for at least as much"))]
+    #[case::of_the_other_mode("1Mi", "Block", Err("volumeMode is \"Block\""))]
+    fn copies(#[case] size: &str, #[case] mode: &str, #[case] expected: Result<(), &str>) {
+        let claim = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
+        let id = OwnedContentSource::Volume(VolumeId::parse("pvc-source").unwrap());
+        let data_source =
+            DataSource { id: id.clone(), mode: Some(mode.to_owned()), capacity: Bytes(1 << 20) };
+        let class = fixtures::class(json!({}));
+        match (
+            plan(&claim, Some(&class), None, Placement::Here, Some(data_source), &fixtures::identity()),
+            expected,
+        ) {
+            (Ok(Plan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
+            (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[rstest]
+    #[case::elsewhere(Placement::Elsewhere, Ok(Plan::Ignore))]
+    #[case::later(Placement::Requeue, Ok(Plan::Requeue))]
+    #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("asks for no size"))]
+    fn the_place_goes_before_all_else(#[case] placement: Placement, #[case] expected: Result<Plan, &str>) {
+        // Of a claim that is another node's, that one says what is wrong.
+        let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
+        let planned = plan(&claim, None, None, placement, None, &fixtures::identity());
+        match (planned, expected) {
+            (Ok(planned), Ok(expected)) => assert_eq!(planned, expected),
+            (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[rstest]
+    #[case::ours(json!({}), Some(Plan::UpToDate))]
+    #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
+    #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
+    fn an_object_of_the_name_exists(#[case] volume: Value, #[case] expected: Option<Plan>) {
+        let (claim, class, volume) =
+            (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
+        let planned = plan(&claim, Some(&class), Some(&volume), Placement::Here, None, &fixtures::identity());
+        assert_eq!(planned.as_ref().ok(), expected.as_ref());
+        assert_eq!(planned.is_err_and(|error| matches!(error, Error::NameTaken(_))), expected.is_none());
+    }
+}

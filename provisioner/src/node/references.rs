@@ -1,0 +1,54 @@
+//! References to a volume: the `PersistentVolumes` whose handle is its id.
+//!
+//! An administrator can create a second one with the handle of a first, for instance to bind the data in another namespace.
+//! The data of a volume is therefore deleted only if no other PersistentVolume needs it.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::{ResourceExt, api::ListParams};
+use loopfs::VolumeId;
+
+use crate::{
+    error::Error,
+    node::context::Context,
+    objects::{ownership, pv},
+};
+
+/// How many PersistentVolumes are read at a time.
+const PAGE: u32 = 500;
+
+/// Checks that no PersistentVolume but `deleted`, if given, needs the data of a volume.
+///
+/// It looks at the PersistentVolumes that are labelled with this node and at those without the label, as a person creates
+/// them. One with the label of another node has its data there.
+///
+/// # Errors
+/// [`Error::StillReferenced`], or when the API server cannot be asked.
+pub(crate) async fn require_none(
+    id: &VolumeId,
+    deleted: Option<&PersistentVolume>,
+    ctx: &Context,
+) -> Result<(), Error> {
+    let needs = |volume: &PersistentVolume| {
+        deleted.is_none_or(|deleted| deleted.metadata.name != volume.metadata.name)
+            && ownership::volume_id(volume, &ctx.cluster.identity).is_ok_and(|of| of == *id)
+            && !pv::is_discarded(volume)
+    };
+    let refused =
+        |volume: &PersistentVolume| Error::StillReferenced { id: id.clone(), by: volume.name_any() };
+    if let Some(volume) = ctx.volumes.state().iter().find(|volume| needs(volume)) {
+        return Err(refused(volume));
+    }
+    let mut parameters =
+        ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label())).limit(PAGE);
+    loop {
+        let page = ctx.cluster.volume_api().list(&parameters).await;
+        let page = page.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
+        if let Some(volume) = page.items.iter().find(|volume| needs(volume)) {
+            return Err(refused(volume));
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}

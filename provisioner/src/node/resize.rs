@@ -1,0 +1,304 @@
+//! Growing a volume whose claim asks for more, by the protocol that kubelet and external-resizer speak.
+//!
+//! `RecoverVolumeExpansionFailure` keeps in the claim's status what is being attempted (`allocatedResources`)
+//! and how far it got (`allocatedResourceStatuses`), so that a user may ask for less after a failure. To grow
+//! here is a call that takes milliseconds, can be repeated, and never shrinks. So there is no outcome to be
+//! uncertain about, as external-resizer has to be after a timeout: the size that counts is always the one the
+//! store answers.
+//!
+//! A Filesystem volume is finished here, for its quota is its size. The loop devices of a Block volume have to
+//! be told. The node's driver does that on its own as soon as the image has grown, which is waited for. Where it does not
+//! answer, the last step is the kubelet's: `NodeResizePending`, upon which it calls NodeExpandVolume when it next looks
+//! at the pod, in a minute or more.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::core::v1::{PersistentVolume, PersistentVolumeClaim},
+    jiff::Timestamp,
+};
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+    runtime::reflector::ObjectRef,
+};
+use loopfs::{Bytes, VolumeId, VolumeKind};
+use serde_json::{Value, json};
+
+use crate::{
+    api::events::Reason,
+    error::Error,
+    node::context::Context,
+    objects::{
+        claim_status::{Earlier, ResizeCondition, ResizeStatus, STORAGE, StatusPatch, recorded, requested},
+        identity::Identity,
+        ownership, quantity,
+    },
+    store::volumes::StorageError,
+};
+
+/// For the node's driver to tell the devices of an image that it has grown, which takes it milliseconds.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What to do about a bound claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// As large as asked, or not ours.
+    UpToDate,
+    /// The kubelet's turn.
+    AwaitNode,
+    /// Grow the volume to at least this.
+    Expand { target: Bytes },
+}
+
+/// Decides.
+pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, identity: &Identity) -> Plan {
+    let status = claim.status.as_ref();
+    let bound = status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+        && ownership::bound_volume(claim) == volume.metadata.name.as_deref();
+    if !bound || !ownership::is_our_volume(volume, identity) || !ownership::is_volume_of(volume, claim) {
+        return Plan::UpToDate;
+    }
+    // A bound claim's request was validated when it was bound; a malformed one asks for nothing we could
+    // give.
+    let Ok(Some(target)) = requested(claim) else { return Plan::UpToDate };
+    let has = recorded(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default();
+    if target <= has {
+        return Plan::UpToDate;
+    }
+    let node_has_its_turn = match (kind(volume), ResizeStatus::of(claim)) {
+        (VolumeKind::Block, Some(ResizeStatus::NodeInProgress)) => true,
+        // The kubelet has not begun, so a user who asks for still more need not wait for it.
+        (VolumeKind::Block, Some(ResizeStatus::NodePending)) => {
+            target <= capacity(volume).unwrap_or_default()
+        }
+        _ => false,
+    };
+    if node_has_its_turn { Plan::AwaitNode } else { Plan::Expand { target } }
+}
+
+/// What growing the volume came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is this large now, for whoever uses it.
+    Grown(Bytes),
+    /// It is this large now; whether the pod's block device shows it is not known.
+    AwaitsNode(Bytes),
+    /// It cannot be done; asking for less may help.
+    Infeasible(String),
+    /// It failed; the same may work later.
+    Failed(String),
+}
+
+/// The claim's status before growing, if it does not say so already.
+pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp) -> Option<Value> {
+    let status = claim.status.as_ref();
+    let allocated = recorded(status.and_then(|status| status.allocated_resources.as_ref()));
+    let again = allocated == Some(target);
+    let resumes = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInProgress);
+    let infeasible = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
+    if again && (resumes || infeasible) {
+        // A retry of the same: what the earlier attempt left in the status stands until this one ends
+        // differently.
+        return None;
+    }
+    StatusPatch::of(claim)
+        .allocated(target)
+        .resize_status(Some(ResizeStatus::ControllerInProgress))
+        .condition(Some((ResizeCondition::Resizing, String::new())), Earlier::Drop, now)
+        .node_expansion_not_required(false)
+        .build()
+}
+
+/// The writes that record an outcome, to be made in this order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Record {
+    /// For the volume, first: a claim never says more than its volume.
+    pub(crate) volume: Option<Value>,
+    /// For the claim's status.
+    pub(crate) claim: Option<Value>,
+}
+
+/// What to write after growing.
+pub(crate) fn record(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> Record {
+    match outcome {
+        Outcome::Grown(size) => Record {
+            volume: volume_patch(volume, *size),
+            claim: StatusPatch::of(claim)
+                .allocated(*size)
+                .capacity(*size)
+                .resize_status(None)
+                .condition(None, Earlier::Drop, now)
+                .node_expansion_not_required(true)
+                .build(),
+        },
+        Outcome::AwaitsNode(size) => {
+            let message =
+                "the volume has grown; waiting for the kubelet to tell the pod's block device".to_owned();
+            let pending = Some((ResizeCondition::FileSystemResizePending, message));
+            let claim = StatusPatch::of(claim)
+                .allocated(*size)
+                .resize_status(Some(ResizeStatus::NodePending))
+                .condition(pending, Earlier::Drop, now)
+                .node_expansion_not_required(false)
+                .build();
+            Record { volume: volume_patch(volume, *size), claim }
+        }
+        Outcome::Infeasible(why) => Record {
+            volume: None,
+            claim: failure(claim, why, now).resize_status(Some(ResizeStatus::ControllerInfeasible)).build(),
+        },
+        Outcome::Failed(why) => Record { volume: None, claim: failure(claim, why, now).build() },
+    }
+}
+
+fn failure<'a>(claim: &'a PersistentVolumeClaim, why: &str, now: Timestamp) -> StatusPatch<'a> {
+    StatusPatch::of(claim).condition(
+        Some((ResizeCondition::ControllerResizeError, why.to_owned())),
+        Earlier::Keep,
+        now,
+    )
+}
+
+/// Raises the capacity a volume's object states; never lowers it.
+fn volume_patch(volume: &PersistentVolume, size: Bytes) -> Option<Value> {
+    (capacity(volume).unwrap_or_default() < size).then(|| {
+        json!({
+            "metadata": { "uid": volume.metadata.uid, "resourceVersion": volume.metadata.resource_version },
+            "spec": { "capacity": { STORAGE: quantity::format(size) } },
+        })
+    })
+}
+
+fn capacity(volume: &PersistentVolume) -> Option<Bytes> {
+    recorded(volume.spec.as_ref()?.capacity.as_ref())
+}
+
+fn kind(volume: &PersistentVolume) -> VolumeKind {
+    match volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) {
+        Some("Block") => VolumeKind::Block,
+        _ => VolumeKind::Filesystem,
+    }
+}
+
+/// Grows the volume and writes down how it went.
+///
+/// # Errors
+/// When growing failed (which is then recorded in the claim), or a write did; the next attempt goes on from
+/// there.
+pub(crate) async fn apply(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+    target: Bytes,
+    ctx: &Context,
+) -> Result<(), Error> {
+    let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
+    let begun = match begin(claim, target, (ctx.now)()) {
+        Some(patch) => {
+            let note = format!("growing volume {id} to {target}");
+            ctx.cluster.events.publish(claim, Reason::Resizing, note);
+            Some(patch_claim(claim, &patch, ctx).await?)
+        }
+        None => None,
+    };
+    let claim = begun.as_ref().unwrap_or(claim);
+
+    let (outcome, failed) = grow(id.clone(), target, volume, ctx).await;
+    let record = record(claim, volume, &outcome, (ctx.now)());
+    if let Some(patch) = &record.volume {
+        let name = volume.name_any();
+        let patched =
+            ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        let written = patched.map_err(|error| {
+            ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
+            Error::api("record the new capacity of PersistentVolume", &name, error)
+        })?;
+        ctx.volume_writes.remember(written.into_inner());
+    }
+    if let Some(patch) = &record.claim {
+        patch_claim(claim, patch, ctx).await?;
+    }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    match outcome {
+        Outcome::Grown(size) => {
+            ctx.cluster.events.publish(
+                claim,
+                Reason::VolumeResizeSuccessful,
+                format!("volume {id} has {size} now"),
+            );
+        }
+        Outcome::AwaitsNode(size) => {
+            let note =
+                format!("volume {id} has {size} now; the kubelet has yet to tell the pod's block device");
+            ctx.cluster.events.publish(claim, Reason::FileSystemResizeRequired, note);
+        }
+        Outcome::Infeasible(_) | Outcome::Failed(_) => {}
+    }
+    Ok(())
+}
+
+async fn grow(
+    id: VolumeId,
+    target: Bytes,
+    volume: &PersistentVolume,
+    ctx: &Context,
+) -> (Outcome, Option<Error>) {
+    let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
+    let kind = kind(volume);
+    let grown = ctx.storage.run(move |volumes| {
+        let present = volumes.filesystem_uuid();
+        match expected {
+            Some(of_volume) if of_volume != present => {
+                Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
+            }
+            _ => {
+                let size = volumes.grow(&id, target)?;
+                // Where that cannot be found out, the kubelet will.
+                let shown = kind == VolumeKind::Filesystem
+                    || volumes.await_refreshed(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
+                Ok(Ok(if shown { Outcome::Grown(size) } else { Outcome::AwaitsNode(size) }))
+            }
+        }
+    });
+    let error = match grown.await {
+        Ok(Ok(outcome)) => {
+            ctx.capacity.notify_one();
+            return (outcome, None);
+        }
+        Ok(Err(error)) => error,
+        Err(error) => Error::from(error),
+    };
+    let outcome = match &error {
+        Error::Storage(StorageError::Volume(refused)) if refused.is_infeasible() => {
+            Outcome::Infeasible(error.to_string())
+        }
+        _ => Outcome::Failed(error.to_string()),
+    };
+    (outcome, Some(error))
+}
+
+async fn patch_claim(
+    claim: &PersistentVolumeClaim,
+    patch: &Value,
+    ctx: &Context,
+) -> Result<PersistentVolumeClaim, Error> {
+    let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
+    let patched = api.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+    let written = patched.map_err(|error| {
+        ctx.claim_writes.forget(&ObjectRef::from_obj(claim));
+        Error::api("record the resize in the status of claim", claim.name_any(), error)
+    })?;
+    let written = written.into_inner();
+    ctx.claim_writes.remember(written.clone());
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests;

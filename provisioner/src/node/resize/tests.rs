@@ -1,0 +1,327 @@
+//! The resize protocol as tables: every state a claim can be in, and what each outcome writes.
+
+use rstest::rstest;
+
+use super::*;
+use crate::testing::fixtures;
+
+const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+const MIB: u64 = 1 << 20;
+
+/// A bound claim that asks for 4Mi, in a resize state, of which 1Mi is recorded.
+fn claim(resize_status: Option<&str>, allocated: Option<&str>) -> PersistentVolumeClaim {
+    fixtures::bound_claim(json!({
+        "spec": { "resources": { "requests": { "storage": "4Mi" } } },
+        "status": {
+            "allocatedResourceStatuses": resize_status.map(|status| json!({ "storage": status })),
+            "allocatedResources": allocated.map(|size| json!({ "storage": size })),
+        },
+    }))
+}
+
+fn volume(mode: &str, capacity: &str) -> PersistentVolume {
+    fixtures::volume(json!({ "spec": { "volumeMode": mode, "capacity": { "storage": capacity } } }))
+}
+
+const GROW: Plan = Plan::Expand { target: Bytes(4 * MIB) };
+
+/// Every state, for both kinds, before and after the volume's object says that it has grown.
+#[rstest]
+#[case::fresh("Filesystem", None, "1Mi", GROW)]
+#[case::under_way("Filesystem", Some("ControllerResizeInProgress"), "1Mi", GROW)]
+#[case::stopped_before_the_claim("Filesystem", Some("ControllerResizeInProgress"), "4Mi", GROW)]
+#[case::infeasible_once("Filesystem", Some("ControllerResizeInfeasible"), "1Mi", GROW)]
+#[case::left_by_another_resizer("Filesystem", Some("NodeResizePending"), "4Mi", GROW)]
+#[case::left_by_a_kubelet("Filesystem", Some("NodeResizeInProgress"), "4Mi", GROW)]
+#[case::refused_by_a_kubelet("Filesystem", Some("NodeResizeInfeasible"), "4Mi", GROW)]
+#[case::fresh_block("Block", None, "1Mi", GROW)]
+#[case::fresh_block_grown("Block", None, "4Mi", GROW)]
+#[case::block_under_way("Block", Some("ControllerResizeInProgress"), "1Mi", GROW)]
+#[case::block_stopped_before_the_claim("Block", Some("ControllerResizeInProgress"), "4Mi", GROW)]
+#[case::block_infeasible_once("Block", Some("ControllerResizeInfeasible"), "1Mi", GROW)]
+#[case::node_pending("Block", Some("NodeResizePending"), "4Mi", Plan::AwaitNode)]
+#[case::node_pending_and_more_asked("Block", Some("NodeResizePending"), "2Mi", GROW)]
+#[case::node_in_progress("Block", Some("NodeResizeInProgress"), "4Mi", Plan::AwaitNode)]
+#[case::node_in_progress_and_more_asked("Block", Some("NodeResizeInProgress"), "2Mi", Plan::AwaitNode)]
+#[case::node_infeasible("Block", Some("NodeResizeInfeasible"), "4Mi", GROW)]
+#[case::state_of_the_future("Block", Some("ResizeByMagic"), "4Mi", GROW)]
+fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &str, #[case] expected: Plan) {
+    assert_eq!(plan(&claim(status, Some("4Mi")), &volume(mode, capacity), &fixtures::identity()), expected);
+}
+
+#[rstest]
+#[case::as_large_as_asked(json!({"status": {"capacity": {"storage": "4Mi"}}}), json!({}))]
+#[case::larger(json!({"status": {"capacity": {"storage": "5Mi"}}}), json!({}))]
+#[case::not_bound_yet(json!({"status": {"phase": "Pending"}}), json!({}))]
+#[case::lost(json!({"status": {"phase": "Lost"}}), json!({}))]
+#[case::no_status(json!({"status": null}), json!({}))]
+#[case::other_volume(json!({"spec": {"volumeName": "other"}}), json!({}))]
+#[case::no_request(json!({"spec": {"resources": null}}), json!({}))]
+#[case::malformed_request(json!({"spec": {"resources": {"requests": {"storage": "much"}}}}), json!({}))]
+#[case::volume_of_an_earlier_claim(json!({}), json!({"spec": {"claimRef": {"uid": "earlier"}}}))]
+#[case::volume_of_another_node(json!({}), json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}))]
+fn left_alone(#[case] claim_change: Value, #[case] volume_change: Value) {
+    let mut change = json!({"spec": {"resources": {"requests": {"storage": "4Mi"}}}});
+    fixtures::merge_keeping_nulls(&mut change, claim_change);
+    let (claim, volume) = (fixtures::bound_claim(change), fixtures::volume(volume_change));
+    assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::UpToDate);
+}
+
+/// What `begin` writes, by the state it finds: nothing for a retry of the same, else the same patch always.
+#[rstest]
+#[case::fresh(None, None, true)]
+#[case::a_smaller_request_than_before(Some("ControllerResizeInfeasible"), Some("9Mi"), true)]
+#[case::retry_after_infeasible(Some("ControllerResizeInfeasible"), Some("4Mi"), false)]
+#[case::resumed(Some("ControllerResizeInProgress"), Some("4Mi"), false)]
+#[case::resumed_with_another_size(Some("ControllerResizeInProgress"), Some("9Mi"), true)]
+#[case::node_gave_up(Some("NodeResizeInfeasible"), Some("4Mi"), true)]
+#[case::allocated_and_no_state(None, Some("4Mi"), true)]
+fn beginning(#[case] status: Option<&str>, #[case] allocated: Option<&str>, #[case] writes: bool) {
+    let patch = begin(&claim(status, allocated), Bytes(4 * MIB), NOW);
+    assert_eq!(patch.is_some(), writes);
+    let Some(patch) = patch else { return };
+    let mut after = serde_json::to_value(claim(status, allocated)).unwrap();
+    fixtures::merge(&mut after, patch);
+    let after: PersistentVolumeClaim = serde_json::from_value(after).unwrap();
+    assert_eq!(ResizeStatus::of(&after), Some(ResizeStatus::ControllerInProgress));
+    assert_eq!(recorded(after.status.as_ref().unwrap().allocated_resources.as_ref()), Some(Bytes(4 * MIB)));
+    assert_eq!(conditions(&after), ["Resizing"]);
+}
+
+fn conditions(claim: &PersistentVolumeClaim) -> Vec<&str> {
+    let conditions = claim.status.as_ref().and_then(|status| status.conditions.as_deref());
+    conditions.unwrap_or_default().iter().map(|condition| condition.type_.as_str()).collect()
+}
+
+#[test]
+fn a_filesystem_volume_is_finished_here() {
+    let under_way = fixtures::bound_claim(json!({
+        "status": {
+            "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress", "example.com/iops": "NodeResizePending" },
+            "allocatedResources": { "storage": "4Mi" },
+            "conditions": [
+                { "type": "Resizing", "status": "True" },
+                { "type": "ModifyingVolume", "status": "True" },
+            ],
+        },
+    }));
+    let record = record(&under_way, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(4 * MIB)), NOW);
+    assert_eq!(
+        record.volume,
+        Some(json!({
+            "metadata": { "uid": "volume-uid", "resourceVersion": "200" },
+            "spec": { "capacity": { "storage": "4Mi" } },
+        }))
+    );
+    assert_eq!(
+        record.claim,
+        Some(json!({
+            "metadata": {
+                "uid": fixtures::CLAIM_UID, "resourceVersion": "100",
+                "annotations": { "volume.kubernetes.io/node-expansion-not-required": "true" },
+            },
+            "status": {
+                "capacity": { "storage": "4Mi" },
+                "allocatedResourceStatuses": { "storage": null },
+                "conditions": [{ "type": "ModifyingVolume", "status": "True" }],
+            },
+        }))
+    );
+}
+
+#[test]
+fn a_block_volume_whose_devices_nobody_told_is_handed_to_the_kubelet() {
+    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
+    let record = record(&begun, &volume("Block", "1Mi"), &Outcome::AwaitsNode(Bytes(4 * MIB)), NOW);
+    assert!(record.volume.is_some());
+    let patch = record.claim.unwrap();
+    assert_eq!(patch["status"]["allocatedResourceStatuses"], json!({ "storage": "NodeResizePending" }));
+    assert_eq!(patch["status"]["conditions"][0]["type"], "FileSystemResizePending");
+    assert_eq!(patch["status"].get("capacity"), None, "the kubelet's to set");
+}
+
+#[test]
+fn a_volume_that_is_larger_than_asked_is_recorded_as_it_is() {
+    // A crash between growing to 9Mi and recording it, after which the user asked for 4Mi.
+    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
+    let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(9 * MIB)), NOW);
+    assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
+    let patch = record.claim.unwrap();
+    assert_eq!(patch["status"]["capacity"]["storage"], "9Mi");
+    assert_eq!(patch["status"]["allocatedResources"]["storage"], "9Mi");
+}
+
+#[test]
+fn a_volumes_capacity_is_never_lowered() {
+    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
+    let record = record(&begun, &volume("Filesystem", "5Mi"), &Outcome::Grown(Bytes(4 * MIB)), NOW);
+    assert_eq!(record.volume, None);
+}
+
+#[rstest]
+#[case::infeasible(Outcome::Infeasible("no space".to_owned()), Some(json!({ "storage": "ControllerResizeInfeasible" })))]
+#[case::failed(Outcome::Failed("no space".to_owned()), None)]
+fn a_failure_is_told_once(#[case] outcome: Outcome, #[case] status: Option<Value>) {
+    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
+    let volume = volume("Block", "1Mi");
+    let Record { volume: None, claim: Some(patch) } = record(&begun, &volume, &outcome, NOW) else {
+        panic!("only the claim is written");
+    };
+    assert_eq!(patch["status"].get("allocatedResourceStatuses"), status.as_ref());
+    assert_eq!(patch["status"]["conditions"][0]["type"], "ControllerResizeError");
+    assert_eq!(patch["status"]["conditions"][0]["message"], "no space");
+
+    let mut told = serde_json::to_value(&begun).unwrap();
+    fixtures::merge(&mut told, patch);
+    let told: PersistentVolumeClaim = serde_json::from_value(told).unwrap();
+    assert_eq!(record(&told, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
+}
+
+/// The story of RecoverVolumeExpansionFailure: too much, then less, then it fits.
+#[test]
+fn infeasible_then_less_then_done() {
+    let volume = volume("Filesystem", "1Mi");
+    let mut claim = serde_json::to_value(claim(None, None)).unwrap();
+    let read = |claim: &Value| serde_json::from_value::<PersistentVolumeClaim>(claim.clone()).unwrap();
+    let ask = |claim: &mut Value, size: &str| claim["spec"]["resources"]["requests"]["storage"] = json!(size);
+
+    ask(&mut claim, "1Ei");
+    let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
+    let patch = begin(&read(&claim), target, NOW).unwrap();
+    fixtures::merge(&mut claim, patch);
+    let outcome = Outcome::Infeasible("1Ei asked, 1Gi available".to_owned());
+    let patch = record(&read(&claim), &volume, &outcome, NOW).claim.unwrap();
+    fixtures::merge(&mut claim, patch);
+    assert_eq!(ResizeStatus::of(&read(&claim)), Some(ResizeStatus::ControllerInfeasible));
+    assert_eq!(conditions(&read(&claim)), ["Resizing", "ControllerResizeError"]);
+
+    ask(&mut claim, "2Mi");
+    let Plan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
+    assert_eq!(target, Bytes(2 * MIB));
+    let patch = begin(&read(&claim), target, NOW).unwrap();
+    fixtures::merge(&mut claim, patch);
+    assert_eq!(claim["status"]["allocatedResources"]["storage"], "2Mi", "quota is charged for what is tried");
+    assert_eq!(conditions(&read(&claim)), ["Resizing"]);
+    let patch = record(&read(&claim), &volume, &Outcome::Grown(Bytes(2 * MIB)), NOW).claim.unwrap();
+    fixtures::merge(&mut claim, patch);
+    assert_eq!(ResizeStatus::of(&read(&claim)), None);
+    assert_eq!(conditions(&read(&claim)), [""; 0]);
+    assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), Plan::UpToDate);
+}
+
+const STATES: [Option<&str>; 7] = [
+    None,
+    Some("ControllerResizeInProgress"),
+    Some("ControllerResizeInfeasible"),
+    Some("NodeResizePending"),
+    Some("NodeResizeInProgress"),
+    Some("NodeResizeInfeasible"),
+    Some("ResizeByMagic"),
+];
+
+/// Every state with every request, and every outcome of it: what is written leads to a state that says what happened, and
+/// writing it once more changes nothing.
+#[test]
+fn every_state_and_every_event() {
+    let outcomes = |mode: &str, target: u64| {
+        let sizes = [Bytes(target), Bytes(target + MIB)];
+        let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
+        let pending = sizes.map(Outcome::AwaitsNode).into_iter().filter(|_| mode == "Block");
+        sizes.map(Outcome::Grown).into_iter().chain(pending.collect::<Vec<_>>()).chain(failed)
+    };
+    let mut seen = 0;
+    for mode in ["Filesystem", "Block"] {
+        for (state, request) in STATES.iter().flat_map(|state| [1, 2, 4, 9].map(|request| (*state, request)))
+        {
+            for (allocated, has) in [None, Some("2Mi"), Some("4Mi"), Some("9Mi")]
+                .into_iter()
+                .flat_map(|allocated| ["1Mi", "4Mi"].map(|has| (allocated, has)))
+            {
+                let volume = volume(mode, has);
+                let mut before = serde_json::to_value(claim(state, allocated)).unwrap();
+                fixtures::merge(
+                    &mut before,
+                    json!({
+                        "spec": {"resources": {"requests": {"storage": format!("{request}Mi")}}},
+                        "status": {"conditions": [
+                            {"type": "ModifyingVolume", "status": "True"}, {"type": "NodeResizeError", "status": "True"},
+                        ]},
+                    }),
+                );
+                let Plan::Expand { target } = plan(&read(&before), &volume, &fixtures::identity()) else {
+                    continue;
+                };
+                assert_eq!(target, Bytes(request * MIB));
+                for outcome in outcomes(mode, target.0) {
+                    seen += 1;
+                    let mut after = before.clone();
+                    let begun = begin(&read(&after), target, NOW);
+                    fixtures::merge(&mut after, begun.unwrap_or_else(|| json!({})));
+                    let recorded = record(&read(&after), &volume, &outcome, NOW);
+                    fixtures::merge(&mut after, recorded.claim.unwrap_or_else(|| json!({})));
+                    check(mode, &before, &after, target, &outcome);
+
+                    let mut volume = serde_json::to_value(&volume).unwrap();
+                    fixtures::merge(&mut volume, recorded.volume.unwrap_or_else(|| json!({})));
+                    let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+                    assert!(capacity(&volume) >= recorded_size("1Mi"), "never lowered");
+                    let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
+                    assert_eq!(again, Record::default(), "{mode} {state:?} {outcome:?}");
+                    let next = match outcome {
+                        Outcome::Grown(size) => Some((size, Plan::UpToDate)),
+                        Outcome::AwaitsNode(size) => Some((size, Plan::AwaitNode)),
+                        _ => None,
+                    };
+                    if let Some((size, next)) = next {
+                        assert!(capacity(&volume) >= Some(size));
+                        assert_eq!(plan(&read(&after), &volume, &fixtures::identity()), next);
+                    }
+                }
+            }
+        }
+    }
+    assert!(seen > 500, "{seen}");
+}
+
+fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Outcome) {
+    let (earlier, claim) = (read(before), read(after));
+    let shown = format!("{mode} {outcome:?}: {before} -> {after}");
+    let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
+    let allocated = recorded(claim.status.as_ref().unwrap().allocated_resources.as_ref());
+    let conditions = conditions(&claim);
+    assert!(conditions.contains(&"ModifyingVolume"), "somebody else's: {shown}");
+    let done = claim
+        .metadata
+        .annotations
+        .as_ref()
+        .unwrap()
+        .contains_key("volume.kubernetes.io/node-expansion-not-required");
+    assert_eq!(done, matches!(outcome, Outcome::Grown(_)), "{shown}");
+    match outcome {
+        Outcome::Grown(grown) => {
+            assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*grown)), "{shown}");
+            assert_eq!((allocated, conditions), (Some(*grown), vec!["ModifyingVolume"]), "{shown}");
+        }
+        Outcome::AwaitsNode(grown) => {
+            assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{shown}");
+            assert_eq!((allocated, size(&claim)), (Some(*grown), size(&earlier)), "{shown}");
+            assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{shown}");
+        }
+        failed => {
+            let infeasible = matches!(failed, Outcome::Infeasible(_));
+            let states = [Some(ResizeStatus::ControllerInProgress), Some(ResizeStatus::ControllerInfeasible)];
+            assert!(states.contains(&ResizeStatus::of(&claim)), "{shown}");
+            assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{shown}");
+            assert_eq!((allocated, size(&claim)), (Some(target), size(&earlier)), "{shown}");
+            assert!(conditions.contains(&"ControllerResizeError"), "{shown}");
+        }
+    }
+}
+
+fn read(claim: &Value) -> PersistentVolumeClaim {
+    serde_json::from_value(claim.clone()).unwrap()
+}
+
+fn recorded_size(text: &str) -> Option<Bytes> {
+    quantity::parse(&k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.to_owned())).ok()
+}

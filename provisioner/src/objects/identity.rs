@@ -1,0 +1,125 @@
+//! Who this process is: one driver on one node, and every name that follows from the two.
+
+use std::fmt;
+
+/// The field manager of the objects that all provisioners write, and the value of their `managed-by` label.
+pub(crate) const MANAGER: &str = "loopfs-provisioner";
+
+/// The driver and the node this process serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    driver: String,
+    node: String,
+}
+
+/// Why a driver or node name cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum IdentityError {
+    /// Kubernetes takes CSI driver names as DNS names of at most 63 characters.
+    #[error(
+        "driver name {0:?} is not usable: it must be 1 to 63 lower case letters, digits, '-' and '.', beginning and \
+         ending with a letter or digit"
+    )]
+    Driver(String),
+    /// The node name becomes a label value, which has a limit of its own.
+    #[error(
+        "node name {0:?} is not usable: it becomes the value of a label on every volume and so must be 1 to 63 letters, \
+         digits, '-', '_' and '.', beginning and ending with a letter or digit"
+    )]
+    Node(String),
+}
+
+/// Both label values and the last part of a name: at most this many characters.
+const LABEL_MAX: usize = 63;
+
+impl Identity {
+    /// # Errors
+    /// When a name cannot serve as what Kubernetes needs it for.
+    pub(crate) fn new(driver: &str, node: &str) -> Result<Self, IdentityError> {
+        let driver_ok =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+        let node_ok = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if !is_label_like(driver, driver_ok) {
+            return Err(IdentityError::Driver(driver.to_owned()));
+        }
+        if !is_label_like(node, node_ok) {
+            return Err(IdentityError::Node(node.to_owned()));
+        }
+        Ok(Identity { driver: driver.to_owned(), node: node.to_owned() })
+    }
+
+    /// The CSI driver's name, which is also the provisioner's in storage classes.
+    pub(crate) fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// The node's name.
+    pub(crate) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// The node label the kubelet sets from the driver's topology, and the key of every volume's node
+    /// affinity.
+    pub(crate) fn topology_key(&self) -> String {
+        format!("topology.{}/node", self.driver)
+    }
+
+    /// The label on a `PersistentVolume` that names its node, so that each node watches only its own.
+    pub(crate) fn node_label(&self) -> String {
+        format!("{}/node", self.driver)
+    }
+
+    /// The volume attribute that names the file system a volume lies on.
+    pub(crate) fn filesystem_uuid_attribute(&self) -> String {
+        format!("{}/filesystem-uuid", self.driver)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.driver, self.node)
+    }
+}
+
+fn is_label_like(name: &str, allowed: impl Fn(u8) -> bool) -> bool {
+    let bytes = name.as_bytes();
+    let ends_ok = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    bytes.len() <= LABEL_MAX
+        && ends_ok(bytes.first())
+        && ends_ok(bytes.last())
+        && bytes.iter().copied().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[test]
+    fn names_follow_from_driver_and_node() {
+        let identity = Identity::new("csi.loopfs.dev", "worker-1").unwrap();
+        assert_eq!(identity.topology_key(), "topology.csi.loopfs.dev/node");
+        assert_eq!(identity.node_label(), "csi.loopfs.dev/node");
+        assert_eq!(identity.filesystem_uuid_attribute(), "csi.loopfs.dev/filesystem-uuid");
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::upper_case("CSI.example")]
+    #[case::slash("csi/example")]
+    #[case::leading_dash("-csi")]
+    #[case::trailing_dot("csi.")]
+    #[case::too_long(&"d".repeat(64))]
+    fn refuses_driver_names(#[case] name: &str) {
+        assert_eq!(Identity::new(name, "n"), Err(IdentityError::Driver(name.to_owned())));
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::comma("a,b")]
+    #[case::too_long_for_a_label(&"n".repeat(64))]
+    fn refuses_node_names(#[case] name: &str) {
+        assert_eq!(Identity::new("d", name), Err(IdentityError::Node(name.to_owned())));
+    }
+}

@@ -1,0 +1,173 @@
+//! What is to become of a volume whose node is gone: parameters of the class, recorded on the volume's object.
+//!
+//! There an administrator can change it, and it outlives the class.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+
+use crate::objects::identity::Identity;
+
+/// What is done about a volume whose node is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum OnNodeLoss {
+    /// It is reported.
+    #[default]
+    Retain,
+    /// The volume's object is deleted, and goes as soon as its claim is gone.
+    DeleteVolume,
+    /// The claim is deleted, and then the object: whoever makes the claim anew gets a volume on another node.
+    DeleteClaim,
+}
+
+impl OnNodeLoss {
+    const ALL: [OnNodeLoss; 3] = [OnNodeLoss::Retain, OnNodeLoss::DeleteVolume, OnNodeLoss::DeleteClaim];
+
+    fn parse(text: &str) -> Option<Self> {
+        OnNodeLoss::ALL.into_iter().find(|policy| policy.as_str() == text)
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            OnNodeLoss::Retain => "retain",
+            OnNodeLoss::DeleteVolume => "deleteVolume",
+            OnNodeLoss::DeleteClaim => "deleteClaim",
+        }
+    }
+}
+
+/// What is done, and how long a node has to be gone before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Policy {
+    pub(crate) on_node_loss: OnNodeLoss,
+    pub(crate) grace: Duration,
+}
+
+/// Longer than a machine takes that is installed anew under its old name.
+const GRACE: Duration = Duration::from_secs(30 * 60);
+
+/// From a second, which is for trying it out, to a year.
+const GRACE_SECONDS: std::ops::RangeInclusive<u64> = 1..=365 * 24 * 3600;
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy { on_node_loss: OnNodeLoss::Retain, grace: GRACE }
+    }
+}
+
+const PARAMETER: &str = "onNodeLoss";
+const GRACE_PARAMETER: &str = "nodeLossGraceSeconds";
+
+/// The parameters, as [`ParametersError`](crate::objects::parameters::ParametersError) lists them.
+pub(crate) const ALLOWED: [&str; 2] = [
+    "onNodeLoss (retain, deleteVolume or deleteClaim)",
+    "nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000)",
+];
+
+/// A value that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PolicyError {
+    parameter: &'static str,
+    value: String,
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {:?}", self.parameter, self.value)
+    }
+}
+
+impl Policy {
+    /// Takes a parameter of a class, and answers whether it is one of these.
+    ///
+    /// # Errors
+    /// When its value cannot be used.
+    pub(crate) fn set(&mut self, parameter: &str, value: &str) -> Result<bool, PolicyError> {
+        let wrong = |parameter| PolicyError { parameter, value: value.to_owned() };
+        match parameter {
+            PARAMETER => self.on_node_loss = OnNodeLoss::parse(value).ok_or_else(|| wrong(PARAMETER))?,
+            GRACE_PARAMETER => {
+                self.grace = seconds(value).ok_or_else(|| wrong(GRACE_PARAMETER))?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What is recorded on a volume's object; nothing where nothing would be done.
+    pub(crate) fn annotations(&self, identity: &Identity) -> BTreeMap<String, String> {
+        if self.on_node_loss == OnNodeLoss::Retain {
+            return BTreeMap::new();
+        }
+        BTreeMap::from([
+            (annotation(identity), self.on_node_loss.as_str().to_owned()),
+            (grace_annotation(identity), self.grace.as_secs().to_string()),
+        ])
+    }
+
+    /// What is recorded. What cannot be read, anybody having written it, is not acted upon.
+    pub(crate) fn of(volume: &PersistentVolume, identity: &Identity) -> Self {
+        let annotations = volume.metadata.annotations.as_ref();
+        let recorded = |name: &str| annotations.and_then(|annotations| annotations.get(name));
+        let grace = match recorded(&grace_annotation(identity)) {
+            Some(text) => seconds(text),
+            None => Some(GRACE),
+        };
+        let on_node_loss = recorded(&annotation(identity)).and_then(|text| OnNodeLoss::parse(text));
+        match (on_node_loss, grace) {
+            (Some(on_node_loss), Some(grace)) => Policy { on_node_loss, grace },
+            (None, Some(grace)) => Policy { grace, ..Policy::default() },
+            (_, None) => Policy::default(),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    let seconds = text.parse().ok().filter(|seconds| GRACE_SECONDS.contains(seconds));
+    seconds.map(Duration::from_secs)
+}
+
+fn annotation(identity: &Identity) -> String {
+    format!("{}/on-node-loss", identity.driver())
+}
+
+fn grace_annotation(identity: &Identity) -> String {
+    format!("{}/node-loss-grace-seconds", identity.driver())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    fn policy(on_node_loss: OnNodeLoss, seconds: u64) -> Policy {
+        Policy { on_node_loss, grace: Duration::from_secs(seconds) }
+    }
+
+    #[rstest]
+    #[case::none(json!({}), Policy::default())]
+    #[case::both(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60"}), policy(OnNodeLoss::DeleteClaim, 60))]
+    #[case::no_grace(json!({"csi.loopfs.dev/on-node-loss": "deleteVolume"}), policy(OnNodeLoss::DeleteVolume, 1800))]
+    #[case::only_grace(json!({"csi.loopfs.dev/node-loss-grace-seconds": "60"}), policy(OnNodeLoss::Retain, 60))]
+    #[case::nonsense(json!({"csi.loopfs.dev/on-node-loss": "DeleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60"}), policy(OnNodeLoss::Retain, 60))]
+    #[case::nonsense_grace(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "1h"}), Policy::default())]
+    #[case::no_time_at_all(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "0"}), Policy::default())]
+    #[case::endless(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "18446744073709551615"}), Policy::default())]
+    #[case::of_another_driver(json!({"csi.other.dev/on-node-loss": "deleteClaim"}), Policy::default())]
+    fn is_read_from_the_volume(#[case] annotations: Value, #[case] expected: Policy) {
+        let volume = fixtures::volume(json!({"metadata": {"annotations": annotations}}));
+        assert_eq!(Policy::of(&volume, &fixtures::identity()), expected);
+    }
+
+    #[test]
+    fn what_is_recorded_is_read() {
+        let deleting = policy(OnNodeLoss::DeleteClaim, 90);
+        let annotations = json!(deleting.annotations(&fixtures::identity()));
+        let volume = fixtures::volume(json!({"metadata": {"annotations": annotations}}));
+        assert_eq!(Policy::of(&volume, &fixtures::identity()), deleting);
+        assert!(Policy::default().annotations(&fixtures::identity()).is_empty());
+    }
+}

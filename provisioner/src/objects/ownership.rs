@@ -1,0 +1,286 @@
+//! Is this object ours? Pure and total: anything an API server can hold gets an answer.
+//!
+//! A cluster has one provisioner per node and other drivers besides; what these functions decline is never
+//! touched.
+
+use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
+
+use loopfs::VolumeId;
+
+use crate::objects::{identity::Identity, refusal::Refusal};
+
+/// Set by kube-controller-manager on a claim that waits for an external provisioner: the provisioner's name.
+const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+
+/// The same under the name older controller managers use.
+const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+
+/// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node its first pod goes to.
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// Whether the claim waits for a volume of this driver; of which node is another question, see
+/// [`placement`](crate::node::placement).
+pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
+    claim.metadata.deletion_timestamp.is_none()
+        && bound_volume(claim).is_none()
+        && provisioner(claim) == Some(identity.driver())
+}
+
+/// The node that the scheduler, or whoever, has chosen for the claim.
+pub(crate) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    annotation(claim, SELECTED_NODE)
+}
+
+/// The name of the storage class that the claim asks for.
+pub(crate) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.storage_class_name.as_deref()
+}
+
+/// Whether the claim could concern this node, now or once its volume is known; the others are not even
+/// cached.
+///
+/// A bound claim that no scheduler and no provisioner was asked about has a volume made by hand, which may be
+/// ours: only the volume tells. A claim that waits for this driver and for which no node was chosen may be for any of
+/// them.
+pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
+    if provisioner(claim).is_some_and(|provisioner| provisioner != identity.driver()) {
+        return false;
+    }
+    match annotation(claim, SELECTED_NODE) {
+        Some(node) => node == identity.node(),
+        None => bound_volume(claim).is_some() || provisioner(claim).is_some(),
+    }
+}
+
+/// Who was asked to provision for the claim.
+fn provisioner(claim: &PersistentVolumeClaim) -> Option<&str> {
+    annotation(claim, STORAGE_PROVISIONER).or_else(|| annotation(claim, STORAGE_PROVISIONER_BETA))
+}
+
+fn annotation<'a>(claim: &'a PersistentVolumeClaim, name: &str) -> Option<&'a str> {
+    claim.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// The name of the volume the claim is bound to or asks for.
+pub(crate) fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
+}
+
+/// Returns the node that the volume is labelled with.
+fn node_label<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
+    let label = volume.metadata.labels.as_ref()?.get(&identity.node_label());
+    label.map(String::as_str)
+}
+
+/// Whether the volume is one of this driver on this node.
+///
+/// The node label says so, since a node watches by it; an affinity to some other node contradicts it and
+/// wins, for that is what decides where pods run and so where the data is.
+pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> bool {
+    let Some(spec) = &volume.spec else { return false };
+    let labelled_node = node_label(volume, identity);
+    let terms = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
+    spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
+        && labelled_node == Some(identity.node())
+        && terms.is_none_or(|required| {
+            required.node_selector_terms.iter().all(|term| !contradicts(term, identity))
+        })
+}
+
+/// Whether the volume is one of this driver on another node: beyond doubt, so that what is here under its name
+/// is not its data.
+pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bool {
+    other_node(volume, identity).is_some()
+}
+
+/// The other node that a volume of this driver is on.
+pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
+    let labelled_node = node_label(volume, identity);
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    let node = labelled_node.filter(|node| *node != identity.node())?;
+    csi.is_some_and(|csi| csi.driver == identity.driver()).then_some(node)
+}
+
+/// Whether the volume is one of this driver on a node, and can be on no other.
+pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Identity) -> bool {
+    let Some(spec) = &volume.spec else { return false };
+    let labelled_node = node_label(volume, identity);
+    let terms = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
+    let key = identity.topology_key();
+    let only = |term: &NodeSelectorTerm| {
+        let mut expressions = term.match_expressions.iter().flatten();
+        expressions.any(|expression| {
+            expression.key == key
+                && expression.operator == "In"
+                && expression.values.as_deref().is_some_and(|values| values == [node])
+        })
+    };
+    spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
+        && labelled_node == Some(node)
+        && terms.is_some_and(|required| {
+            !required.node_selector_terms.is_empty() && required.node_selector_terms.iter().all(only)
+        })
+}
+
+/// Whether the volume was made for this very claim, not for an earlier one of the same name.
+pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    reference.is_some_and(|reference| {
+        claim.metadata.uid.is_some()
+            && reference.uid == claim.metadata.uid
+            && reference.namespace == claim.metadata.namespace
+            && reference.name == claim.metadata.name
+    })
+}
+
+/// The id of a claim's volume, and the name of its `PersistentVolume`, in the form everybody knows.
+///
+/// # Errors
+/// When there is no UID, or one that an API server would not have given.
+pub(crate) fn volume_id_for(claim: &PersistentVolumeClaim) -> Result<VolumeId, Refusal> {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let refused = || Refusal::Uid(uid.to_owned());
+    if uid.is_empty() {
+        return Err(refused());
+    }
+    VolumeId::parse(&format!("pvc-{uid}")).map_err(|_invalid| refused())
+}
+
+/// The volume handle of a `PersistentVolume` that a person created.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the volume handle is not a volume id: {0}")]
+pub(crate) struct InvalidHandle(pub(crate) String);
+
+/// The volume's id in the store.
+///
+/// # Errors
+/// When the handle, which anybody may write into an object made by hand, is not one.
+pub(crate) fn volume_id(volume: &PersistentVolume, identity: &Identity) -> Result<VolumeId, InvalidHandle> {
+    let csi =
+        volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).filter(|csi| csi.driver == identity.driver());
+    let handle = csi.map(|csi| csi.volume_handle.as_str()).unwrap_or_default();
+    VolumeId::parse(handle).map_err(|error| InvalidHandle(error.to_string()))
+}
+
+/// The file system the volume says it is on.
+pub(crate) fn filesystem_uuid<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
+    let attributes = volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
+    attributes.get(&identity.filesystem_uuid_attribute()).map(String::as_str)
+}
+
+/// Whether a term keeps the volume's pods off this node.
+fn contradicts(term: &NodeSelectorTerm, identity: &Identity) -> bool {
+    let key = identity.topology_key();
+    let mut topology = term.match_expressions.iter().flatten().filter(|expression| expression.key == key);
+    topology.any(|expression| {
+        let named = expression.values.iter().flatten().any(|node| node == identity.node());
+        match expression.operator.as_str() {
+            "In" => !named,
+            "NotIn" => named,
+            "DoesNotExist" => true,
+            _ => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    #[rstest]
+    #[case::ours(json!({}), true)]
+    #[case::beta_annotation(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: null, STORAGE_PROVISIONER_BETA: "csi.loopfs.dev"}}}), true)]
+    #[case::other_driver(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev"}}}), false)]
+    #[case::other_driver_beats_beta(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev", STORAGE_PROVISIONER_BETA: "csi.loopfs.dev"}}}), false)]
+    #[case::no_annotations(json!({"metadata": {"annotations": null}}), false)]
+    #[case::bound(json!({"spec": {"volumeName": "pvc-other"}}), false)]
+    #[case::empty_volume_name(json!({"spec": {"volumeName": ""}}), true)]
+    #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), false)]
+    fn claims_to_provision(#[case] change: Value, #[case] expected: bool) {
+        let claim = fixtures::claim(change);
+        assert_eq!(is_claim_to_provision(&claim, &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::selected(json!({}), true)]
+    #[case::other_node(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}}), false)]
+    #[case::other_node_though_bound(json!({"metadata": {"annotations": {SELECTED_NODE: "node-b"}}, "spec": {"volumeName": "v"}}), false)]
+    #[case::unbound_and_for_any_node(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}), true)]
+    #[case::unbound_and_unselected(json!({"metadata": {"annotations": null}}), false)]
+    #[case::of_another_driver(json!({"metadata": {"annotations": {STORAGE_PROVISIONER: "csi.other.dev"}}, "spec": {"volumeName": "v"}}), false)]
+    #[case::bound_by_hand(json!({"metadata": {"annotations": null}, "spec": {"volumeName": "v"}}), true)]
+    fn claims_of_interest(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_claim_of_interest(&fixtures::claim(change), &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::ours(json!({}), true)]
+    #[case::no_affinity(json!({"spec": {"nodeAffinity": null}}), true)]
+    #[case::no_terms(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}}}), true)]
+    #[case::empty_term(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{}]}}}}), true)]
+    #[case::no_label(json!({"metadata": {"labels": null}}), false)]
+    #[case::other_node(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), false)]
+    #[case::other_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), false)]
+    #[case::not_csi(json!({"spec": {"csi": null, "hostPath": {"path": "/"}}}), false)]
+    #[case::no_spec(json!({"spec": null}), false)]
+    fn volumes(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_our_volume(&fixtures::volume(change), &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::here(json!({}), false)]
+    #[case::other_node(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), true)]
+    #[case::no_label(json!({"metadata": {"labels": null}}), false)]
+    #[case::other_driver(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}, "spec": {"csi": {"driver": "csi.other.dev"}}}), false)]
+    fn volumes_elsewhere(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_elsewhere(&fixtures::volume(change), &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::there(json!({}), true)]
+    #[case::no_affinity(json!({"spec": {"nodeAffinity": null}}), false)]
+    #[case::no_terms(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}}}), false)]
+    #[case::empty_term(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{}]}}}}), false)]
+    #[case::two_nodes(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "topology.csi.loopfs.dev/node", "operator": "In", "values": ["node-a", "node-b"]}]}]}}}}), false)]
+    #[case::not_that_node(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "topology.csi.loopfs.dev/node", "operator": "NotIn", "values": ["node-a"]}]}]}}}}), false)]
+    #[case::no_label(json!({"metadata": {"labels": null}}), false)]
+    #[case::other_label(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), false)]
+    #[case::other_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), false)]
+    #[case::no_spec(json!({"spec": null}), false)]
+    fn volumes_of_one_node_only(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_only_on(&fixtures::volume(change), "node-a", &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::elsewhere("topology.csi.loopfs.dev/node", "In", &["node-b"], false)]
+    #[case::here_or_elsewhere("topology.csi.loopfs.dev/node", "In", &["node-b", "node-a"], true)]
+    #[case::not_here("topology.csi.loopfs.dev/node", "NotIn", &["node-a"], false)]
+    #[case::nowhere("topology.csi.loopfs.dev/node", "DoesNotExist", &[], false)]
+    #[case::anywhere("topology.csi.loopfs.dev/node", "Exists", &[], true)]
+    #[case::in_nothing("topology.csi.loopfs.dev/node", "In", &[], false)]
+    #[case::some_other_key("zone", "In", &["b"], true)]
+    #[case::nonsense_operator("topology.csi.loopfs.dev/node", "?", &["node-b"], true)]
+    fn affinity_decides(
+        #[case] key: &str,
+        #[case] operator: &str,
+        #[case] values: &[&str],
+        #[case] expected: bool,
+    ) {
+        let terms = json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]);
+        let change = json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}});
+        assert_eq!(is_our_volume(&fixtures::volume(change), &fixtures::identity()), expected);
+    }
+
+    #[rstest]
+    #[case::same(json!({}), true)]
+    #[case::other_uid(json!({"spec": {"claimRef": {"uid": "someone-else"}}}), false)]
+    #[case::no_uid(json!({"spec": {"claimRef": {"uid": null}}}), false)]
+    #[case::unclaimed(json!({"spec": {"claimRef": null}}), false)]
+    fn volumes_of_a_claim(#[case] change: Value, #[case] expected: bool) {
+        assert_eq!(is_volume_of(&fixtures::volume(change), &fixtures::claim(json!({}))), expected);
+    }
+}

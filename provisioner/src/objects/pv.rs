@@ -1,0 +1,193 @@
+//! The `PersistentVolume` object for a volume.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{
+        CSIPersistentVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
+        PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use loopfs::{Bytes, VolumeId, VolumeKind};
+use serde_json::{Value, json};
+
+use crate::objects::{claim_status::STORAGE, identity::Identity, loss_policy::Policy, quantity};
+
+/// Tells kube-controller-manager that deleting the data is this driver's business.
+pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+
+/// Keeps the object until its data is gone, under the name that external-provisioner's users know it by. Only
+/// volumes with reclaim policy Delete carry it: a retained one may be removed by whoever likes.
+pub(crate) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+
+/// What becomes of a volume whose claim is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReclaimPolicy {
+    Delete,
+    Retain,
+}
+
+impl ReclaimPolicy {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            ReclaimPolicy::Delete => "Delete",
+            ReclaimPolicy::Retain => "Retain",
+        }
+    }
+}
+
+/// All that a volume's object says.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Description<'a> {
+    pub(crate) claim: &'a PersistentVolumeClaim,
+    pub(crate) id: &'a VolumeId,
+    pub(crate) kind: VolumeKind,
+    /// As the store keeps it, which may be a little more than was asked.
+    pub(crate) capacity: Bytes,
+    pub(crate) filesystem_uuid: String,
+    pub(crate) reclaim_policy: ReclaimPolicy,
+    pub(crate) mount_options: Option<Vec<String>>,
+    pub(crate) node_loss: Policy,
+}
+
+/// Builds the object.
+pub(crate) fn build(description: Description<'_>, identity: &Identity) -> PersistentVolume {
+    let Description { claim, id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options, node_loss } =
+        description;
+    let mut annotations = node_loss.annotations(identity);
+    annotations.insert(PROVISIONED_BY.to_owned(), identity.driver().to_owned());
+    let claim_spec = claim.spec.as_ref();
+    PersistentVolume {
+        metadata: ObjectMeta {
+            name: Some(id.to_string()),
+            labels: Some(BTreeMap::from([(identity.node_label(), identity.node().to_owned())])),
+            annotations: Some(annotations),
+            finalizers: (reclaim_policy == ReclaimPolicy::Delete).then(|| vec![FINALIZER.to_owned()]),
+            ..Default::default()
+        },
+        spec: Some(PersistentVolumeSpec {
+            access_modes: claim_spec.and_then(|spec| spec.access_modes.clone()),
+            capacity: Some(BTreeMap::from([(STORAGE.to_owned(), quantity::format(capacity))])),
+            claim_ref: Some(claim_reference(claim)),
+            csi: Some(CSIPersistentVolumeSource {
+                driver: identity.driver().to_owned(),
+                volume_handle: id.to_string(),
+                volume_attributes: Some(BTreeMap::from([(
+                    identity.filesystem_uuid_attribute(),
+                    filesystem_uuid,
+                )])),
+                ..Default::default()
+            }),
+            mount_options,
+            node_affinity: Some(VolumeNodeAffinity { required: Some(only_on_this_node(identity)) }),
+            persistent_volume_reclaim_policy: Some(reclaim_policy.as_str().to_owned()),
+            storage_class_name: claim_spec.and_then(|spec| spec.storage_class_name.clone()),
+            volume_mode: Some(kind.to_string()),
+            ..Default::default()
+        }),
+        status: None,
+    }
+}
+
+/// With the UID: a claim that is deleted and made again under the same name does not get the old one's data.
+fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: claim.metadata.namespace.clone(),
+        name: claim.metadata.name.clone(),
+        uid: claim.metadata.uid.clone(),
+        // The resource version would only say which form of the claim was read; the binder compares UIDs.
+        ..Default::default()
+    }
+}
+
+fn only_on_this_node(identity: &Identity) -> NodeSelector {
+    NodeSelector {
+        node_selector_terms: vec![NodeSelectorTerm {
+            match_expressions: Some(vec![NodeSelectorRequirement {
+                key: identity.topology_key(),
+                operator: "In".to_owned(),
+                values: Some(vec![identity.node().to_owned()]),
+            }]),
+            match_fields: None,
+        }],
+    }
+}
+
+/// Returns `true` if the data of a volume is to be deleted: its reclaim policy is Delete, and either its claim was deleted, or no
+/// claim has bound it and its object is being deleted.
+pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let is_deleted = volume.metadata.deletion_timestamp.is_some();
+    policy == Some("Delete") && (phase == Some("Released") || phase == Some("Available") && is_deleted)
+}
+
+/// Adds or removes our entry in the list of finalizers and leaves those of others alone.
+///
+/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
+/// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
+/// rule and not the exception.
+pub(crate) fn finalizer_patch(volume: &PersistentVolume, present: bool) -> Value {
+    let directive = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+    json!({ "metadata": { "uid": volume.metadata.uid, directive: [FINALIZER] } })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{objects::ownership, testing::fixtures};
+
+    fn described<'a>(claim: &'a PersistentVolumeClaim, id: &'a VolumeId) -> Description<'a> {
+        Description {
+            claim,
+            id,
+            kind: VolumeKind::Filesystem,
+            capacity: Bytes(1 << 20),
+            filesystem_uuid: fixtures::FILESYSTEM.to_owned(),
+            reclaim_policy: ReclaimPolicy::Delete,
+            mount_options: Some(vec!["nosuid".to_owned(), "nodev".to_owned()]),
+            node_loss: Policy::default(),
+        }
+    }
+
+    #[test]
+    fn the_object_in_full() {
+        let claim = fixtures::claim(json!({}));
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        let built = serde_json::to_value(build(described(&claim, &id), &fixtures::identity())).unwrap();
+        let mut expected = serde_json::to_value(fixtures::volume(json!({}))).unwrap();
+        // What the API server and its controllers add.
+        fixtures::merge(
+            &mut expected,
+            json!({
+                "metadata": {"uid": Value::Null, "resourceVersion": Value::Null, "finalizers": [FINALIZER]},
+                "status": Value::Null,
+            }),
+        );
+        assert_eq!(built, expected);
+    }
+
+    #[test]
+    fn what_is_built_is_recognised() {
+        let claim = fixtures::claim(json!({}));
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        let built = build(described(&claim, &id), &fixtures::identity());
+        assert!(ownership::is_our_volume(&built, &fixtures::identity()));
+        assert!(ownership::is_volume_of(&built, &claim));
+    }
+
+    #[test]
+    fn a_retained_volume_has_no_finalizer() {
+        let claim = fixtures::claim(json!({}));
+        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
+        let description = Description { reclaim_policy: ReclaimPolicy::Retain, ..described(&claim, &id) };
+        let built = build(description, &fixtures::identity());
+        assert_eq!(built.metadata.finalizers, None);
+        assert_eq!(built.spec.unwrap().persistent_volume_reclaim_policy.as_deref(), Some("Retain"));
+    }
+}

@@ -1,0 +1,140 @@
+//! The process: its options, its parts, and the tasks that it runs.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::{Client, runtime::reflector};
+use monitoring::Listeners;
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::{
+        cluster::Cluster,
+        events::{self, Events},
+        write_counter::ApiWrites,
+    },
+    controller::{builtin, node_loss},
+    loss::NodeLoss,
+    node::{
+        audit,
+        capacity::{self, CapacityConfig},
+        claims, classes,
+        context::{Context, ContextParts},
+        health_endpoints::HealthEndpoints,
+        janitor, lost_disk, persistent_volumes, project_audit,
+    },
+    objects::identity::Identity,
+    store::{
+        intents::Intents,
+        storage::{self, Opener, Storage},
+    },
+    tasks::{named, until},
+};
+
+/// What a provisioner does besides provisioning.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Options {
+    /// Where the capacity of this node is published.
+    pub(crate) capacity: Option<CapacityConfig>,
+    /// Where the objects to keep are declared.
+    pub(crate) builtin: Option<builtin::Source>,
+    pub(crate) node_loss: NodeLoss,
+    /// How volumes and objects are compared.
+    pub(crate) audit: Option<audit::Settings>,
+    /// How files that are charged to another volume are searched for.
+    pub(crate) project_audit: Option<project_audit::Settings>,
+}
+
+/// What the process is made of.
+pub(crate) struct Parts {
+    pub(crate) client: Client,
+    pub(crate) identity: Identity,
+    pub(crate) intents: Intents,
+    pub(crate) open: Opener,
+    pub(crate) options: Options,
+    /// Where to tell of health, and the writes of the client to tell of.
+    pub(crate) monitoring: Option<(Listeners, ApiWrites)>,
+}
+
+/// Starts every part of the process. The first to end, for whatever reason, ends it.
+pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
+    let Parts { client, identity, intents, open, options, monitoring } = parts;
+    let (events, event_requests) = Events::new();
+    let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
+    let (claims, claim_cache) = reflector::store();
+    let (volumes, volume_cache) = reflector::store();
+    let (classes, class_cache) = reflector::store();
+    let ctx = Arc::new(Context::new(ContextParts {
+        cluster: cluster.clone(),
+        storage: Arc::new(Storage::default()),
+        intents,
+        claims,
+        volumes,
+        classes,
+        now: Timestamp::now,
+    }));
+    let (related, claims_of_volumes) = mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(named(
+        "claims",
+        claims::run(Arc::clone(&ctx), claim_cache, claims_of_volumes, stop.clone().cancelled_owned()),
+    ));
+    tasks.spawn(named(
+        "volumes",
+        persistent_volumes::run(
+            Arc::clone(&ctx),
+            volume_cache,
+            related.clone(),
+            stop.clone().cancelled_owned(),
+        ),
+    ));
+    tasks.spawn(named("classes", until(stop.clone(), classes::run(Arc::clone(&ctx), class_cache, related))));
+    tasks.spawn(named("storage", until(stop.clone(), keep_storage_open(Arc::clone(&ctx), open))));
+    let Options { capacity: capacity_config, builtin, node_loss, audit, project_audit } = options;
+    if let Some(settings) = audit {
+        let auditing = audit::run(Arc::clone(&ctx), settings);
+        tasks.spawn(named("audit", until(stop.clone(), auditing)));
+    }
+    if let Some(settings) = project_audit {
+        let auditing = project_audit::run(Arc::clone(&ctx), settings);
+        tasks.spawn(named("project audit", until(stop.clone(), auditing)));
+    }
+    if let Some(source) = builtin {
+        let reconciling = builtin::run(cluster.clone(), source);
+        tasks.spawn(named("built-in objects", until(stop.clone(), reconciling)));
+    }
+    if node_loss != NodeLoss::Off {
+        let checking = node_loss::run(cluster.clone(), node_loss);
+        tasks.spawn(named("node loss", until(stop.clone(), checking)));
+        let checking = lost_disk::run(Arc::clone(&ctx), node_loss);
+        tasks.spawn(named("lost disks", until(stop.clone(), checking)));
+    }
+    match capacity_config {
+        Some(config) => {
+            let (_, cache) = reflector::store();
+            let publishing = capacity::run(Arc::clone(&ctx), config, cache);
+            tasks.spawn(named("capacity", until(stop.clone(), publishing)));
+        }
+        None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
+    }
+    if let Some((listeners, writes)) = monitoring {
+        let endpoints = HealthEndpoints { ctx: Arc::clone(&ctx), writes };
+        tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
+    }
+    tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
+    // Ends after the others, when no sender is left, so that the last words are written too.
+    tasks.spawn(named("events", events::publish(client, identity, event_requests)));
+    (tasks, stop)
+}
+
+async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
+    let opened = || {
+        ctx.retry_generation.bump();
+        ctx.trash.notify_one();
+        ctx.claims_vanished.notify_one();
+    };
+    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, &ctx.cluster.identity, opened).await;
+}

@@ -1,0 +1,7 @@
+//! The node's volume store, as the asynchronous tasks of the process use it.
+
+pub(crate) mod in_flight;
+pub(crate) mod intents;
+pub(crate) mod storage;
+pub(crate) mod throttle;
+pub(crate) mod volumes;

@@ -1,0 +1,328 @@
+//! The node's volume store as the rest of the process sees it: open, or not and why.
+//!
+//! The store may be unusable when the process starts (not mounted, another disk, no quotas) or become so
+//! later. Neither ends the process: it keeps trying, says on the Node object what is wrong and what to do,
+//! and carries on once it is right.
+
+use std::{fs::File, os::fd::AsFd, sync::Arc, time::Duration};
+
+use loopfs::ErrorKind;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use tokio::{sync::watch, time::sleep};
+
+use crate::{
+    api::events::{Events, Reason},
+    objects::identity::Identity,
+    store::{
+        throttle::{BackgroundThrottle, ForegroundOps},
+        volumes::{StorageError, VolumeError, Volumes},
+    },
+};
+
+/// Opens the store.
+pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> + Send + Sync>;
+
+/// The store, shared by everything in the process.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    state: watch::Sender<State>,
+    foreground: Arc<ForegroundOps>,
+}
+
+/// What is known of it.
+#[derive(Debug, Clone)]
+pub(crate) enum State {
+    /// Nobody has tried to open it yet.
+    Untried,
+    Unavailable(String),
+    /// No file system was ever mounted at the data directory. That is no fault of a node that has no disk for volumes.
+    Absent(String),
+    Open(Arc<dyn Volumes>),
+}
+
+impl State {
+    fn volumes(&self) -> Result<Arc<dyn Volumes>, StorageError> {
+        match self {
+            State::Open(volumes) => Ok(Arc::clone(volumes)),
+            State::Unavailable(why) | State::Absent(why) => Err(StorageError::Unavailable(why.clone())),
+            State::Untried => Err(StorageError::Unavailable("it has not been opened yet".to_owned())),
+        }
+    }
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Storage { state: watch::Sender::new(State::Untried), foreground: Arc::default() }
+    }
+}
+
+impl Storage {
+    /// From now on operations go to this store.
+    pub(crate) fn open(&self, volumes: Arc<dyn Volumes>) {
+        self.state.send_replace(State::Open(volumes));
+    }
+
+    /// Returns `true` if this node never had storage.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(*self.state.borrow(), State::Absent(_))
+    }
+
+    fn close(&self, why: VolumeError) {
+        self.state.send_replace(match why.kind {
+            ErrorKind::NeverMounted => State::Absent(why.message),
+            _ => State::Unavailable(why.message),
+        });
+    }
+
+    /// Whether the store is open, as far as is known without asking it: before other steps are taken for its
+    /// sake.
+    ///
+    /// # Errors
+    /// [`StorageError::Unavailable`] when it is not.
+    pub(crate) fn require_open(&self) -> Result<(), StorageError> {
+        self.state.borrow().volumes().map(drop)
+    }
+
+    /// Returns once it has been opened, or an attempt to open it has failed.
+    pub(crate) async fn tried(&self) {
+        // An error would mean that the sender is gone, and it is right here.
+        drop(self.changes().wait_for(|state| !matches!(state, State::Untried)).await);
+    }
+
+    /// Changes whenever it is opened or lost.
+    pub(crate) fn changes(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Runs a blocking operation on the store, off the async threads, after checking that the store still is
+    /// what it was opened as.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub(crate) async fn run<T, F>(&self, operation: F) -> Result<T, StorageError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let _foreground = self.foreground.enter();
+        self.run_blocking(operation).await
+    }
+
+    /// As [`run`](Self::run), for work that nobody waits for: it is given what makes it wait for those who do.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub(crate) async fn run_yielding<T, F>(&self, operation: F) -> Result<T, StorageError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes, &mut dyn FnMut()) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let mut throttle = BackgroundThrottle::new(Arc::clone(&self.foreground));
+        self.run_blocking(move |volumes| operation(volumes, &mut || throttle.yield_now())).await
+    }
+
+    async fn run_blocking<T, F>(&self, operation: F) -> Result<T, StorageError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let volumes = self.state.borrow().volumes()?;
+        let checked = move || volumes.verify().and_then(|()| operation(&*volumes));
+        match tokio::task::spawn_blocking(checked).await {
+            Ok(Err(error)) if error.concerns_the_store() => {
+                self.close(error.clone());
+                Err(StorageError::Unavailable(error.message))
+            }
+            Ok(result) => Ok(result?),
+            Err(panicked) => {
+                tracing::error!(error = %panicked, "an operation on the volume store panicked");
+                Err(StorageError::Panicked)
+            }
+        }
+    }
+}
+
+/// The first retry of opening the store comes after this, and each further one after twice as long,
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// but never longer than this. A change of the mount table cuts the wait short.
+const RETRY_LONGEST: Duration = Duration::from_secs(60);
+/// An open store is looked at this often, besides before every operation.
+const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Opens the store, watches over it and opens it again, for ever. `opened` is called each time it becomes
+/// usable.
+pub(crate) async fn keep_open(
+    storage: &Storage,
+    open: Opener,
+    events: &Events,
+    identity: &Identity,
+    opened: impl Fn(),
+) {
+    let mounts = MountTable::open();
+    let mut retry = RETRY_FIRST;
+    let mut failed_before = false;
+    loop {
+        let attempt = Arc::clone(&open);
+        let result = tokio::task::spawn_blocking(move || {
+            let volumes = attempt()?;
+            let recovered = volumes.recover()?;
+            Ok::<_, VolumeError>((volumes, recovered))
+        });
+        match result.await {
+            Ok(Ok((volumes, recovered))) => {
+                let filesystem = volumes.filesystem_uuid();
+                tracing::info!(%filesystem, recovered, "the volume store is open");
+                if failed_before {
+                    let note = format!("the volume store on file system {filesystem} is in use again");
+                    events.publish_on_node(identity, Reason::StorageReady, note);
+                }
+                (failed_before, retry) = (false, RETRY_FIRST);
+                storage.open(volumes);
+                opened();
+                until_lost(storage, &mounts).await;
+            }
+            Ok(Err(error)) => storage.close(error),
+            Err(panicked) => {
+                tracing::error!(error = %panicked, "opening the volume store panicked");
+                storage.state.send_replace(State::Unavailable(StorageError::Panicked.to_string()));
+            }
+        }
+        if let State::Unavailable(why) | State::Absent(why) = storage.state.borrow().clone() {
+            failed_before = true;
+            events.publish_on_node(identity, Reason::StorageUnavailable, why);
+        }
+        mounts.changed_within(retry).await;
+        retry = (retry * 2).min(RETRY_LONGEST);
+    }
+}
+
+/// Returns once the open store is not usable any more.
+async fn until_lost(storage: &Storage, mounts: &MountTable) {
+    let mut state = storage.state.subscribe();
+    loop {
+        tokio::select! {
+            lost = state.wait_for(|state| !matches!(state, State::Open(_))) => {
+                // An error would mean that the sender is gone, and `storage` holds it.
+                return drop(lost);
+            }
+            () = mounts.changed_within(VERIFY_INTERVAL) => {}
+        }
+        if let Err(error) = storage.run(|_volumes| Ok(())).await {
+            tracing::debug!(%error, "the volume store was verified");
+        }
+    }
+}
+
+/// The kernel's mount table of this mount namespace, which can be polled for changes (proc(5)).
+struct MountTable {
+    mountinfo: Option<Arc<File>>,
+}
+
+impl MountTable {
+    fn open() -> Self {
+        let mountinfo = File::open("/proc/self/mountinfo").inspect_err(|error| {
+            tracing::warn!(%error, "cannot watch /proc/self/mountinfo; a mended mount is noticed at the next retry instead");
+        });
+        MountTable { mountinfo: mountinfo.ok().map(Arc::new) }
+    }
+
+    /// Returns at the next change, or when the time is up.
+    async fn changed_within(&self, time: Duration) {
+        let Some(mountinfo) = self.mountinfo.clone() else { return sleep(time).await };
+        // The wait is a thread's; it ends with this future, whose end of the pipe closes when it is dropped.
+        let Ok((ended, _end)) = std::io::pipe() else { return sleep(time).await };
+        let polled = tokio::task::spawn_blocking(move || {
+            let mut awaited = [
+                PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI),
+                PollFd::new(ended.as_fd(), PollFlags::POLLIN),
+            ];
+            poll(&mut awaited, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX))
+        });
+        match polled.await {
+            Ok(Ok(_) | Err(Errno::EINTR)) => {}
+            failed => {
+                tracing::warn!(?failed, "cannot watch /proc/self/mountinfo");
+                sleep(time).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use loopfs::{Bytes, ErrorKind};
+    use tokio::{sync::mpsc, time::timeout};
+
+    use super::*;
+    use crate::testing::{
+        fake_store::{self, FakeStore},
+        fixtures,
+    };
+
+    async fn next(event_requests: &mut mpsc::Receiver<crate::api::events::EventRequest>) -> &'static str {
+        let request = timeout(Duration::from_secs(10), event_requests.recv()).await;
+        request.expect("in time").expect("the sender lives").reason().as_str()
+    }
+
+    #[tokio::test]
+    async fn a_store_is_opened_when_it_can_be_and_again_after_it_was_lost() {
+        let volumes = Arc::new(FakeStore::of_size(Bytes(1 << 30)));
+        volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
+        let model = Arc::clone(&volumes);
+        let open: Opener = Arc::new(move || {
+            model.verify()?;
+            Ok(Arc::clone(&model) as Arc<dyn Volumes>)
+        });
+        let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new());
+        let (keeper, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
+        let counter = Arc::clone(&openings);
+        let keeping = tokio::spawn(async move {
+            let opened = || *counter.lock().unwrap() += 1;
+            keep_open(&keeper, open, &events, &fixtures::identity(), opened).await;
+        });
+
+        assert_eq!(next(&mut event_requests).await, "StorageUnavailable");
+        let refused = storage.run(|_volumes| Ok(())).await;
+        assert_eq!(refused, Err(StorageError::Unavailable("mount it".to_owned())));
+
+        volumes.state().broken = None;
+        assert_eq!(next(&mut event_requests).await, "StorageReady");
+        assert_eq!(
+            storage.run(|volumes| Ok(volumes.filesystem_uuid())).await,
+            Ok(fixtures::FILESYSTEM.to_owned())
+        );
+
+        volumes.state().broken = Some(fake_store::error(ErrorKind::NotEnforced, "remount it"));
+        let lost = storage.run(|_volumes| -> Result<(), _> { unreachable!("verified first") }).await;
+        assert_eq!(lost, Err(StorageError::Unavailable("remount it".to_owned())));
+        assert_eq!(next(&mut event_requests).await, "StorageUnavailable");
+
+        volumes.state().broken = None;
+        assert_eq!(next(&mut event_requests).await, "StorageReady");
+        assert_eq!(*openings.lock().unwrap(), 2);
+        keeping.abort();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_about_one_volume_leaves_the_store_open() {
+        let storage = Storage::default();
+        storage.open(Arc::new(FakeStore::of_size(Bytes(0))));
+        let full = fake_store::error(ErrorKind::NoSpace, "full");
+        let refusal = full.clone();
+        assert_eq!(storage.run(move |_volumes| -> Result<(), _> { Err(refusal) }).await, Err(full.into()));
+        assert_eq!(storage.run(|_volumes| Ok(())).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_the_store_is_an_error() {
+        let storage = Storage::default();
+        storage.open(Arc::new(FakeStore::of_size(Bytes(0))));
+        let result = storage.run(|_volumes| -> Result<(), _> { panic!("on purpose") }).await;
+        assert_eq!(result, Err(StorageError::Panicked));
+    }
+}

@@ -1,0 +1,179 @@
+//! What the provisioner asks of a volume store: the few calls of [`loopfs::VolumeStore`] it makes.
+//!
+//! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and
+//! decides nothing; the store itself is tested where it lives, on real kernels.
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use loopfs::{
+    Bytes, Census, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, Space, VolumeId, VolumeSpec,
+    VolumeStore,
+};
+
+/// A store of volumes. Calls block.
+pub(crate) trait Volumes: Send + Sync + 'static {
+    /// UUID of the file system that holds the volumes, in its usual text form.
+    fn filesystem_uuid(&self) -> String;
+    /// See [`VolumeStore::verify`].
+    fn verify(&self) -> Result<(), VolumeError>;
+    /// See [`VolumeStore::recover`].
+    fn recover(&self) -> Result<String, VolumeError>;
+    /// See [`VolumeStore::create`]; answers the capacity as stored.
+    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
+    /// A copy of a volume or snapshot; see [`VolumeStore::clone_from`]. Answers the capacity as stored.
+    fn clone_from(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+    ) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::grow`]; answers the capacity as stored.
+    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::await_refreshed`].
+    fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError>;
+    /// See [`VolumeStore::delete`].
+    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
+    /// See [`VolumeStore::list`].
+    fn list(&self) -> Result<Vec<VolumeId>, VolumeError>;
+    /// See [`VolumeStore::space`].
+    fn space(&self) -> Result<Space, VolumeError>;
+    /// See [`VolumeStore::census`].
+    fn census(&self) -> Result<Census, VolumeError>;
+    /// See [`VolumeStore::empty_trash_giving_way`].
+    fn empty_trash(&self, yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError>;
+    /// See [`VolumeStore::foreign_evidence`].
+    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError>;
+    /// See [`VolumeStore::find_foreign_files`].
+    fn find_foreign_files(
+        &self,
+        volumes: Option<&BTreeSet<VolumeId>>,
+        yield_now: &mut dyn FnMut(),
+    ) -> Result<Vec<ForeignFiles>, VolumeError>;
+    /// See [`VolumeStore::repair_project`].
+    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError>;
+}
+
+/// A store's refusal: what kind, and the sentence that names operation, object and remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct VolumeError {
+    pub(crate) kind: ErrorKind,
+    pub(crate) message: String,
+}
+
+impl VolumeError {
+    /// Whether this is about the store as a whole: nothing will work until an operator has mended it.
+    pub(crate) fn concerns_the_store(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::NotMounted
+                | ErrorKind::NeverMounted
+                | ErrorKind::NotEnforced
+                | ErrorKind::WrongFilesystem
+                | ErrorKind::ReadOnly
+                | ErrorKind::ShutDown
+        )
+    }
+
+    /// Whether a retry can only succeed after somebody asks for less or makes room.
+    pub(crate) fn is_infeasible(&self) -> bool {
+        matches!(self.kind, ErrorKind::NoSpace | ErrorKind::InvalidInput | ErrorKind::NotFound)
+    }
+}
+
+/// Why an operation on volumes failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum StorageError {
+    /// The store is not open.
+    #[error("the storage of this node is not usable now: {0}")]
+    Unavailable(String),
+    /// The store refused.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// A bug: the operation panicked. The store's own recovery takes care of what it left behind.
+    #[error("internal error in the volume store, see the provisioner's log")]
+    Panicked,
+}
+
+impl From<loopfs::Error> for VolumeError {
+    fn from(error: loopfs::Error) -> Self {
+        VolumeError { kind: error.kind(), message: error.to_string() }
+    }
+}
+
+impl Volumes for VolumeStore {
+    fn filesystem_uuid(&self) -> String {
+        VolumeStore::filesystem_uuid(self).to_string()
+    }
+
+    fn verify(&self) -> Result<(), VolumeError> {
+        Ok(VolumeStore::verify(self)?)
+    }
+
+    fn recover(&self) -> Result<String, VolumeError> {
+        Ok(format!("{:?}", VolumeStore::recover(self)?))
+    }
+
+    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::create(self, id, spec)?.capacity())
+    }
+
+    fn clone_from(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+    ) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::clone_from(self, source, id, spec)?.capacity())
+    }
+
+    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::grow(self, id, to)?.capacity())
+    }
+
+    fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError> {
+        Ok(VolumeStore::await_refreshed(self, id, capacity, within)?)
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        Ok(VolumeStore::delete(self, id)?)
+    }
+
+    fn list(&self) -> Result<Vec<VolumeId>, VolumeError> {
+        Ok(VolumeStore::list(self)?)
+    }
+
+    fn space(&self) -> Result<Space, VolumeError> {
+        Ok(VolumeStore::space(self)?)
+    }
+
+    fn census(&self) -> Result<Census, VolumeError> {
+        Ok(VolumeStore::census(self)?)
+    }
+
+    fn empty_trash(&self, yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {
+        Ok(self.empty_trash_giving_way(yield_now)?)
+    }
+
+    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {
+        Ok(VolumeStore::foreign_evidence(self)?)
+    }
+
+    fn find_foreign_files(
+        &self,
+        volumes: Option<&BTreeSet<VolumeId>>,
+        yield_now: &mut dyn FnMut(),
+    ) -> Result<Vec<ForeignFiles>, VolumeError> {
+        Ok(VolumeStore::find_foreign_files(self, volumes, yield_now)?)
+    }
+
+    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError> {
+        Ok(VolumeStore::repair_project(self, id)?)
+    }
+}
+
+impl fmt::Debug for dyn Volumes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volumes on {}", self.filesystem_uuid())
+    }
+}

@@ -1,0 +1,244 @@
+//! A volume store in memory, as far as this crate's tests need to break one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use loopfs::{
+    Bytes, Census, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, SnapshotId, Space, VolumeId,
+    VolumeKind, VolumeSpec,
+};
+
+use crate::{
+    store::volumes::{VolumeError, Volumes},
+    testing::fixtures,
+};
+
+/// A store of a given size. What is deleted takes its room until the trash is emptied, as in the real one.
+pub(crate) struct FakeStore {
+    state: Mutex<State>,
+    once_made: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    copies: Meeting,
+}
+
+/// Copies that wait for one another.
+#[derive(Default)]
+struct Meeting {
+    wanted: AtomicUsize,
+    arrived: Mutex<usize>,
+    arrival: Condvar,
+}
+
+impl Meeting {
+    fn attend(&self) {
+        let mut arrived = self.arrived.lock().unwrap();
+        *arrived += 1;
+        self.arrival.notify_all();
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        drop(self.arrival.wait_timeout_while(arrived, Duration::from_secs(5), |arrived| *arrived < wanted));
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct State {
+    pub(crate) size: Bytes,
+    pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
+    /// What was made from what.
+    pub(crate) copies: BTreeMap<VolumeId, String>,
+    pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
+    pub(crate) trash: Vec<Bytes>,
+    /// What a search finds.
+    pub(crate) foreign: Vec<ForeignFiles>,
+    /// What is wrong with the store as a whole.
+    pub(crate) broken: Option<VolumeError>,
+    /// What is wrong with its volumes.
+    pub(crate) busy: bool,
+    /// Whether somebody tells the devices of images that these have grown.
+    pub(crate) refreshed: bool,
+}
+
+impl FakeStore {
+    pub(crate) fn of_size(size: Bytes) -> Self {
+        FakeStore {
+            state: Mutex::new(State { size, ..State::default() }),
+            once_made: Mutex::default(),
+            copies: Meeting::default(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Has something happen when the next volume has been made, before its maker knows.
+    #[cfg(feature = "apiserver-tests")]
+    pub(crate) fn once_made(&self, happen: impl FnOnce() + Send + 'static) {
+        *self.once_made.lock().unwrap() = Some(Box::new(happen));
+    }
+
+    /// Has each copy wait until so many are in progress.
+    pub(crate) fn copies_meet(&self, wanted: usize) {
+        self.copies.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    /// How many copies have begun.
+    pub(crate) fn copies_begun(&self) -> usize {
+        *self.copies.arrived.lock().unwrap()
+    }
+
+    pub(crate) fn capacity(&self, id: &str) -> Option<Bytes> {
+        self.state().volumes.get(&VolumeId::parse(id).unwrap()).map(|(_, capacity)| *capacity)
+    }
+}
+
+impl State {
+    fn require(&self, id: &VolumeId, more: Bytes) -> Result<(), VolumeError> {
+        let available = self.available().0;
+        if more.0 <= available {
+            return Ok(());
+        }
+        Err(error(ErrorKind::NoSpace, format!("volume {id}: {} bytes asked, {available} available", more.0)))
+    }
+
+    pub(crate) fn available(&self) -> Bytes {
+        let capacities = self.volumes.values().map(|(_, capacity)| capacity.0);
+        let taken: u64 = capacities.chain(self.trash.iter().map(|size| size.0)).sum();
+        Bytes(self.size.0 - taken)
+    }
+}
+
+pub(crate) fn error(kind: ErrorKind, message: impl Into<String>) -> VolumeError {
+    VolumeError { kind, message: message.into() }
+}
+
+impl Volumes for FakeStore {
+    fn filesystem_uuid(&self) -> String {
+        fixtures::FILESYSTEM.to_owned()
+    }
+
+    fn verify(&self) -> Result<(), VolumeError> {
+        self.state().broken.clone().map_or(Ok(()), Err)
+    }
+
+    fn recover(&self) -> Result<String, VolumeError> {
+        Ok("nothing".to_owned())
+    }
+
+    fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError> {
+        let capacity = spec.capacity.round_up().unwrap();
+        let mut state = self.state();
+        match state.volumes.get(id) {
+            Some((kind, existing)) if *kind == spec.kind && *existing >= capacity => return Ok(*existing),
+            Some(_) => return Err(error(ErrorKind::AlreadyExists, format!("volume {id} is another"))),
+            None => state.require(id, capacity)?,
+        }
+        state.volumes.insert(id.clone(), (spec.kind, capacity));
+        drop(state);
+        if let Some(happen) = self.once_made.lock().unwrap().take() {
+            happen();
+        }
+        Ok(capacity)
+    }
+
+    fn clone_from(
+        &self,
+        source: ContentSource<'_>,
+        id: &VolumeId,
+        spec: &VolumeSpec,
+    ) -> Result<Bytes, VolumeError> {
+        let kind = match source {
+            ContentSource::Volume(source) => self.state().volumes.get(source).map(|(kind, _)| *kind),
+            ContentSource::Snapshot(source) => self.state().snapshots.get(source).copied(),
+        };
+        match kind {
+            None => return Err(error(ErrorKind::NotFound, format!("{source}: there is none"))),
+            Some(kind) if kind != spec.kind => {
+                return Err(error(ErrorKind::InvalidInput, format!("{source} is a {kind} one")));
+            }
+            Some(_) => {}
+        }
+        self.copies.attend();
+        if self.state().busy {
+            return Err(error(
+                ErrorKind::Busy,
+                format!("{source}: directories were moved while they were copied"),
+            ));
+        }
+        let capacity = self.create(id, spec)?;
+        self.state().copies.insert(id.clone(), source.to_string());
+        Ok(capacity)
+    }
+
+    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+        let to = to.round_up().unwrap();
+        let mut state = self.state();
+        let Some((kind, existing)) = state.volumes.get(id).copied() else {
+            return Err(error(ErrorKind::NotFound, format!("volume {id}: there is none")));
+        };
+        if to > existing {
+            state.require(id, to.saturating_sub(existing))?;
+            state.volumes.insert(id.clone(), (kind, to));
+        }
+        Ok(to.max(existing))
+    }
+
+    fn await_refreshed(&self, _: &VolumeId, _: Bytes, _: Duration) -> Result<bool, VolumeError> {
+        Ok(self.state().refreshed)
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
+        let mut state = self.state();
+        if state.busy {
+            return Err(error(ErrorKind::Busy, format!("delete volume {id}: a pod uses it")));
+        }
+        let deleted = state.volumes.remove(id);
+        state.trash.extend(deleted.map(|(_, capacity)| capacity));
+        Ok(deleted.is_some())
+    }
+
+    fn list(&self) -> Result<Vec<VolumeId>, VolumeError> {
+        Ok(self.state().volumes.keys().cloned().collect())
+    }
+
+    fn space(&self) -> Result<Space, VolumeError> {
+        let state = self.state();
+        let available = state.available();
+        Ok(Space { total: state.size, available, promised: state.size.saturating_sub(available) })
+    }
+
+    fn census(&self) -> Result<Census, VolumeError> {
+        let state = self.state();
+        let of = |wanted| state.volumes.values().filter(|(kind, _)| *kind == wanted).count();
+        let (directories, images) = (of(VolumeKind::Filesystem), of(VolumeKind::Block));
+        Ok(Census { directories, images, trash: state.trash.len() })
+    }
+
+    fn empty_trash(&self, _yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {
+        Ok(std::mem::take(&mut self.state().trash).len())
+    }
+
+    fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {
+        Ok(ForeignEvidence::default())
+    }
+
+    fn find_foreign_files(
+        &self,
+        volumes: Option<&BTreeSet<VolumeId>>,
+        _yield_now: &mut dyn FnMut(),
+    ) -> Result<Vec<ForeignFiles>, VolumeError> {
+        let is_searched =
+            |files: &&ForeignFiles| volumes.is_none_or(|volumes| volumes.contains(&files.volume));
+        Ok(self.state().foreign.iter().filter(is_searched).cloned().collect())
+    }
+
+    fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError> {
+        let mut state = self.state();
+        let repaired = state.foreign.extract_if(.., |files| files.volume == *id);
+        Ok(repaired.map(|files| files.names).sum())
+    }
+}

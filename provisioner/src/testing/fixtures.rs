@@ -1,0 +1,125 @@
+//! Objects for tests, as a real cluster holds them, and changes to them as merge patches.
+
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
+    storage::v1::StorageClass,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::objects::identity::Identity;
+
+pub(crate) const CLAIM_UID: &str = "0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+pub(crate) const VOLUME: &str = "pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11";
+pub(crate) const FILESYSTEM: &str = "8d1f0b5e-61a0-4b3c-9d57-0f3c8f5f2b10";
+
+pub(crate) fn identity() -> Identity {
+    Identity::new("csi.loopfs.dev", "node-a").unwrap()
+}
+
+/// An unbound 1Mi Filesystem claim of this node.
+pub(crate) fn claim(change: Value) -> PersistentVolumeClaim {
+    object(
+        json!({
+            "metadata": {
+                "name": "data", "namespace": "shop", "uid": CLAIM_UID, "resourceVersion": "100",
+                "annotations": {
+                    "volume.kubernetes.io/storage-provisioner": "csi.loopfs.dev",
+                    "volume.kubernetes.io/selected-node": "node-a",
+                },
+            },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "loopfs", "volumeMode": "Filesystem",
+                "resources": { "requests": { "storage": "1Mi" } },
+            },
+            "status": { "phase": "Pending" },
+        }),
+        change,
+    )
+}
+
+/// The same claim, bound to [`volume`].
+pub(crate) fn bound_claim(change: Value) -> PersistentVolumeClaim {
+    let mut bound = json!({
+        "spec": { "volumeName": VOLUME },
+        "status": { "phase": "Bound", "capacity": { "storage": "1Mi" }, "accessModes": ["ReadWriteOnce"] },
+    });
+    merge_keeping_nulls(&mut bound, change);
+    claim(bound)
+}
+
+pub(crate) fn class(change: Value) -> StorageClass {
+    object(
+        json!({
+            "metadata": { "name": "loopfs", "resourceVersion": "5" },
+            "provisioner": "csi.loopfs.dev", "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer",
+            "allowVolumeExpansion": true, "mountOptions": ["nosuid", "nodev"],
+        }),
+        change,
+    )
+}
+
+/// The volume of [`claim`].
+pub(crate) fn volume(change: Value) -> PersistentVolume {
+    object(
+        json!({
+            "metadata": {
+                "name": VOLUME, "uid": "volume-uid", "resourceVersion": "200",
+                "labels": { "csi.loopfs.dev/node": "node-a" },
+                "annotations": { "pv.kubernetes.io/provisioned-by": "csi.loopfs.dev" },
+                "finalizers": ["kubernetes.io/pv-protection", "external-provisioner.volume.kubernetes.io/finalizer"],
+            },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Mi" }, "volumeMode": "Filesystem",
+                "storageClassName": "loopfs", "persistentVolumeReclaimPolicy": "Delete",
+                "mountOptions": ["nosuid", "nodev"],
+                "claimRef": {
+                    "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "shop", "name": "data",
+                    "uid": CLAIM_UID,
+                },
+                "csi": {
+                    "driver": "csi.loopfs.dev", "volumeHandle": VOLUME,
+                    "volumeAttributes": { "csi.loopfs.dev/filesystem-uuid": FILESYSTEM },
+                },
+                "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
+                    { "key": "topology.csi.loopfs.dev/node", "operator": "In", "values": ["node-a"] },
+                ] }] } },
+            },
+            "status": { "phase": "Bound" },
+        }),
+        change,
+    )
+}
+
+fn object<K: DeserializeOwned>(mut base: Value, change: Value) -> K {
+    merge(&mut base, change);
+    serde_json::from_value(base).unwrap()
+}
+
+/// RFC 7386: null removes.
+pub(crate) fn merge(base: &mut Value, change: Value) {
+    match (base, change) {
+        (Value::Object(base), Value::Object(change)) => {
+            for (key, value) in change {
+                if value.is_null() {
+                    base.remove(&key);
+                } else {
+                    merge(base.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (base, change) => *base = change,
+    }
+}
+
+/// The same for two changes, one after the other: null stays, to remove later.
+pub(crate) fn merge_keeping_nulls(base: &mut Value, change: Value) {
+    match (base, change) {
+        (Value::Object(base), Value::Object(change)) => {
+            for (key, value) in change {
+                merge_keeping_nulls(base.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (base, change) => *base = change,
+    }
+}

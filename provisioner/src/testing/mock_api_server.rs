@@ -1,0 +1,212 @@
+//! An API server of which a test says beforehand what it will be asked and what it answers.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Method, Request, Response};
+use k8s_openapi::{
+    api::{
+        core::v1::{PersistentVolume, PersistentVolumeClaim},
+        storage::v1::StorageClass,
+    },
+    jiff::Timestamp,
+};
+use kube::{
+    Client,
+    client::Body,
+    runtime::{
+        reflector::{self, store::Writer},
+        watcher::Event,
+    },
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
+use tower_test::mock;
+
+use crate::{
+    api::{
+        cluster::Cluster,
+        events::{EventRequest, Events},
+        queue::Object,
+    },
+    node::context::{Context, ContextParts},
+    store::{intents::Intents, storage::Storage},
+    testing::{fake_store::FakeStore, fixtures},
+};
+
+/// One request, in full, and its answer.
+#[derive(Debug)]
+pub(crate) struct ExpectedRequest {
+    method: Method,
+    path: &'static str,
+    body: Option<Value>,
+    status: u16,
+    answer: Vec<u8>,
+    pause: Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>,
+}
+
+/// A request that has arrived, and whose response waits for the test.
+pub(crate) struct Paused {
+    /// Resolves when the request has arrived.
+    pub(crate) requested: oneshot::Receiver<()>,
+    /// Lets the response go.
+    pub(crate) respond: oneshot::Sender<()>,
+}
+
+pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> ExpectedRequest {
+    ExpectedRequest { method, path, body: body.into(), status: 200, answer: b"{}".to_vec(), pause: None }
+}
+
+impl ExpectedRequest {
+    pub(crate) fn answer(mut self, object: impl serde::Serialize) -> Self {
+        self.answer = serde_json::to_vec(&object).unwrap();
+        self
+    }
+
+    /// As the API server refuses: with details of the object that the path names.
+    pub(crate) fn refuse(self, status: u16, reason: &str) -> Self {
+        let details = details(self.path);
+        self.refuse_with(status, reason, details)
+    }
+
+    pub(crate) fn refuse_with(mut self, status: u16, reason: &str, details: Value) -> Self {
+        self.status = status;
+        let message = format!("refused: {reason}");
+        self.answer(json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
+            "details": details,
+        }))
+    }
+
+    /// Holds the response back until the test lets it go.
+    pub(crate) fn pause(mut self) -> (Self, Paused) {
+        let (arrived, requested) = oneshot::channel();
+        let (respond, responds) = oneshot::channel();
+        self.pause = Some((arrived, responds));
+        (self, Paused { requested, respond })
+    }
+
+    /// As a proxy before the API server refuses.
+    pub(crate) fn refuse_by_proxy(mut self, status: u16) -> Self {
+        self.status = status;
+        self.answer = b"<html>no such page</html>".to_vec();
+        self
+    }
+}
+
+fn details(path: &str) -> Value {
+    let parts: Vec<_> = path.split('/').skip(1).collect();
+    let (group, named) = match parts.as_slice() {
+        ["api", _version, named @ ..] => ("", named),
+        ["apis", group, _version, named @ ..] => (*group, named),
+        _ => return Value::Null,
+    };
+    match named {
+        ["namespaces", _, resource, name, ..] | [resource, name, ..] => {
+            json!({"group": group, "kind": resource, "name": name})
+        }
+        _ => Value::Null,
+    }
+}
+
+/// The list of the PersistentVolumes without a node label, before data is deleted.
+pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> ExpectedRequest {
+    let list = json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": volumes});
+    expect(Method::GET, "/api/v1/persistentvolumes", None).answer(list)
+}
+
+/// What a test holds on to.
+pub(crate) struct TestContext {
+    pub(crate) ctx: Arc<Context>,
+    pub(crate) volumes: Arc<FakeStore>,
+    pub(crate) class_cache: Writer<StorageClass>,
+    event_requests: mpsc::Receiver<EventRequest>,
+    server: JoinHandle<()>,
+    _scratch: tempfile::TempDir,
+}
+
+/// What the caches hold.
+#[derive(Default)]
+pub(crate) struct Caches {
+    pub(crate) claims: Vec<PersistentVolumeClaim>,
+    pub(crate) volumes: Vec<PersistentVolume>,
+    pub(crate) classes: Vec<StorageClass>,
+}
+
+/// A request that does not come fails a test as much as one that should not have.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+impl TestContext {
+    pub(crate) fn new(volumes: FakeStore, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
+        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+        let server = tokio::spawn(serve(handle, requests));
+        let (events, event_requests) = Events::new();
+        let volumes = Arc::new(volumes);
+        let storage = Storage::default();
+        storage.open(volumes.clone());
+        let scratch = tempfile::tempdir().unwrap();
+        let (classes, class_cache) = cache(caches.classes);
+        let ctx = Arc::new(Context::new(ContextParts {
+            cluster: Cluster {
+                client: Client::new(service, "default"),
+                identity: fixtures::identity(),
+                events,
+            },
+            storage: Arc::new(storage),
+            intents: Intents::beside(&scratch.path().join("data")),
+            claims: cache(caches.claims).0,
+            volumes: cache(caches.volumes).0,
+            classes,
+            now: || Timestamp::UNIX_EPOCH,
+        }));
+        for signal in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
+            signal.set();
+        }
+        TestContext { ctx, volumes, class_cache, event_requests, server, _scratch: scratch }
+    }
+
+    /// Checks that all was asked that should have been, and answers the reasons of the events, in order.
+    pub(crate) async fn finish(self) -> Vec<&'static str> {
+        let TestContext { ctx, mut event_requests, server, .. } = self;
+        drop(ctx);
+        tokio::time::timeout(TIMEOUT, server).await.expect("the script of requests ends").unwrap();
+        let mut reasons = Vec::new();
+        while let Some(request) = event_requests.recv().await {
+            reasons.push(request.reason().as_str());
+        }
+        reasons
+    }
+}
+
+async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, requests: Vec<ExpectedRequest>) {
+    for expected in requests {
+        let next = tokio::time::timeout(TIMEOUT, handle.next_request()).await;
+        let (request, respond) = next.ok().flatten().unwrap_or_else(|| panic!("not asked: {expected:?}"));
+        let (parts, body) = request.into_parts();
+        assert_eq!((&parts.method, parts.uri.path()), (&expected.method, expected.path));
+        let body = body.collect_bytes().await.unwrap();
+        let body = (!body.is_empty()).then(|| serde_json::from_slice::<Value>(&body).unwrap());
+        assert_eq!(body, expected.body, "{} {}", expected.method, expected.path);
+        if let Some((arrived, responds)) = expected.pause {
+            arrived.send(()).expect("the test waits for the request");
+            responds.await.expect("the test lets the response go");
+        }
+        let answer = Body::from(expected.answer);
+        respond.send_response(Response::builder().status(expected.status).body(answer).unwrap());
+    }
+    if let Some((request, _)) = handle.next_request().await {
+        panic!("asked in addition: {} {}", request.method(), request.uri());
+    }
+}
+
+fn cache<K: Object>(objects: Vec<K>) -> (reflector::Store<K>, Writer<K>) {
+    let (store, mut writer) = reflector::store();
+    writer.apply_watcher_event(&Event::Init);
+    for object in objects {
+        writer.apply_watcher_event(&Event::InitApply(object));
+    }
+    writer.apply_watcher_event(&Event::InitDone);
+    (store, writer)
+}

@@ -1,0 +1,6 @@
+//! Test support: a mock API server, a fake store, fixtures, and tests with malformed objects.
+
+pub(crate) mod fake_store;
+pub(crate) mod fixtures;
+mod malformed_object_tests;
+pub(crate) mod mock_api_server;
