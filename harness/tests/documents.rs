@@ -1,0 +1,110 @@
+//! The links of the Markdown documents, and the decision records that the code names.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const RECORDS: &str = "docs/decisions";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Files of the workspace with this extension, without those of `target` and of hidden directories.
+fn files(extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut directories = vec![root().to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy();
+            if path.is_dir() && !name.starts_with('.') && name != "target" {
+                directories.push(path);
+            } else if path.extension().is_some_and(|other| other == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Lines outside of code blocks.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        code ^= fence;
+        !code && !fence
+    })
+}
+
+/// The targets of links: `[text](target)`.
+fn links(text: &str) -> Vec<String> {
+    let prose: Vec<&str> = prose(text).collect();
+    let prose = prose.join(" ");
+    prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
+}
+
+/// The names by which GitHub links to the headings of a document.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let names = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-"));
+    names
+        .map(|name| name.replace(|letter: char| !letter.is_alphanumeric() && !"-_".contains(letter), ""))
+        .collect()
+}
+
+#[test]
+fn links_and_headings_are_found_outside_of_code() {
+    let text = "# Two words, `code`\n```\n# no [x](y)\n```\nA [long\nlink](a.md#b), [web](https://c.d).\n";
+    assert_eq!(links(text), ["a.md#b", "https://c.d"]);
+    assert_eq!(anchors(text), BTreeSet::from(["two-words-code".to_owned()]));
+}
+
+#[test]
+fn links_of_documents_lead_to_existing_files_and_headings() {
+    let mut checked = 0;
+    let mut broken = Vec::new();
+    for document in files("md") {
+        let text = fs::read_to_string(&document).unwrap();
+        for link in links(&text).iter().filter(|link| !link.contains("://")) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if path.is_empty() { document.clone() } else { document.parent().unwrap().join(path) };
+            let exists = target.exists()
+                && (anchor.is_empty() || anchors(&fs::read_to_string(&target).unwrap()).contains(anchor));
+            if !exists {
+                broken.push(format!("{}: {link}", document.display()));
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "only {checked} links were found");
+    assert!(broken.is_empty(), "links without a target:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn the_index_of_decisions_links_to_every_record() {
+    let directory = root().join(RECORDS);
+    let index = fs::read_to_string(directory.join("README.md")).unwrap();
+    let linked: BTreeSet<String> = links(&index).into_iter().filter(|link| !link.contains('/')).collect();
+    let names =
+        fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let records: BTreeSet<String> = names.filter(|name| name != "README.md").collect();
+    assert_eq!(linked, records);
+}
+
+#[test]
+fn decision_records_that_the_code_names_exist() {
+    for source in files("rs") {
+        let text = fs::read_to_string(&source).unwrap();
+        for rest in text.split(&format!("{RECORDS}/")).skip(1) {
+            let name: String = rest
+                .chars()
+                .take_while(|letter| letter.is_alphanumeric() || "-.".contains(*letter))
+                .collect();
+            let name = name.trim_end_matches('.');
+            assert!(root().join(RECORDS).join(name).is_file(), "{}: {name}", source.display());
+        }
+    }
+}
