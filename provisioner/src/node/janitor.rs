@@ -1,5 +1,5 @@
-//! Work nobody waits for: freeing the space of deleted volumes, and undoing what was begun for claims that
-//! are gone.
+//! Background cleanup: frees the space of deleted volumes, and removes volumes that were created for claims which do not exist any
+//! more.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,13 +14,13 @@ use crate::{
     store::{intents::Intent, volumes::StorageError},
 };
 
-/// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
+/// An open file may keep the entry of a deleted volume, and no event announces when it is closed.
 const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An orphan that could not be removed is looked at again after this.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Empties the trash whenever something was put there, for ever.
+/// Empties the trash whenever an entry was moved there, until shutdown.
 pub(crate) async fn empty_trash(ctx: &Context) {
     loop {
         // At the first turn too: an earlier process may have left some.

@@ -1,4 +1,4 @@
-//! The controller of this node's volumes' objects.
+//! The controller of this node's PersistentVolumes.
 
 use std::{sync::Arc, time::Instant};
 
@@ -29,11 +29,11 @@ use crate::{
     objects::ownership,
 };
 
-/// Volumes reconciled at once: fewer than claims, which people wait for. Many are deleted together, and a claim
-/// in their midst is to have its volume as soon as ever.
+/// PersistentVolumes reconciled concurrently: fewer than claims, for which users wait. During a bulk deletion a new claim should get
+/// its volume as fast as otherwise.
 const CONCURRENCY: u16 = 4;
 
-/// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to
+/// Runs until `stop` completes and the reconciles in progress have ended. Sends the claims of changed PersistentVolumes to
 /// `related`.
 pub(crate) async fn run(
     ctx: Arc<Context>,
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
 }
 
-/// What an event means: a volume to reconcile, and its claim with it, or one to forget.
+/// Handles an event of the watch. Returns the PersistentVolume to reconcile, if any, and sends its claim to `related`.
 fn observe(
     event: Event<Pruned<PersistentVolume>>,
     ctx: &Context,
@@ -66,7 +66,7 @@ fn observe(
     match event {
         Event::Apply(volume) | Event::InitApply(volume) => {
             if let Some(claim) = claim_of(&volume) {
-                // Nobody listens any more once the process is on its way out.
+                // The controller no longer listens during shutdown.
                 drop(related.send(claim));
             }
             Some(ObjectRef::from_obj(&*volume))
@@ -120,12 +120,16 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
             Action::await_change()
         }
         Err(error) if error.is_conflict() => {
-            tracing::debug!(volume = %key, %error, "a conflict; the volume is retried");
+            tracing::debug!(volume = %key, %error, "the PersistentVolume changed in the meantime, or another task works on its volume; it is reconciled again");
             Action::requeue(ctx.volume_conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
             let wait = ctx.volume_backoff.failed(key, retry_key, Instant::now());
-            tracing::debug!(reason = error.reason(), ?wait, "a volume is retried later");
+            tracing::debug!(
+                reason = error.reason(),
+                ?wait,
+                "could not reconcile a PersistentVolume; the next attempt follows after the wait"
+            );
             ctx.cluster.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
             Action::requeue(wait)
         }
