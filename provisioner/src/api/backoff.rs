@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_off_until_the_time_is_up() {
+    fn waits_until_the_back_off_has_passed() {
         let backoff = Backoff::default();
         let start = Instant::now();
         assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(1));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn other_circumstances_start_anew() {
+    fn another_retry_key_starts_a_new_series() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("claim", "10Gi", start);

@@ -120,7 +120,12 @@ mod tests {
     #[case::cache_is_ahead("10", "u", "11", "11")]
     #[case::recreated_under_the_same_name("10", "other", "9", "9")]
     #[case::versions_that_do_not_compare("10", "u", "opaque", "opaque")]
-    fn the_newer_wins(#[case] own: &str, #[case] uid: &str, #[case] cached: &str, #[case] expected: &str) {
+    fn the_newer_version_is_returned(
+        #[case] own: &str,
+        #[case] uid: &str,
+        #[case] cached: &str,
+        #[case] expected: &str,
+    ) {
         let writes = MutationCache::default();
         writes.remember(claim("u", own));
         let newest = writes.newest(Arc::new(claim(uid, cached)));
@@ -128,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caught_up_entry_is_dropped() {
+    fn an_entry_is_removed_once_the_watch_cache_caught_up() {
         let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.newest(Arc::new(claim("u", "10")));
@@ -147,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_write_is_forgotten() {
+    fn an_entry_is_removed_after_a_failed_write() {
         let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.forget(&ObjectRef::new("data").within("ns"));

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_fields_are_passed_over_and_nothing_else() {
+    fn only_managed_fields_are_skipped() {
         let volume = fixtures::volume(json!({}));
         let mut text = serde_json::to_value(&volume).unwrap();
         text["metadata"]["managedFields"] = written();

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_other_nodes_leave_no_trace() {
+    fn claims_of_other_nodes_are_not_cached() {
         let ours = || Pruned::from(fixtures::claim(json!({})));
         let foreign = || {
             Pruned::from(fixtures::claim(

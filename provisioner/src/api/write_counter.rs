@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_are_counted_with_their_answers_and_reads_are_not() {
+    async fn writes_are_counted_by_status_and_reads_are_not_counted() {
         let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
         let writes = ApiWrites::default();
         let mut counted = writes.layer(service);

@@ -55,7 +55,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_together_is_told_and_left_alone() {
+async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     let cluster = Cluster::connect().await;
     let orphan = cluster.lay_down("orphan");
     let label = fixtures::identity().node_label();
@@ -68,8 +68,8 @@ async fn what_does_not_fit_together_is_told_and_left_alone() {
     let volume = cluster.bound("data").await;
 
     cluster.found(&provisioner, 1, 1).await;
-    assert!(cluster.told_in("default", &lost, "VolumeMissing", "there is no volume").await.contains(HERE));
-    cluster.told_in("default", HERE, "OrphanedVolumes", orphan.as_str()).await;
+    assert!(cluster.event_in("default", &lost, "VolumeMissing", "there is no volume").await.contains(HERE));
+    cluster.event_in("default", HERE, "OrphanedVolumes", orphan.as_str()).await;
     assert!(cluster.volumes.capacity(orphan.as_str()).is_some());
 
     // Named by an object of somebody's making, of whatever name.
@@ -88,7 +88,7 @@ async fn what_does_not_fit_together_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_nobodys_is_removed_where_that_is_asked() {
+async fn orphaned_volumes_are_removed_if_requested() {
     let cluster = Cluster::connect().await;
     let (orphan, adopted, busy) =
         (cluster.lay_down("orphan"), cluster.lay_down("adopted"), cluster.lay_down("busy"));
@@ -114,7 +114,7 @@ async fn what_is_nobodys_is_removed_where_that_is_asked() {
     cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
     for id in [&orphan, &busy] {
-        cluster.told_in("default", HERE, "OrphanedVolumeRemoved", id.as_str()).await;
+        cluster.event_in("default", HERE, "OrphanedVolumeRemoved", id.as_str()).await;
         assert_eq!(cluster.volumes.capacity(id.as_str()), None);
     }
     assert_eq!(cluster.bound("waiting").await.name_any(), pending.as_str());

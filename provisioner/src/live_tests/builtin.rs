@@ -48,7 +48,7 @@ impl Cluster {
         self.config_maps().patch(CONFIG_MAP, &parameters, &Patch::Apply(object)).await.unwrap();
     }
 
-    async fn keeper_on(&self, node: &str) -> Provisioner {
+    async fn provisioner_with_builtin_objects(&self, node: &str) -> Provisioner {
         let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
         let options = Options { builtin: Some(source), ..Options::default() };
         self.provisioner_with(node, &self.volumes, options).await
@@ -63,8 +63,8 @@ impl Cluster {
     }
 
     /// What the provisioner says about what it keeps.
-    async fn said(&self, reason: &str, word: &str) -> String {
-        self.told_in(SYSTEM, CONFIG_MAP, reason, word).await
+    async fn event_on_declaration(&self, reason: &str, word: &str) -> String {
+        self.event_in(SYSTEM, CONFIG_MAP, reason, word).await
     }
 
     async fn undeclare_all(&self) {
@@ -89,7 +89,7 @@ async fn built_in_objects_are_kept_as_declared() {
         "class.yaml": class(&name, "nodev"), "priority.yaml": priorities,
     });
     cluster.declare(all).await;
-    let keeper = cluster.keeper_on(HERE).await;
+    let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
     let classes: Api<StorageClass> = cluster.all();
     let made = until(&classes, &name, |_| true).await;
     assert_eq!(made.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
@@ -99,7 +99,7 @@ async fn built_in_objects_are_kept_as_declared() {
     let drivers: Api<CSIDriver> = cluster.all();
     let driver = fixtures::identity().driver().to_owned();
     cluster.change(&drivers, &driver, json!({"spec": {"storageCapacity": false}})).await;
-    cluster.said("ObjectRefused", "label it so").await;
+    cluster.event_on_declaration("ObjectRefused", "add the labels").await;
     assert_eq!(drivers.get(&driver).await.unwrap().spec.storage_capacity, Some(false));
     // Handed over, and mended at once.
     cluster.change(&drivers, &driver, ours()).await;
@@ -122,7 +122,12 @@ async fn built_in_objects_are_kept_as_declared() {
     if classes.create(&PostParams::default(), &serde_json::from_value(another).unwrap()).await.is_ok() {
         let ratio = |class: &StorageClass| class.parameters.as_ref()?.get("bytesPerInode").cloned();
         until(&classes, &name, |class| ratio(class).as_deref() == Some("4096")).await;
-        cluster.said("ObjectRepaired", "parameters differed, which cannot be changed").await;
+        cluster
+            .event_on_declaration(
+                "ObjectRepaired",
+                "parameters differed, and the API server does not allow to change that",
+            )
+            .await;
     }
 
     // Not declared any more.
@@ -131,9 +136,9 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.gone(&drivers, &driver).await;
     // Nonsense, or nothing that could be read, is not "nothing is declared".
     cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
-    cluster.said("DeclarationInvalid", "Nonsense").await;
+    cluster.event_on_declaration("DeclarationInvalid", "Nonsense").await;
     cluster.undeclare_all().await;
-    cluster.told_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
+    cluster.event_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
     keeper.stop().await;
     until(&classes, &name, |_| true).await;
 
@@ -144,7 +149,7 @@ async fn built_in_objects_are_kept_as_declared() {
 
 /// Of roles, a provisioner restores what it holds itself.
 #[tokio::test]
-async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
+async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
@@ -159,7 +164,7 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
     let role = strip(serde_json::to_value(&before).unwrap());
     let bound = strip(serde_json::to_value(&binding).unwrap());
     cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{bound}\n")})).await;
-    let keeper = cluster.keeper_on(HERE).await;
+    let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
 
     let rules = before.rules.clone().unwrap();
     let mut more = serde_json::to_value(&rules).unwrap();
@@ -172,7 +177,9 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
 
     let fewer = serde_json::to_value(&rules[1..]).unwrap();
     cluster.change(&roles, ROLE, json!({"rules": fewer})).await;
-    let told = cluster.said("ObjectFailed", "attempting to grant RBAC permissions not currently held").await;
+    let told = cluster
+        .event_on_declaration("ObjectFailed", "attempting to grant RBAC permissions not currently held")
+        .await;
     assert!(told.contains("ClusterRole loopfs-provisioner"), "{told}");
     // What an administrator does about it.
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
@@ -218,14 +225,17 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
 
 /// Every difference is mended by one write, and no declaration is undone by one who has not heard of it.
 #[tokio::test]
-async fn two_provisioners_mend_once() {
+async fn two_provisioners_repair_each_difference_with_one_write() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let name = format!("{}-kept", cluster.class);
     let classes: Api<StorageClass> = cluster.all();
     let start = classes.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     cluster.declare(json!({"class.yaml": class(&name, "o0")})).await;
-    let keepers = [cluster.keeper_on(HERE).await, cluster.keeper_on(THERE).await];
+    let keepers = [
+        cluster.provisioner_with_builtin_objects(HERE).await,
+        cluster.provisioner_with_builtin_objects(THERE).await,
+    ];
     until(&classes, &name, |_| true).await;
     let mut expected = vec!["o0".to_owned()];
     for turn in 0..3 {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_block_claim_is_finished_once_its_devices_were_told() {
+async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().refreshed = true;
     let provisioner = cluster.provisioner().await;
@@ -12,13 +12,13 @@ async fn a_block_claim_is_finished_once_its_devices_were_told() {
     cluster.ask("told", "4Mi").await;
     let grown = until(&cluster.claims(), "told", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
-    cluster.told("told", "VolumeResizeSuccessful").await;
+    cluster.event("told", "VolumeResizeSuccessful").await;
     provisioner.stop().await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_devices() {
+async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
@@ -30,7 +30,7 @@ async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_d
     assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
     let volume = cluster.bound("disk").await;
     assert_eq!(recorded(volume.spec.as_ref().unwrap().capacity.as_ref()), Some(Bytes(4 * MIB)));
-    cluster.told("disk", "FileSystemResizeRequired").await;
+    cluster.event("disk", "FileSystemResizeRequired").await;
 
     // No pod uses it yet, and more is asked.
     cluster.ask("disk", "6Mi").await;
@@ -52,13 +52,13 @@ async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_d
 }
 
 #[tokio::test]
-async fn a_full_store_is_retried_once_there_is_room() {
+async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
     cluster.bound("first").await;
     cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    let told = cluster.told("second", "ProvisioningFailed").await;
+    let told = cluster.event("second", "ProvisioningFailed").await;
     assert!(told.contains("62914560 bytes asked, 4194304 available"), "{told}");
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
     let given_back = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();

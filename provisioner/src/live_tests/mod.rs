@@ -256,17 +256,17 @@ impl Cluster {
     }
 
     /// Waits for an event of a reason about an object and answers its text.
-    async fn told(&self, name: &str, reason: &str) -> String {
-        self.told_that(name, reason, "").await
+    async fn event(&self, name: &str, reason: &str) -> String {
+        self.event_that(name, reason, "").await
     }
 
     /// The same for an event whose text holds a word: others for that reason may come before.
-    async fn told_that(&self, name: &str, reason: &str, word: &str) -> String {
-        self.told_in(&self.namespace, name, reason, word).await
+    async fn event_that(&self, name: &str, reason: &str, word: &str) -> String {
+        self.event_in(&self.namespace, name, reason, word).await
     }
 
     /// The same in another namespace than the story's own; those without any are in "default".
-    async fn told_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
+    async fn event_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.admin.clone(), namespace);
         eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
             let events = events.list(&ListParams::default()).await.unwrap();
@@ -359,19 +359,19 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_claims_life() {
+async fn a_claim_is_provisioned_expanded_and_deleted() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
-    cluster.told("data", "ProvisioningSucceeded").await;
+    cluster.event("data", "ProvisioningSucceeded").await;
 
     cluster.ask("data", "4Mi").await;
     let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(4 * MIB)));
-    cluster.told("data", "VolumeResizeSuccessful").await;
+    cluster.event("data", "VolumeResizeSuccessful").await;
 
     // More than there is, then less.
     cluster.ask("data", "1Ti").await;
@@ -379,7 +379,7 @@ async fn a_claims_life() {
         |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
     let infeasible = until(&cluster.claims(), "data", refused).await;
     assert_eq!(conditions(&infeasible), ["Resizing", "ControllerResizeError"]);
-    assert!(cluster.told("data", "VolumeResizeFailed").await.contains("available"));
+    assert!(cluster.event("data", "VolumeResizeFailed").await.contains("available"));
     cluster.ask("data", "8Mi").await;
     let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
@@ -393,7 +393,7 @@ async fn a_claims_life() {
 }
 
 #[tokio::test]
-async fn what_a_claim_costs_the_api_server_is_told() {
+async fn metrics_count_the_writes_of_a_claim() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     eventually("ready", || async {
@@ -426,7 +426,7 @@ async fn what_a_claim_costs_the_api_server_is_told() {
 }
 
 #[tokio::test]
-async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
+async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     let cluster = Cluster::connect().await;
     // A provisioner that was killed between making the volume and writing its object.
     let claim = cluster.claim("gone", json!({})).await;
@@ -446,7 +446,7 @@ async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
 
 /// Killed at arbitrary moments, over and over: every claim ends with one volume and one object, or none.
 #[tokio::test]
-async fn killed_again_and_again() {
+async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
     let cluster = Cluster::connect().await;
     let mut provisioner = cluster.provisioner().await;
     for number in 0..24 {
@@ -475,7 +475,7 @@ async fn killed_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_store_that_appears_late_serves_the_claims_that_waited() {
+async fn a_store_that_opens_late_serves_the_waiting_claims() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().broken = Some(crate::testing::fake_store::error(
         loopfs::ErrorKind::NotMounted,
@@ -483,7 +483,7 @@ async fn a_store_that_appears_late_serves_the_claims_that_waited() {
     ));
     let provisioner = cluster.provisioner().await;
     cluster.claim("patient", json!({})).await;
-    let told = cluster.told("patient", "ProvisioningFailed").await;
+    let told = cluster.event("patient", "ProvisioningFailed").await;
     assert!(told.contains("nothing is mounted there; mount it"), "{told}");
     cluster.volumes.state().broken = None;
     cluster.bound("patient").await;

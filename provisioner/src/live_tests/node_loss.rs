@@ -35,7 +35,7 @@ impl Cluster {
         registered.delete(LOST, &DeleteParams::default()).await.unwrap();
     }
 
-    async fn looker_on(&self, node: &str, mode: NodeLoss) -> Provisioner {
+    async fn provisioner_checking_nodes(&self, node: &str, mode: NodeLoss) -> Provisioner {
         let options = Options { node_loss: mode, ..Options::default() };
         self.provisioner_with(node, &self.volumes, options).await
     }
@@ -79,8 +79,8 @@ impl Cluster {
         (self.claims().get(name).await.unwrap(), volume)
     }
 
-    async fn told_of(&self, volume: &PersistentVolume, word: &str) {
-        self.told_in("default", &volume.name_any(), "NodeLost", word).await;
+    async fn event_about(&self, volume: &PersistentVolume, word: &str) {
+        self.event_in("default", &volume.name_any(), "NodeLost", word).await;
     }
 
     async fn settled(&self, volume: &PersistentVolume) {
@@ -93,20 +93,22 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 #[tokio::test]
-async fn a_claim_whose_node_is_gone_is_made_anew_elsewhere() {
+async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.node_comes().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     // First only told.
-    let telling = cluster.looker_on(HERE, NodeLoss::DryRun).await;
+    let telling = cluster.provisioner_checking_nodes(HERE, NodeLoss::DryRun).await;
     cluster.node_goes().await;
-    cluster.told_of(&volume, "if the provisioner ran with --node-loss=enforce").await;
+    cluster.event_about(&volume, "if the provisioner ran with --node-loss=enforce").await;
     telling.stop().await;
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), claim.uid());
 
-    let lookers =
-        [cluster.looker_on(HERE, NodeLoss::Enforce).await, cluster.looker_on(THERE, NodeLoss::Enforce).await];
+    let checking = [
+        cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await,
+        cluster.provisioner_checking_nodes(THERE, NodeLoss::Enforce).await,
+    ];
     let is_old = |found: Option<PersistentVolumeClaim>| found.is_some_and(|found| found.uid() == claim.uid());
     eventually("the claim is deleted", || async {
         (!is_old(cluster.claims().get_opt("data").await.unwrap())).then_some(())
@@ -115,22 +117,22 @@ async fn a_claim_whose_node_is_gone_is_made_anew_elsewhere() {
     // What a StatefulSet does.
     let anew = cluster.claim("data", json!({})).await;
     cluster.settled(&volume).await;
-    cluster.told("data", "NodeLost").await;
+    cluster.event("data", "NodeLost").await;
     let bound = cluster.bound("data").await;
     assert_eq!(bound.labels()["csi.loopfs.dev/node"], HERE);
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), anew.uid());
 
     cluster.delete_claim("data").await;
     cluster.settled(&bound).await;
-    for looker in lookers {
-        looker.stop().await;
+    for checking_one in checking {
+        checking_one.stop().await;
     }
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
+async fn retained_volumes_of_a_deleted_node_are_kept() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     cluster.node_comes().await;
@@ -143,13 +145,13 @@ async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
     cluster.delete_claim("kept").await;
     until(&cluster.objects(), &kept.name_any(), is_released).await;
 
-    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
     cluster.node_goes().await;
-    cluster.told_of(&kept, "is kept: bring").await;
-    cluster.told_of(&recorded, "is deleted, so that it can be recreated on another node").await;
-    cluster.told_of(&bound, "Kubernetes removes it when its claim is deleted").await;
+    cluster.event_about(&kept, "is kept: bring").await;
+    cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
+    cluster.event_about(&bound, "Kubernetes removes it when its claim is deleted").await;
     cluster.gone(&cluster.claims(), "recorded").await;
-    cluster.told_of(&recorded, "is kept: bring").await;
+    cluster.event_about(&recorded, "is kept: bring").await;
     let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert!(cluster.claims().get("bound").await.unwrap().metadata.deletion_timestamp.is_none());
@@ -162,37 +164,37 @@ async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
     // An administrator gives one up.
     let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
     cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
-    looker.stop().await;
-    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    checking_one.stop().await;
+    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
     cluster.settled(&kept).await;
-    looker.stop().await;
+    checking_one.stop().await;
     cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_node_that_came_back_with_another_disk_has_lost_what_was_on_the_old_one() {
+async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
     let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
-    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
     cluster.gone(&cluster.claims(), "old").await;
     cluster.settled(&old).await;
-    cluster.told_of(&old, OTHER_DISK).await;
+    cluster.event_about(&old, OTHER_DISK).await;
     assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());
     cluster.delete_claim("present").await;
     cluster.settled(&present).await;
-    looker.stop().await;
+    checking_one.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
 
 /// What the manifests let a provisioner do to volumes of others: nothing, and with the component only that.
 #[tokio::test]
-async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_it_may() {
+async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
     let cluster = Cluster::connect().await;
     let (_, theirs) = cluster.claim_on(THERE, "theirs", "retain", json!({})).await;
     let name = theirs.name_any();

@@ -87,7 +87,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn an_immediate_claim_goes_to_the_only_node_that_may() {
+async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     let cluster = Cluster::connect().await;
     let there = room(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
@@ -111,13 +111,13 @@ async fn an_immediate_claim_goes_to_the_only_node_that_may() {
 }
 
 #[tokio::test]
-async fn an_immediate_claim_that_several_nodes_may_provide_waits_for_the_class_to_be_mended() {
+async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class() {
     let cluster = Cluster::connect().await;
     let there = room(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let class = cluster.another_class("any", json!({"volumeBindingMode": "Immediate"})).await;
     cluster.unplaced("torn", &class, "1Mi").await;
-    cluster.told_that("torn", "ProvisioningFailed", "2 nodes may provide the volume").await;
+    cluster.event_that("torn", "ProvisioningFailed", "2 nodes may provide a volume").await;
     assert!(cluster.volumes.state().volumes.is_empty() && there.state().volumes.is_empty());
 
     let mended = json!({"allowedTopologies": allowing(THERE)});
@@ -133,27 +133,27 @@ async fn an_immediate_claim_that_several_nodes_may_provide_waits_for_the_class_t
 }
 
 #[tokio::test]
-async fn a_node_that_the_class_does_not_allow_refuses() {
+async fn a_node_that_the_class_does_not_allow_does_not_provision() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.another_class("there", json!({"allowedTopologies": allowing(THERE)})).await;
     cluster.claim("misplaced", json!({"spec": {"storageClassName": class}})).await;
-    cluster.told_that("misplaced", "ProvisioningFailed", "do not allow node \"node-a\"").await;
+    cluster.event_that("misplaced", "ProvisioningFailed", "do not allow node \"node-a\"").await;
     assert!(cluster.volumes.state().volumes.is_empty());
     provisioner.stop().await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_claim_that_its_node_cannot_hold_is_given_back_and_provisioned_elsewhere() {
+async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     let cluster = Cluster::connect().await;
     let there = room(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     cluster.claim("large", of_size("100Mi")).await;
     let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
     until(&cluster.claims(), "large", given_back).await;
-    let told = "67108864 available; the claim is given back to the scheduler";
-    cluster.told_that("large", "ProvisioningFailed", told).await;
+    let text = "67108864 available; the provisioner returned the claim to the scheduler";
+    cluster.event_that("large", "ProvisioningFailed", text).await;
 
     there.state().size = Bytes(200 * MIB);
     cluster.select("large", THERE).await;
@@ -170,7 +170,7 @@ async fn a_claim_that_its_node_cannot_hold_is_given_back_and_provisioned_elsewhe
 }
 
 #[tokio::test]
-async fn the_scheduler_knows_which_node_has_room() {
+async fn the_scheduler_selects_a_node_with_enough_capacity() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().size = Bytes(0);
     let there = room(64);
@@ -186,7 +186,7 @@ async fn the_scheduler_knows_which_node_has_room() {
     cluster.unplaced("second", &cluster.class, "60Mi").await;
     cluster.pod("second").await;
     // Before, the scheduler may not have heard of the claim.
-    cluster.told_that("second", "FailedScheduling", "enough free storage").await;
+    cluster.event_that("second", "FailedScheduling", "enough free storage").await;
     cluster.remove("first").await;
     assert_eq!(node_of(&cluster.bound("second").await), THERE);
     cluster.remove("second").await;
@@ -198,7 +198,7 @@ async fn the_scheduler_knows_which_node_has_room() {
 }
 
 #[tokio::test]
-async fn what_is_said_of_a_nodes_room_is_kept_true() {
+async fn the_published_capacity_follows_the_free_capacity() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.says("node-a", Some("64Mi")).await;
@@ -229,7 +229,7 @@ async fn what_is_said_of_a_nodes_room_is_kept_true() {
 }
 
 #[tokio::test]
-async fn a_claim_is_filled_from_another_where_that_is() {
+async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     let cluster = Cluster::connect().await;
     let there = room(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
@@ -239,9 +239,7 @@ async fn a_claim_is_filled_from_another_where_that_is() {
     };
     // Before there is anything to copy.
     cluster.claim("copy", copy_of("original", "2Mi")).await;
-    cluster
-        .told_that("copy", "ProvisioningFailed", "\"original\", which is to be copied, does not exist")
-        .await;
+    cluster.event_that("copy", "ProvisioningFailed", "claim \"original\", does not exist").await;
     cluster.claim("original", json!({})).await;
     let original = cluster.bound("original").await;
     let copy = cluster.bound("copy").await;
@@ -251,14 +249,15 @@ async fn a_claim_is_filled_from_another_where_that_is() {
     assert_eq!(cluster.volumes.capacity(&copy.name_any()), Some(Bytes(2 * MIB)));
 
     cluster.claim("small", copy_of("copy", "1Mi")).await;
-    cluster.told_that("small", "ProvisioningFailed", "at least as much").await;
+    cluster.event_that("small", "ProvisioningFailed", "at least as much").await;
 
     let mut misplaced = copy_of("original", "1Mi");
     misplaced["metadata"] = json!({"annotations": {SELECTED_NODE: THERE}});
     cluster.claim("misplaced", misplaced).await;
     let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
     until(&cluster.claims(), "misplaced", given_back).await;
-    let told = cluster.told_that("misplaced", "ProvisioningFailed", "given back").await;
+    let told =
+        cluster.event_that("misplaced", "ProvisioningFailed", "returned the claim to the scheduler").await;
     assert!(told.contains("on node \"node-a\""), "{told}");
     cluster.select("misplaced", HERE).await;
     assert_eq!(node_of(&cluster.bound("misplaced").await), HERE);
@@ -276,7 +275,7 @@ async fn a_claim_is_filled_from_another_where_that_is() {
 
 /// What the manifests keep each node's provisioner from, whatever becomes of it.
 #[tokio::test]
-async fn a_provisioner_writes_nothing_of_other_nodes() {
+async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.says("node-a", Some("64Mi")).await;

@@ -147,7 +147,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn the_api_server_goes_between_the_volume_and_its_object() {
+async fn api_server_outage_between_volume_and_persistent_volume() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     let provisioner = relay.provisioner(&cluster).await;
@@ -166,7 +166,7 @@ async fn the_api_server_goes_between_the_volume_and_its_object() {
 }
 
 #[tokio::test]
-async fn claims_are_served_on_new_connections_after_the_api_server_fell_silent() {
+async fn claims_are_served_on_new_connections_after_a_silent_outage() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3) };
@@ -192,7 +192,7 @@ async fn claims_are_served_on_new_connections_after_the_api_server_fell_silent()
 }
 
 #[tokio::test]
-async fn the_provisioner_goes_between_the_volume_and_its_object() {
+async fn provisioner_crash_between_volume_and_persistent_volume() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     for vanishes in [false, true] {

@@ -56,12 +56,12 @@ async fn lay_down(api: &Api<DynamicObject>, name: &str, object: Value) -> Dynami
 }
 
 #[tokio::test]
-async fn a_claim_is_filled_from_a_snapshot_where_the_cluster_has_them() {
+async fn a_claim_is_copied_from_a_snapshot() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let from = |snapshot: &str| json!({"spec": {"dataSource": {"apiGroup": GROUP, "kind": "VolumeSnapshot", "name": snapshot}}});
     cluster.claim("early", from("before")).await;
-    cluster.told_that("early", "ProvisioningFailed", "the cluster has no VolumeSnapshots").await;
+    cluster.event_that("early", "ProvisioningFailed", "the cluster has no VolumeSnapshots").await;
 
     let snapshots = cluster.define("VolumeSnapshot", "volumesnapshots", "Namespaced").await;
     let contents = cluster.define("VolumeSnapshotContent", "volumesnapshotcontents", "Cluster").await;
@@ -101,11 +101,11 @@ async fn a_claim_is_filled_from_a_snapshot_where_the_cluster_has_them() {
     // Another's content under a name of one's own.
     lay_down(&snapshots, "stolen", snapshot("stolen")).await;
     cluster.claim("thief", from("stolen")).await;
-    cluster.told_that("thief", "ProvisioningFailed", "of another one").await;
+    cluster.event_that("thief", "ProvisioningFailed", "of another VolumeSnapshot").await;
     let mut device = from("before");
     device["spec"]["volumeMode"] = json!("Block");
     cluster.claim("device", device).await;
-    cluster.told_that("device", "ProvisioningFailed", "volumeMode is \"Filesystem\"").await;
+    cluster.event_that("device", "ProvisioningFailed", "volumeMode is \"Filesystem\"").await;
 
     for claim in ["thief", "device", "early", "restored"] {
         cluster.delete_claim(claim).await;

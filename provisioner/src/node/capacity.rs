@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_in_full() {
+    fn the_published_object_is_complete() {
         let [object] = wanted(64 * MIB).try_into().unwrap();
         let expected = json!({
             "apiVersion": "storage.k8s.io/v1",
@@ -308,7 +308,7 @@ mod tests {
     #[case::full(0, "0", "0")]
     #[case::next_to_nothing(4096, "4Ki", "0")]
     #[case::of_whole_blocks((64 << 10) + 5000, "70536", "4Ki")]
-    fn what_is_left(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
+    fn published_capacities(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
         let [object] = wanted(available).try_into().unwrap();
         assert_eq!(object.capacity.unwrap().0, capacity);
         assert_eq!(object.maximum_volume_size.unwrap().0, largest);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_does_not_allow_this_node_gets_none() {
+    fn no_capacity_is_published_for_a_class_that_does_not_allow_the_node() {
         let class = |name: &str, zone: &str| {
             json!({"metadata": {"name": name}, "allowedTopologies": [
                 {"matchLabelExpressions": [{"key": "zone", "values": [zone]}]},
@@ -365,14 +365,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_goes() {
+    fn objects_of_deleted_classes_are_deleted() {
         let [before] = wanted(MIB).try_into().unwrap();
         let deletion = Write::Delete(name("loopfs", &fixtures::identity()));
         assert_eq!(plan(vec![], &[Arc::new(before)]), [deletion]);
     }
 
     #[tokio::test]
-    async fn a_store_that_is_not_usable_has_no_room() {
+    async fn an_unavailable_store_has_no_capacity() {
         use crate::testing::{
             fake_store::{self, FakeStore},
             mock_api_server::{Caches, TestContext, expect},
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_names_and_differ() {
+    fn object_names_are_valid_and_distinct() {
         let (here, there) = (fixtures::identity(), Identity::new("csi.loopfs.dev", "node-b").unwrap());
         let other = Identity::new("csi.other.dev", "node-a").unwrap();
         let names = [name("a", &here), name("b", &here), name("a", &there), name("a", &other)];

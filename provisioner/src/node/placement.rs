@@ -212,7 +212,7 @@ mod tests {
     #[case::too_many(None, json!({"volumeBindingMode": "Immediate"}), &["node-b", "node-a"], "2 nodes may")]
     #[case::none(None, only("node-c"), &["node-b", "node-a"], "no node may")]
     #[case::not_this_one(Some("node-a"), only("node-c"), &["node-a"], "do not allow node \"node-a\"")]
-    fn refusals_say_what_to_do(
+    fn refusals_name_the_remedy(
         #[case] selected: Option<&str>,
         #[case] class: Value,
         #[case] nodes: &[&str],
@@ -229,7 +229,7 @@ mod tests {
 
     /// Whatever the class says and wherever the driver runs, at most one node provisions, and at most one tells.
     #[test]
-    fn nodes_agree_without_talking() {
+    fn at_most_one_node_provisions_and_at_most_one_reports() {
         let zone = |values: &[&str]| {
             topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": values}]}]))
         };
@@ -270,7 +270,7 @@ mod tests {
     #[case::an_empty_term(json!([{}]), false)]
     #[case::one_of_two_terms(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}, {"matchLabelExpressions": [{"key": "zone", "values": ["west"]}]}]), true)]
     #[case::half_a_term(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["west"]}, {"key": "rack", "values": ["1"]}]}]), false)]
-    fn topologies_are_read_as_the_scheduler_does(#[case] terms: Value, #[case] expected: bool) {
+    fn topologies_are_evaluated_as_by_the_scheduler(#[case] terms: Value, #[case] expected: bool) {
         assert_eq!(allows(&fixtures::class(topologies(terms)), &node("node-a")), expected);
     }
 }

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_holds_what_differs_and_its_preconditions() {
+    fn a_patch_has_only_differences_and_preconditions() {
         let claim: PersistentVolumeClaim = serde_json::from_value(json!({
             "metadata": { "uid": "u", "resourceVersion": "7", "annotations": { NODE_EXPANSION_NOT_REQUIRED: "true" } },
             "status": { "capacity": { "storage": "1Mi" }, "allocatedResources": { "storage": "1048576" } },
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_say_is_no_patch() {
+    fn an_unchanged_status_is_no_patch() {
         let claim = PersistentVolumeClaim::default();
         let patch = StatusPatch::of(&claim).resize_status(None).condition(None, Earlier::Drop, NOW);
         assert_eq!(patch.node_expansion_not_required(false).build(), None);

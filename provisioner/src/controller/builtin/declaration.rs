@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifests_that_users_apply_are_a_declaration() {
+    fn the_manifests_of_csi_deploy_are_a_valid_declaration() {
         let declaration = parsed(&[
             ("csidriver.yaml", include_str!("../../../../csi/deploy/csidriver.yaml")),
             ("rbac.yaml", include_str!("../../../../csi/deploy/rbac.yaml")),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_has_the_group_that_it_would_be_given() {
+    fn subjects_get_the_default_api_group() {
         let binding = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: b}, \
                        roleRef: {kind: ClusterRole, name: r}, \
                        subjects: [{kind: User, name: u}, {kind: ServiceAccount, name: s, namespace: n}]}";
@@ -231,13 +231,13 @@ mod tests {
     #[case::no_object("[]", "a.yaml: invalid type")]
     #[case::other_kind(
         "{apiVersion: v1, kind: Secret, metadata: {name: s}}",
-        "\"Secret\" of \"v1\" is no kind that is kept; these are: CSIDriver, "
+        "\"Secret\" of \"v1\" is not a supported kind; supported: CSIDriver, "
     )]
     #[case::other_version(
         "{apiVersion: storage.k8s.io/v1beta1, kind: CSIDriver, metadata: {name: s}}",
-        "is no kind that is kept"
+        "is not a supported kind"
     )]
-    #[case::no_kind("{metadata: {name: s}}", "\"\" of \"\" is no kind")]
+    #[case::no_kind("{metadata: {name: s}}", "\"\" of \"\" is not a supported kind")]
     #[case::no_name("{apiVersion: storage.k8s.io/v1, kind: CSIDriver}", "a CSIDriver has no name")]
     #[case::owned(
         "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s, ownerReferences: []}}",
@@ -245,11 +245,11 @@ mod tests {
     )]
     #[case::elsewhere(
         "{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: r, namespace: kube-system}}",
-        "Role r is of namespace \"kube-system\", and only in \"loopfs-system\""
+        "Role r has namespace \"kube-system\"; only objects in namespace \"loopfs-system\""
     )]
     #[case::nowhere(
         "{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: r}}",
-        "is of namespace \"\""
+        "has namespace \"\""
     )]
     #[case::aggregated(
         "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: r}, aggregationRule: {}}",
@@ -259,7 +259,7 @@ mod tests {
         "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s}}\n---\n{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s}}",
         "CSIDriver s is declared twice"
     )]
-    fn refuses_what_it_does_not_understand(#[case] text: &str, #[case] expected: &str) {
+    fn invalid_declarations_are_rejected(#[case] text: &str, #[case] expected: &str) {
         match parsed(&[("a.yaml", text)]) {
             Ok(declaration) => assert!(expected.is_empty() && declaration.objects.is_empty()),
             Err(error) => {

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_labels_and_annotations_are_put_back_beside_those_of_others() {
+    fn declared_labels_and_annotations_are_restored_and_others_stay() {
         let kind = Kind::named("StorageClass").unwrap();
         let annotated = json!({"metadata": {"annotations": {"a": "1"}, "labels": {"l": "1"}}});
         let wanted = object(declared(kind.name), annotated);

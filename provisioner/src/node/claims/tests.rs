@@ -62,7 +62,7 @@ async fn a_claim_gets_a_volume_with_one_write() {
 }
 
 #[tokio::test]
-async fn a_crash_after_the_volume_leaves_one_volume_and_one_object() {
+async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
     test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
@@ -72,7 +72,7 @@ async fn a_crash_after_the_volume_leaves_one_volume_and_one_object() {
 }
 
 #[tokio::test]
-async fn a_crash_after_the_object_finds_it() {
+async fn after_a_crash_the_existing_persistent_volume_is_found() {
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({}))),
@@ -83,7 +83,7 @@ async fn a_crash_after_the_object_finds_it() {
 }
 
 #[tokio::test]
-async fn the_name_is_taken_by_another_object() {
+async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
     let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
@@ -112,7 +112,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
 }
 
 #[tokio::test]
-async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
+async fn after_an_api_server_failure_the_volume_stays_for_the_next_attempt() {
     let requests = vec![expect(Method::POST, VOLUMES, sent()).refuse(500, "InternalError")];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(
@@ -125,7 +125,7 @@ async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
+async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_free() {
     let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     let answer = expect(Method::POST, VOLUMES, {
         let mut larger = sent();
@@ -153,7 +153,7 @@ async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
 }
 
 #[tokio::test]
-async fn a_refused_claim_leaves_nothing() {
+async fn a_refused_claim_leaves_no_volume_and_no_record() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
     let many = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
     reconciled(&test_context, many).await;
@@ -163,7 +163,7 @@ async fn a_refused_claim_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
+async fn no_volume_is_created_on_a_store_that_became_unavailable() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
     test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
     reconciled(&test_context, fixtures::claim(json!({}))).await;
@@ -181,7 +181,7 @@ async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
 }
 
 #[tokio::test]
-async fn a_change_of_its_class_and_of_no_other_ends_the_back_off_of_a_claim() {
+async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
     let bare = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![bare], ..Caches::default() };
     let mut test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![creates()]);
@@ -233,7 +233,7 @@ async fn clones_of_one_source_are_copied_concurrently() {
 #[case::of_a_claim(clone_named("copy", "uid"), true)]
 #[case::without_source(fixtures::claim(json!({})), false)]
 #[case::with_its_volume(fixtures::bound_claim(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}})), false)]
-fn only_claims_that_wait_for_a_copy_have_the_turns_of_copies(
+fn only_claims_that_wait_for_a_copy_use_the_copy_queue(
     #[case] claim: PersistentVolumeClaim,
     #[case] expected: bool,
 ) {
@@ -270,7 +270,7 @@ fn begins(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) 
 }
 
 #[tokio::test]
-async fn a_filesystem_claim_grows_with_three_writes_the_volume_before_the_claim() {
+async fn a_filesystem_claim_is_expanded_with_three_writes_the_persistent_volume_first() {
     let (begin, begun) = begins(asking("4Mi"), "4Mi");
     let capacity = json!({
         "metadata": {"uid": "volume-uid", "resourceVersion": "200"}, "spec": {"capacity": {"storage": "4Mi"}},
@@ -316,7 +316,7 @@ async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_even
 }
 
 #[tokio::test]
-async fn more_than_there_is_is_infeasible() {
+async fn a_request_beyond_the_free_capacity_is_infeasible() {
     let (begin, begun) = begins(asking("2Gi"), "2Gi");
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let why = "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes asked, 1072693248 available";

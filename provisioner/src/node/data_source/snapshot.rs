@@ -236,17 +236,17 @@ mod tests {
 
     #[rstest]
     #[case::other_driver(json!({"spec": {"driver": "csi.other.dev"}}), "another driver")]
-    #[case::other_snapshot(json!({"spec": {"volumeSnapshotRef": {"uid": "another"}}}), "of another one")]
-    #[case::of_the_bank(json!({"spec": {"volumeSnapshotRef": {"namespace": "bank"}}}), "of another one")]
-    #[case::without_uid(json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), "of another one")]
-    #[case::unreferenced(json!({"spec": {"volumeSnapshotRef": null}}), "of another one")]
+    #[case::other_snapshot(json!({"spec": {"volumeSnapshotRef": {"uid": "another"}}}), "of another VolumeSnapshot")]
+    #[case::of_the_bank(json!({"spec": {"volumeSnapshotRef": {"namespace": "bank"}}}), "of another VolumeSnapshot")]
+    #[case::without_uid(json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), "of another VolumeSnapshot")]
+    #[case::unreferenced(json!({"spec": {"volumeSnapshotRef": null}}), "of another VolumeSnapshot")]
     #[case::not_ready(json!({"status": {"readyToUse": false}}), "not ready")]
     #[case::no_status(json!({"status": null}), "not ready")]
     #[case::elsewhere(json!({"metadata": {"labels": {MANAGED_BY: "node-b"}}}), "on node \"node-b\"")]
     #[case::path(json!({"status": {"snapshotHandle": "../../etc"}}), "handle")]
     #[case::no_handle(json!({"status": {"snapshotHandle": null}}), "handle")]
     #[case::nonsense(json!({"spec": {"driver": 7}}), "not of the form")]
-    fn what_is_not_copied(#[case] change: Value, #[case] why: &str) {
+    fn snapshots_that_cannot_be_copied_are_refused(#[case] change: Value, #[case] why: &str) {
         let error = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }

@@ -60,7 +60,7 @@ fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &st
 #[case::malformed_request(json!({"spec": {"resources": {"requests": {"storage": "much"}}}}), json!({}))]
 #[case::volume_of_an_earlier_claim(json!({}), json!({"spec": {"claimRef": {"uid": "earlier"}}}))]
 #[case::volume_of_another_node(json!({}), json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}))]
-fn left_alone(#[case] claim_change: Value, #[case] volume_change: Value) {
+fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_change: Value) {
     let mut change = json!({"spec": {"resources": {"requests": {"storage": "4Mi"}}}});
     fixtures::merge_keeping_nulls(&mut change, claim_change);
     let (claim, volume) = (fixtures::bound_claim(change), fixtures::volume(volume_change));
@@ -94,7 +94,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<&str> {
 }
 
 #[test]
-fn a_filesystem_volume_is_finished_here() {
+fn a_filesystem_volume_is_resized_without_the_kubelet() {
     let under_way = fixtures::bound_claim(json!({
         "status": {
             "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress", "example.com/iops": "NodeResizePending" },
@@ -130,7 +130,7 @@ fn a_filesystem_volume_is_finished_here() {
 }
 
 #[test]
-fn a_block_volume_whose_devices_nobody_told_is_handed_to_the_kubelet() {
+fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let record = record(&begun, &volume("Block", "1Mi"), &Outcome::AwaitsNode(Bytes(4 * MIB)), NOW);
     assert!(record.volume.is_some());
@@ -141,7 +141,7 @@ fn a_block_volume_whose_devices_nobody_told_is_handed_to_the_kubelet() {
 }
 
 #[test]
-fn a_volume_that_is_larger_than_asked_is_recorded_as_it_is() {
+fn a_volume_larger_than_requested_is_recorded_with_its_size() {
     // A crash between growing to 9Mi and recording it, after which the user asked for 4Mi.
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(9 * MIB)), NOW);
@@ -161,7 +161,7 @@ fn a_volumes_capacity_is_never_lowered() {
 #[rstest]
 #[case::infeasible(Outcome::Infeasible("no space".to_owned()), Some(json!({ "storage": "ControllerResizeInfeasible" })))]
 #[case::failed(Outcome::Failed("no space".to_owned()), None)]
-fn a_failure_is_told_once(#[case] outcome: Outcome, #[case] status: Option<Value>) {
+fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: Option<Value>) {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let volume = volume("Block", "1Mi");
     let Record { volume: None, claim: Some(patch) } = record(&begun, &volume, &outcome, NOW) else {
@@ -179,7 +179,7 @@ fn a_failure_is_told_once(#[case] outcome: Outcome, #[case] status: Option<Value
 
 /// The story of RecoverVolumeExpansionFailure: too much, then less, then it fits.
 #[test]
-fn infeasible_then_less_then_done() {
+fn a_smaller_request_succeeds_after_an_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
     let mut claim = serde_json::to_value(claim(None, None)).unwrap();
     let read = |claim: &Value| serde_json::from_value::<PersistentVolumeClaim>(claim.clone()).unwrap();
@@ -222,7 +222,7 @@ const STATES: [Option<&str>; 7] = [
 /// Every state with every request, and every outcome of it: what is written leads to a state that says what happened, and
 /// writing it once more changes nothing.
 #[test]
-fn every_state_and_every_event() {
+fn every_state_and_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
         let sizes = [Bytes(target), Bytes(target + MIB)];
         let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
