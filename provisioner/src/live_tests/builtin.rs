@@ -1,4 +1,4 @@
-//! Stories of objects that are kept as declared, with the rights of `csi/deploy/builtin-objects`.
+//! Tests of built-in objects, with the rights of `csi/deploy/builtin-objects`.
 
 use futures::StreamExt;
 use k8s_openapi::api::{
@@ -12,7 +12,7 @@ use kube::api::{WatchEvent, WatchParams};
 use super::*;
 use crate::controller::builtin;
 
-/// What the role of the manifests lets the provisioner read.
+/// The objects that the role of the manifests lets the provisioner read.
 const CONFIG_MAP: &str = "loopfs-objects";
 const THERE: &str = "node-b";
 const ROLE: &str = "loopfs-provisioner";
@@ -62,7 +62,7 @@ impl Cluster {
         api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
     }
 
-    /// What the provisioner says about what it keeps.
+    /// Waits for an event on the ConfigMap of the declaration.
     async fn event_on_declaration(&self, reason: &str, word: &str) -> String {
         self.event_in(SYSTEM, CONFIG_MAP, reason, word).await
     }
@@ -95,17 +95,17 @@ async fn built_in_objects_are_kept_as_declared() {
     assert_eq!(made.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
     until(&cluster.all::<PriorityClass>(), &priority, |class| class.value == Some(1000)).await;
 
-    // The manifests were applied by another, without the labels.
+    // An administrator applied the manifests without the labels.
     let drivers: Api<CSIDriver> = cluster.all();
     let driver = fixtures::identity().driver().to_owned();
     cluster.change(&drivers, &driver, json!({"spec": {"storageCapacity": false}})).await;
     cluster.event_on_declaration("ObjectRefused", "add the labels").await;
     assert_eq!(drivers.get(&driver).await.unwrap().spec.storage_capacity, Some(false));
-    // Handed over, and mended at once.
+    // With the labels, the object is repaired immediately.
     cluster.change(&drivers, &driver, ours()).await;
     until(&drivers, &driver, |driver| driver.spec.storage_capacity == Some(true)).await;
 
-    // Changed, removed, and made anew with what cannot be changed.
+    // An object is changed, one is deleted, and one is created again with other immutable fields.
     cluster
         .change(&classes, &name, json!({"mountOptions": ["noexec"], "metadata": {"labels": {"team": "x"}}}))
         .await;
@@ -118,7 +118,7 @@ async fn built_in_objects_are_kept_as_declared() {
     another["metadata"] = json!({"name": name, "labels": ours()["metadata"]["labels"]});
     another["parameters"] = json!({"bytesPerInode": "512"});
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
-    // The provisioner may be quicker than this story.
+    // The provisioner may be faster than this test.
     if classes.create(&PostParams::default(), &serde_json::from_value(another).unwrap()).await.is_ok() {
         let ratio = |class: &StorageClass| class.parameters.as_ref()?.get("bytesPerInode").cloned();
         until(&classes, &name, |class| ratio(class).as_deref() == Some("4096")).await;
@@ -130,11 +130,11 @@ async fn built_in_objects_are_kept_as_declared() {
             .await;
     }
 
-    // Not declared any more.
+    // The object is not declared any more.
     cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
     cluster.gone(&cluster.all::<PriorityClass>(), &priority).await;
     cluster.gone(&drivers, &driver).await;
-    // Nonsense, or nothing that could be read, is not "nothing is declared".
+    // An invalid or missing declaration does not count as an empty one.
     cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
     cluster.event_on_declaration("DeclarationInvalid", "Nonsense").await;
     cluster.undeclare_all().await;
@@ -147,7 +147,7 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.finish().await;
 }
 
-/// Of roles, a provisioner restores what it holds itself.
+/// A provisioner can restore only the role rules that it has itself.
 #[tokio::test]
 async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let cluster = Cluster::connect().await;
@@ -181,7 +181,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
         .event_on_declaration("ObjectFailed", "attempting to grant RBAC permissions not currently held")
         .await;
     assert!(told.contains("ClusterRole loopfs-provisioner"), "{told}");
-    // What an administrator does about it.
+    // The remedy of an administrator.
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
     keeper.stop().await;
 
@@ -201,7 +201,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
         (json!({"metadata": labels, "provisioner": "csi.other.dev"}), "classes of its own driver"),
     ] {
         let object: StorageClass = serde_json::from_value(object).unwrap();
-        // A policy takes a moment to be heeded.
+        // A policy takes a moment to become effective.
         eventually(word, || async {
             match classes.create(&PostParams::default(), &object).await {
                 Ok(_) => {
@@ -223,7 +223,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     cluster.finish().await;
 }
 
-/// Every difference is mended by one write, and no declaration is undone by one who has not heard of it.
+/// One write repairs each difference, and a provisioner that has not received a new declaration does not undo it.
 #[tokio::test]
 async fn two_provisioners_repair_each_difference_with_one_write() {
     let cluster = Cluster::connect().await;

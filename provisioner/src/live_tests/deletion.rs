@@ -1,4 +1,4 @@
-//! What becomes of the data when a claim or a PersistentVolume is deleted.
+//! Tests of the data of claims and PersistentVolumes that are deleted.
 
 use super::*;
 
@@ -108,10 +108,10 @@ async fn a_volume_in_use_is_reported_and_not_deleted() {
     eventually("VolumeFailedDelete", || async {
         let events = events.list(&ListParams::default()).await.unwrap();
         let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
-        let told = |event: &&Event| {
+        let is_reported = |event: &&Event| {
             event.reason.as_deref() == Some("VolumeFailedDelete") && about(event) == Some(volume.name_any())
         };
-        events.iter().find(told).map(|_event| ())
+        events.iter().find(is_reported).map(|_event| ())
     })
     .await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);

@@ -1,4 +1,4 @@
-//! Block volumes that grow, with somebody who tells their devices and without.
+//! Tests of expanding Block volumes, with and without a CSI driver that refreshes the devices.
 
 use super::*;
 
@@ -32,14 +32,14 @@ async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
     assert_eq!(recorded(volume.spec.as_ref().unwrap().capacity.as_ref()), Some(Bytes(4 * MIB)));
     cluster.event("disk", "FileSystemResizeRequired").await;
 
-    // No pod uses it yet, and more is asked.
+    // No pod uses the claim yet, and its request increases.
     cluster.ask("disk", "6Mi").await;
     eventually("grown on", || async {
         (cluster.volumes.capacity(&volume.name_any()) == Some(Bytes(6 * MIB))).then_some(())
     })
     .await;
 
-    // What a kubelet does once a pod uses the volume.
+    // The step of a kubelet once a pod uses the volume.
     until(&cluster.claims(), "disk", pending).await;
     let done = json!({"status": {
         "capacity": {"storage": "6Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
@@ -66,7 +66,7 @@ async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     cluster.delete_claim("first").await;
     eventually("room", || async { (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(()) })
         .await;
-    // What the scheduler does about it; the back-off of the failure before does not count any more.
+    // The step of the scheduler. The back-off of the earlier failure does not count any more.
     let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
     cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     cluster.bound("second").await;

@@ -1,4 +1,4 @@
-//! Stories of nodes that are gone, with the rights of `csi/deploy/node-loss`.
+//! Tests of deleted nodes and lost disks, with the rights of `csi/deploy/node-loss`.
 
 use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
 
@@ -11,13 +11,13 @@ const OPT_IN: [&str; 2] = [
 ];
 
 const THERE: &str = "node-b";
-/// The node that goes. Nobody provisions there: its volumes are made by the story.
+/// The node that is deleted. No provisioner runs there: the tests create its PersistentVolumes.
 const LOST: &str = "node-c";
-/// On no node that is left.
+/// A disk that no remaining node has.
 const OTHER_DISK: &str = "5a1e6f0c-0000-4000-8000-000000000001";
 
 impl Cluster {
-    async fn node_comes(&self) {
+    async fn create_node(&self) {
         let labels = json!({"topology.csi.loopfs.dev/node": LOST});
         let node = json!({"metadata": {"name": LOST, "labels": labels}});
         create::<Node>(&Api::all(self.admin.clone()), node).await;
@@ -28,7 +28,7 @@ impl Cluster {
         create::<CSINode>(&Api::all(self.admin.clone()), csi).await;
     }
 
-    async fn node_goes(&self) {
+    async fn delete_node(&self) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         nodes.delete(LOST, &DeleteParams::default()).await.unwrap();
         let registered: Api<CSINode> = Api::all(self.admin.clone());
@@ -40,7 +40,7 @@ impl Cluster {
         self.provisioner_with(node, &self.volumes, options).await
     }
 
-    /// A claim that is bound to a volume of a node, as the provisioner there would have made it.
+    /// Creates a claim that is bound to a PersistentVolume of a node, as the provisioner there would have created it.
     async fn claim_on(
         &self,
         node: &str,
@@ -48,7 +48,7 @@ impl Cluster {
         policy: &str,
         change: Value,
     ) -> (PersistentVolumeClaim, PersistentVolume) {
-        // Of no provisioner that runs, until its volume is there.
+        // No running provisioner serves the claim until its PersistentVolume exists.
         let selected = json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}});
         self.claim(name, selected).await;
         let asked = |claim: &PersistentVolumeClaim| {
@@ -96,13 +96,13 @@ fn is_released(volume: &PersistentVolume) -> bool {
 async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
-    cluster.node_comes().await;
+    cluster.create_node().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
-    // First only told.
-    let telling = cluster.provisioner_checking_nodes(HERE, NodeLoss::DryRun).await;
-    cluster.node_goes().await;
+    // A dry run only reports.
+    let dry_run = cluster.provisioner_checking_nodes(HERE, NodeLoss::DryRun).await;
+    cluster.delete_node().await;
     cluster.event_about(&volume, "if the provisioner ran with --node-loss=enforce").await;
-    telling.stop().await;
+    dry_run.stop().await;
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), claim.uid());
 
     let checking = [
@@ -114,13 +114,13 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
         (!is_old(cluster.claims().get_opt("data").await.unwrap())).then_some(())
     })
     .await;
-    // What a StatefulSet does.
-    let anew = cluster.claim("data", json!({})).await;
+    // The step of a StatefulSet.
+    let recreated = cluster.claim("data", json!({})).await;
     cluster.settled(&volume).await;
     cluster.event("data", "NodeLost").await;
     let bound = cluster.bound("data").await;
     assert_eq!(bound.labels()["csi.loopfs.dev/node"], HERE);
-    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), anew.uid());
+    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), recreated.uid());
 
     cluster.delete_claim("data").await;
     cluster.settled(&bound).await;
@@ -135,18 +135,18 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
 async fn retained_volumes_of_a_deleted_node_are_kept() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
-    cluster.node_comes().await;
+    cluster.create_node().await;
     let retain =
         json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}, "metadata": {"finalizers": null}});
     let (_, kept) = cluster.claim_on(LOST, "kept", "retain", json!({})).await;
     let (_, recorded) = cluster.claim_on(LOST, "recorded", "deleteClaim", retain).await;
     let (_, bound) = cluster.claim_on(LOST, "bound", "deleteVolume", json!({})).await;
-    // Released before its node goes, and waiting for it.
+    // Released before its node is deleted, and waiting for it.
     cluster.delete_claim("kept").await;
     until(&cluster.objects(), &kept.name_any(), is_released).await;
 
     let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
-    cluster.node_goes().await;
+    cluster.delete_node().await;
     cluster.event_about(&kept, "is kept: bring").await;
     cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
     cluster.event_about(&bound, "Kubernetes removes it when its claim is deleted").await;
@@ -161,7 +161,7 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
         let found = cluster.objects().get(&volume.name_any()).await.unwrap();
         assert!(is_released(&found) && found.metadata.deletion_timestamp.is_none());
     }
-    // An administrator gives one up.
+    // An administrator gives the data of one volume up.
     let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
     cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
     checking_one.stop().await;
@@ -192,7 +192,8 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
     cluster.finish().await;
 }
 
-/// What the manifests let a provisioner do to volumes of others: nothing, and with the component only that.
+/// Without the component, the manifests let a provisioner change no PersistentVolume of another node. With it, they let it delete
+/// them.
 #[tokio::test]
 async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
     let cluster = Cluster::connect().await;
@@ -207,7 +208,7 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
     claims.delete("theirs", &DeleteParams::default()).await.unwrap_err();
 
     cluster.opt_in(&OPT_IN).await;
-    // Rights take a moment to be heeded.
+    // Roles take a moment to become effective.
     eventually("deleted", || async { delete().await.ok() }).await;
     let patched =
         async |patch: Patch<Value>| volumes.patch(&name, &PatchParams::default(), &patch).await.map(drop);
@@ -222,17 +223,17 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
     }
     patched(Patch::Strategic(crate::objects::pv::finalizer_patch(&theirs, false))).await.unwrap();
 
-    // Claims of other drivers are none of its business.
+    // A provisioner must not delete claims of other drivers.
     let foreign = json!({
         "metadata": {"name": "foreign", "annotations": {SELECTED_NODE: null}},
         "spec": {"storageClassName": "none"},
     });
     cluster.claim("foreign", foreign).await;
-    // As does a policy.
+    // A policy takes a moment to become effective, too.
     eventually("refused", || async {
         let deleted = claims.delete("foreign", &DeleteParams::default().dry_run()).await;
-        let told = deleted.err()?.to_string();
-        told.contains("deletes only claims of its own driver").then_some(())
+        let refusal = deleted.err()?.to_string();
+        refusal.contains("deletes only claims of its own driver").then_some(())
     })
     .await;
     claims.delete("theirs", &DeleteParams::default()).await.unwrap();

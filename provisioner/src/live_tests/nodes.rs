@@ -1,4 +1,4 @@
-//! Stories of two nodes, with a scheduler that places pods on them.
+//! Tests with two nodes and a real scheduler.
 
 use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
 
@@ -7,7 +7,7 @@ use crate::objects::ownership::SELECTED_NODE;
 
 const THERE: &str = "node-b";
 
-fn room(mebibytes: u64) -> Arc<FakeStore> {
+fn store_of_mebibytes(mebibytes: u64) -> Arc<FakeStore> {
     Arc::new(FakeStore::of_size(Bytes(mebibytes * MIB)))
 }
 
@@ -24,7 +24,7 @@ fn node_of(volume: &PersistentVolume) -> String {
 }
 
 impl Cluster {
-    /// A claim that nobody has placed.
+    /// Creates a claim without a selected node.
     async fn unplaced(&self, name: &str, class: &str, size: &str) -> PersistentVolumeClaim {
         let mut change = of_size(size);
         fixtures::merge_keeping_nulls(
@@ -43,7 +43,7 @@ impl Cluster {
         Api::namespaced(self.admin.clone(), &self.namespace)
     }
 
-    /// A pod that uses the claim of the same name. Nobody answers for the nodes, so their taints have to be borne.
+    /// Creates a pod that uses the claim of the same name. The nodes have no kubelet, so the pod tolerates their taints.
     async fn pod(&self, name: &str) {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -54,7 +54,7 @@ impl Cluster {
             },
         }))
         .unwrap();
-        // A new namespace has its account in a moment, and no pods before.
+        // A new namespace gets its service account after a moment, and accepts no pods before.
         eventually("the pod is created", || async {
             self.pods().create(&PostParams::default(), &pod).await.ok()
         })
@@ -70,7 +70,7 @@ impl Cluster {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
 
-    /// What a node says it can hold, of the story's class.
+    /// Returns the capacity that a node publishes for the test's class.
     async fn capacity(&self, node: &str) -> Option<CSIStorageCapacity> {
         let selector = ListParams::default().labels(&format!("csi.loopfs.dev/node={node}"));
         let published = self.capacities().list(&selector).await.unwrap();
@@ -89,7 +89,7 @@ impl Cluster {
 #[tokio::test]
 async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(THERE)});
     let class = cluster.another_class("one", allowed).await;
@@ -99,7 +99,7 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     assert_eq!(there.capacity(&volume.name_any()), Some(Bytes(MIB)));
     assert!(cluster.volumes.state().volumes.is_empty());
 
-    // Grown without any node having been selected.
+    // The claim is expanded although no node was ever selected.
     cluster.ask("now", "2Mi").await;
     until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     cluster.delete_claim("now").await;
@@ -113,7 +113,7 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
 #[tokio::test]
 async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let class = cluster.another_class("any", json!({"volumeBindingMode": "Immediate"})).await;
     cluster.unplaced("torn", &class, "1Mi").await;
@@ -147,7 +147,7 @@ async fn a_node_that_the_class_does_not_allow_does_not_provision() {
 #[tokio::test]
 async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     cluster.claim("large", of_size("100Mi")).await;
     let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
@@ -158,7 +158,7 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     there.state().size = Bytes(200 * MIB);
     cluster.select("large", THERE).await;
     assert_eq!(node_of(&cluster.bound("large").await), THERE);
-    // Nothing is left of the attempt.
+    // The attempt leaves nothing behind.
     eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     cluster.delete_claim("large").await;
@@ -173,7 +173,7 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
 async fn the_scheduler_selects_a_node_with_enough_capacity() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().size = Bytes(0);
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     cluster.says("node-a", Some("0")).await;
     cluster.says(THERE, Some("64Mi")).await;
@@ -182,10 +182,10 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
     assert_eq!(node_of(&cluster.bound("first").await), THERE);
     cluster.says(THERE, Some("4Mi")).await;
 
-    // No node has room any more, until one has.
+    // No node has enough free capacity, until one has.
     cluster.unplaced("second", &cluster.class, "60Mi").await;
     cluster.pod("second").await;
-    // Before, the scheduler may not have heard of the claim.
+    // Before that, the scheduler may not have received the claim.
     cluster.event_that("second", "FailedScheduling", "enough free storage").await;
     cluster.remove("first").await;
     assert_eq!(node_of(&cluster.bound("second").await), THERE);
@@ -206,7 +206,7 @@ async fn the_published_capacity_follows_the_free_capacity() {
     assert_eq!(object.owner_references()[0].kind, "Pod");
     let largest = object.maximum_volume_size.clone().unwrap();
 
-    // Whoever asks for that much gets it.
+    // A claim of exactly that size is provisioned.
     cluster.claim("all", of_size(&largest.0)).await;
     cluster.bound("all").await;
     cluster.says("node-a", Some("64Ki")).await;
@@ -231,13 +231,13 @@ async fn the_published_capacity_follows_the_free_capacity() {
 #[tokio::test]
 async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let copy_of = |source: &str, size: &str| {
         let source = json!({"kind": "PersistentVolumeClaim", "name": source});
         json!({"spec": {"dataSource": source, "resources": {"requests": {"storage": size}}}})
     };
-    // Before there is anything to copy.
+    // Before the data source exists.
     cluster.claim("copy", copy_of("original", "2Mi")).await;
     cluster.event_that("copy", "ProvisioningFailed", "claim \"original\", does not exist").await;
     cluster.claim("original", json!({})).await;
@@ -256,9 +256,9 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     cluster.claim("misplaced", misplaced).await;
     let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
     until(&cluster.claims(), "misplaced", given_back).await;
-    let told =
+    let text =
         cluster.event_that("misplaced", "ProvisioningFailed", "returned the claim to the scheduler").await;
-    assert!(told.contains("on node \"node-a\""), "{told}");
+    assert!(text.contains("on node \"node-a\""), "{text}");
     cluster.select("misplaced", HERE).await;
     assert_eq!(node_of(&cluster.bound("misplaced").await), HERE);
     assert!(there.state().volumes.is_empty());
@@ -273,7 +273,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     cluster.finish().await;
 }
 
-/// What the manifests keep each node's provisioner from, whatever becomes of it.
+/// The writes that the manifests deny to the provisioner of each node, even if it is compromised.
 #[tokio::test]
 async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     let cluster = Cluster::connect().await;

@@ -1,4 +1,4 @@
-//! Claims filled from VolumeSnapshots, on a cluster that has them; what the snapshotter would write is written here.
+//! Tests of claims with a VolumeSnapshot as their data source. The tests write the objects that the snapshotter would write.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition,
@@ -10,7 +10,7 @@ use super::*;
 
 const GROUP: &str = "snapshot.storage.k8s.io";
 
-/// The least that an API server takes for a kind of these.
+/// Returns the smallest valid definition of a snapshot kind.
 fn definition(kind: &str, plural: &str, scope: &str) -> Value {
     let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let name = format!("{plural}.{GROUP}");
@@ -45,8 +45,8 @@ impl Cluster {
     }
 }
 
-/// An object with its status, as a user and the snapshotter leave it.
-async fn lay_down(api: &Api<DynamicObject>, name: &str, object: Value) -> DynamicObject {
+/// Creates an object with its status, as a user and the snapshotter write it.
+async fn create_with_status(api: &Api<DynamicObject>, name: &str, object: Value) -> DynamicObject {
     let status = json!({"status": object["status"]});
     let made: DynamicObject = serde_json::from_value(object).unwrap();
     // The definition may be established before it is served.
@@ -77,7 +77,7 @@ async fn a_claim_is_copied_from_a_snapshot() {
             "status": {"boundVolumeSnapshotContentName": &cluster.namespace, "readyToUse": true, "restoreSize": "1Mi"},
         })
     };
-    let before = lay_down(&snapshots, "before", snapshot("before")).await;
+    let before = create_with_status(&snapshots, "before", snapshot("before")).await;
     let content = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
         "metadata": {"name": &cluster.namespace},
@@ -88,18 +88,18 @@ async fn a_claim_is_copied_from_a_snapshot() {
         },
         "status": {"snapshotHandle": handle.as_str(), "readyToUse": true},
     });
-    lay_down(&contents, &cluster.namespace, content).await;
+    create_with_status(&contents, &cluster.namespace, content).await;
 
     cluster.claim("restored", from("before")).await;
     let restored = cluster.bound("restored").await;
     let id = VolumeId::parse(&restored.name_any()).unwrap();
     let made_from = cluster.volumes.state().copies.get(&id).cloned();
     assert_eq!(made_from, Some(format!("snapshot {handle}")));
-    // The one that was there before is tried again.
+    // The earlier claim is retried.
     cluster.bound("early").await;
 
-    // Another's content under a name of one's own.
-    lay_down(&snapshots, "stolen", snapshot("stolen")).await;
+    // A VolumeSnapshot of one user that names the content of another user.
+    create_with_status(&snapshots, "stolen", snapshot("stolen")).await;
     cluster.claim("thief", from("stolen")).await;
     cluster.event_that("thief", "ProvisioningFailed", "of another VolumeSnapshot").await;
     let mut device = from("before");

@@ -125,7 +125,7 @@ mod tests {
     #[tokio::test]
     async fn served_metrics_are_the_documented_ones() {
         let (_bench, endpoints) = test_context(Caches::default(), vec![]);
-        // What has never happened is not told.
+        // Counters without a value are not served.
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));

@@ -1,4 +1,4 @@
-//! Any object an API server can hold gets an answer: whole, torn and odd ones go through every pure decision.
+//! Tests that every pure decision accepts every object that an API server can hold: complete, incomplete and unusual ones.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
 const GRACE: Duration = Duration::from_secs(60);
 
-/// On node-b, whose loss takes the claim with it after a minute.
+/// A PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
     let key = "topology.csi.loopfs.dev/node";
     let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["node-b"]}]}]);
@@ -54,7 +54,7 @@ fn node_gone() -> ExpectedRequest {
     expect(Method::GET, NODE, None).refuse(404, "NotFound")
 }
 
-/// What is asked to learn of a volume, up to whether its node is gone.
+/// The request that lists the nodes of all PersistentVolumes.
 fn suspected(volume: &PersistentVolume) -> ExpectedRequest {
     expect(Method::GET, VOLUMES, None).answer(metadata(std::slice::from_ref(volume)))
 }
@@ -89,7 +89,7 @@ fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeL
     NodeLossController { cluster, nodes, losses: LossReconciler::new(cluster, mode) }
 }
 
-/// Looks at the start and once more after the grace time; answers the reasons of events.
+/// Reconciles at the start and again after the grace time. Returns the reasons of the events.
 async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
     let test_context = test_context(requests);
     let ctx = Arc::clone(&test_context.ctx);
@@ -275,7 +275,7 @@ async fn only_the_first_nodes_in_the_check_order_check() {
     assert_eq!(orders, (0..20).collect());
     assert_eq!(check_order(&all, &fixtures::identity()), None, "the driver is not registered here");
 
-    // Nobody who does not look asks anything.
+    // A node that does not check sends no request.
     let test_context = test_context(vec![]);
     let ctx = Arc::clone(&test_context.ctx);
     let mut idle = controller(&ctx.cluster, NodeLoss::Enforce, &["node-b"]);

@@ -1,4 +1,4 @@
-//! Whole reconciles of claims: against an API server that knows what it will be asked, and a store in memory.
+//! Tests of whole reconciles of claims, with a mock API server and a fake store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ fn caches(volumes: Vec<PersistentVolume>) -> Caches {
     Caches { claims: vec![], volumes, classes: vec![fixtures::class(json!({}))] }
 }
 
-/// The object as it is sent: what the API server and others add is not in it.
+/// The PersistentVolume as it is sent, without the fields that the API server and controllers add.
 fn sent() -> Value {
     let mut sent = serde_json::to_value(fixtures::volume(json!({"status": null}))).unwrap();
     fixtures::merge(
@@ -56,7 +56,7 @@ async fn a_claim_gets_a_volume_with_one_write() {
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     assert!(test_context.ctx.intents.list().unwrap().is_empty());
-    // The cache lags behind; nothing is done twice.
+    // The watch cache lags behind; nothing is done twice.
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
@@ -142,8 +142,8 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
         TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
     assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
     assert!(test_context.volumes.state().volumes.is_empty());
-    // And sent back by the scheduler.
-    // Its own events and whatever else touches the claim do not cut the wait short; room does.
+    // The scheduler selects this node again.
+    // Watch events of the claim do not shorten the wait; free space does.
     assert_ne!(reconciled(&test_context, large()).await, Action::await_change());
     test_context.volumes.state().size = Bytes(4 * GIB);
     test_context.ctx.retry_generation.bump();
@@ -168,7 +168,7 @@ async fn no_volume_is_created_on_a_store_that_became_unavailable() {
     test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
     reconciled(&test_context, fixtures::claim(json!({}))).await;
     assert!(test_context.volumes.state().volumes.is_empty());
-    // It is the storage task that opens it again, so even a store that is whole now stays closed here.
+    // Only the storage task opens the store again, so it stays unavailable here even if it is usable now.
     test_context.volumes.state().broken = None;
     test_context.ctx.retry_generation.bump();
     reconciled(&test_context, fixtures::claim(json!({}))).await;
@@ -198,7 +198,7 @@ async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
     test_context.finish().await;
 }
 
-/// A claim that is to be filled from [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
+/// A claim with the data source [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
 fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
     let source = json!({"kind": "PersistentVolumeClaim", "name": "data"});
     fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
@@ -206,7 +206,7 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
 
 #[tokio::test]
 async fn clones_of_one_source_are_copied_concurrently() {
-    // Requests are sent in turn, and neither claim gets as far as its PersistentVolume: there is no space.
+    // The mock API server expects the requests in this order. Neither claim gets its PersistentVolume, because there is no space.
     let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
     let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
     let test_context = TestContext::new(
@@ -253,7 +253,7 @@ fn with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
     test_context
 }
 
-/// The claim after patches, as the API server answers it.
+/// The claim after patches, as the API server returns it.
 fn after(claim: PersistentVolumeClaim, version: &str, change: Value) -> Value {
     let mut claim = serde_json::to_value(claim).unwrap();
     fixtures::merge(&mut claim, change);
@@ -296,7 +296,7 @@ async fn a_filesystem_claim_is_expanded_with_three_writes_the_persistent_volume_
     let test_context = with_volume("Filesystem", requests);
     assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
-    // Once more on the cache as it was.
+    // Again with the old version in the watch cache.
     assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
@@ -331,7 +331,7 @@ async fn a_request_beyond_the_free_capacity_is_infeasible() {
     let refused = expect(Method::PATCH, STATUS, patch.clone()).answer(after(begun, "102", patch));
     let test_context = with_volume("Filesystem", vec![begin, refused]);
     assert_eq!(reconciled(&test_context, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
-    // The write itself comes back as a watch event, upon which nothing happens.
+    // The write causes a watch event, which changes nothing.
     assert_ne!(reconciled(&test_context, asking("2Gi")).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }

@@ -1,4 +1,4 @@
-//! The resize protocol as tables: every state a claim can be in, and what each outcome writes.
+//! Tests of the resize protocol as tables: every state of a claim, and the writes of each outcome.
 
 use rstest::rstest;
 
@@ -8,7 +8,7 @@ use crate::testing::fixtures;
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 const MIB: u64 = 1 << 20;
 
-/// A bound claim that asks for 4Mi, in a resize state, of which 1Mi is recorded.
+/// A bound claim that requests 4Mi, in a resize state, with a recorded capacity of 1Mi.
 fn claim(resize_status: Option<&str>, allocated: Option<&str>) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({
         "spec": { "resources": { "requests": { "storage": "4Mi" } } },
@@ -25,7 +25,7 @@ fn volume(mode: &str, capacity: &str) -> PersistentVolume {
 
 const GROW: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 
-/// Every state, for both kinds, before and after the volume's object says that it has grown.
+/// Every state, for both kinds, before and after the PersistentVolume has the new capacity.
 #[rstest]
 #[case::fresh("Filesystem", None, "1Mi", GROW)]
 #[case::under_way("Filesystem", Some("ControllerResizeInProgress"), "1Mi", GROW)]
@@ -67,7 +67,7 @@ fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_chang
     assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::UpToDate);
 }
 
-/// What `begin` writes, by the state it finds: nothing for a retry of the same, else the same patch always.
+/// The writes of `begin` by the state of the claim: none for a retry with the same size, otherwise always the same patch.
 #[rstest]
 #[case::fresh(None, None, true)]
 #[case::a_smaller_request_than_before(Some("ControllerResizeInfeasible"), Some("9Mi"), true)]
@@ -142,7 +142,7 @@ fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
 
 #[test]
 fn a_volume_larger_than_requested_is_recorded_with_its_size() {
-    // A crash between growing to 9Mi and recording it, after which the user asked for 4Mi.
+    // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(9 * MIB)), NOW);
     assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
@@ -177,7 +177,7 @@ fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: 
     assert_eq!(record(&told, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
 }
 
-/// The story of RecoverVolumeExpansionFailure: too much, then less, then it fits.
+/// The case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
 #[test]
 fn a_smaller_request_succeeds_after_an_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
@@ -219,8 +219,8 @@ const STATES: [Option<&str>; 7] = [
     Some("ResizeByMagic"),
 ];
 
-/// Every state with every request, and every outcome of it: what is written leads to a state that says what happened, and
-/// writing it once more changes nothing.
+/// Every state with every request and every outcome: the writes lead to a state that describes the outcome, and repeating them
+/// changes nothing.
 #[test]
 fn every_state_and_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
