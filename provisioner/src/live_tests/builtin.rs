@@ -91,8 +91,8 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.declare(all).await;
     let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
     let classes: Api<StorageClass> = cluster.all();
-    let made = until(&classes, &name, |_| true).await;
-    assert_eq!(made.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
+    let created = until(&classes, &name, |_| true).await;
+    assert_eq!(created.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
     until(&cluster.all::<PriorityClass>(), &priority, |class| class.value == Some(1000)).await;
 
     // An administrator applied the manifests without the labels.
@@ -109,12 +109,12 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster
         .change(&classes, &name, json!({"mountOptions": ["noexec"], "metadata": {"labels": {"team": "x"}}}))
         .await;
-    let mended = until(&classes, &name, |class| options_of(class) == ["nodev"]).await;
-    assert_eq!(mended.labels()["team"], "x", "what others have added stays");
+    let repaired = until(&classes, &name, |class| options_of(class) == ["nodev"]).await;
+    assert_eq!(repaired.labels()["team"], "x", "what others have added stays");
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
-    let made = until(&classes, &name, |_| true).await;
-    assert!(made.uid() != mended.uid());
-    let mut another = serde_json::to_value(&made).unwrap();
+    let created = until(&classes, &name, |_| true).await;
+    assert!(created.uid() != repaired.uid());
+    let mut another = serde_json::to_value(&created).unwrap();
     another["metadata"] = json!({"name": name, "labels": ours()["metadata"]["labels"]});
     another["parameters"] = json!({"bytesPerInode": "512"});
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
@@ -177,10 +177,10 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
 
     let fewer = serde_json::to_value(&rules[1..]).unwrap();
     cluster.change(&roles, ROLE, json!({"rules": fewer})).await;
-    let told = cluster
+    let text = cluster
         .event_on_declaration("ObjectFailed", "attempting to grant RBAC permissions not currently held")
         .await;
-    assert!(told.contains("ClusterRole loopfs-provisioner"), "{told}");
+    assert!(text.contains("ClusterRole loopfs-provisioner"), "{text}");
     // The remedy of an administrator.
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
     keeper.stop().await;

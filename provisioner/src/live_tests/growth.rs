@@ -7,12 +7,12 @@ async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().refreshed = true;
     let provisioner = cluster.provisioner().await;
-    cluster.claim("told", json!({"spec": {"volumeMode": "Block"}})).await;
-    cluster.bound("told").await;
-    cluster.ask("told", "4Mi").await;
-    let grown = until(&cluster.claims(), "told", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    cluster.claim("refreshed", json!({"spec": {"volumeMode": "Block"}})).await;
+    cluster.bound("refreshed").await;
+    cluster.ask("refreshed", "4Mi").await;
+    let grown = until(&cluster.claims(), "refreshed", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
-    cluster.event("told", "VolumeResizeSuccessful").await;
+    cluster.event("refreshed", "VolumeResizeSuccessful").await;
     provisioner.stop().await;
     cluster.finish().await;
 }
@@ -58,8 +58,8 @@ async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
     cluster.bound("first").await;
     cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    let told = cluster.event("second", "ProvisioningFailed").await;
-    assert!(told.contains("62914560 bytes asked, 4194304 available"), "{told}");
+    let text = cluster.event("second", "ProvisioningFailed").await;
+    assert!(text.contains("62914560 bytes asked, 4194304 available"), "{text}");
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
     let given_back = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
     until(&cluster.claims(), "second", given_back).await;

@@ -77,10 +77,10 @@ impl Cluster {
         published.into_iter().find(|object| object.storage_class_name == self.class)
     }
 
-    async fn says(&self, node: &str, capacity: Option<&str>) {
+    async fn publishes(&self, node: &str, capacity: Option<&str>) {
         eventually(&format!("{node} says {capacity:?}"), || async {
-            let said = self.capacity(node).await.and_then(|object| object.capacity);
-            (said.as_ref().map(|quantity| quantity.0.as_str()) == capacity).then_some(())
+            let published = self.capacity(node).await.and_then(|object| object.capacity);
+            (published.as_ref().map(|quantity| quantity.0.as_str()) == capacity).then_some(())
         })
         .await;
     }
@@ -120,9 +120,9 @@ async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class
     cluster.event_that("torn", "ProvisioningFailed", "2 nodes may provide a volume").await;
     assert!(cluster.volumes.state().volumes.is_empty() && there.state().volumes.is_empty());
 
-    let mended = json!({"allowedTopologies": allowing(THERE)});
+    let corrected = json!({"allowedTopologies": allowing(THERE)});
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
-    classes.patch(&class, &PatchParams::default(), &Patch::Merge(mended)).await.unwrap();
+    classes.patch(&class, &PatchParams::default(), &Patch::Merge(corrected)).await.unwrap();
     assert_eq!(node_of(&cluster.bound("torn").await), THERE);
     cluster.delete_claim("torn").await;
     eventually("deleted", || async { there.state().volumes.is_empty().then_some(()) }).await;
@@ -175,12 +175,12 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
     cluster.volumes.state().size = Bytes(0);
     let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
-    cluster.says("node-a", Some("0")).await;
-    cluster.says(THERE, Some("64Mi")).await;
+    cluster.publishes("node-a", Some("0")).await;
+    cluster.publishes(THERE, Some("64Mi")).await;
     cluster.unplaced("first", &cluster.class, "60Mi").await;
     cluster.pod("first").await;
     assert_eq!(node_of(&cluster.bound("first").await), THERE);
-    cluster.says(THERE, Some("4Mi")).await;
+    cluster.publishes(THERE, Some("4Mi")).await;
 
     // No node has enough free capacity, until one has.
     cluster.unplaced("second", &cluster.class, "60Mi").await;
@@ -190,7 +190,7 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
     cluster.remove("first").await;
     assert_eq!(node_of(&cluster.bound("second").await), THERE);
     cluster.remove("second").await;
-    cluster.says(THERE, Some("64Mi")).await;
+    cluster.publishes(THERE, Some("64Mi")).await;
     for provisioner in provisioners {
         provisioner.stop().await;
     }
@@ -201,7 +201,7 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
 async fn the_published_capacity_follows_the_free_capacity() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
     let object = cluster.capacity("node-a").await.unwrap();
     assert_eq!(object.owner_references()[0].kind, "Pod");
     let largest = object.maximum_volume_size.clone().unwrap();
@@ -209,21 +209,21 @@ async fn the_published_capacity_follows_the_free_capacity() {
     // A claim of exactly that size is provisioned.
     cluster.claim("all", of_size(&largest.0)).await;
     cluster.bound("all").await;
-    cluster.says("node-a", Some("64Ki")).await;
+    cluster.publishes("node-a", Some("64Ki")).await;
     cluster.delete_claim("all").await;
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
 
     let lie = json!({"capacity": "1Ei"});
     let name = object.name_any();
     cluster.capacities().patch(&name, &PatchParams::default(), &Patch::Merge(lie)).await.unwrap();
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
     cluster.capacities().delete(&name, &DeleteParams::default()).await.unwrap();
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
 
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
     let elsewhere = json!({"allowedTopologies": allowing(THERE)});
     classes.patch(&cluster.class, &PatchParams::default(), &Patch::Merge(elsewhere)).await.unwrap();
-    cluster.says("node-a", None).await;
+    cluster.publishes("node-a", None).await;
     provisioner.stop().await;
     cluster.finish().await;
 }
@@ -278,7 +278,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
 async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
     provisioner.stop().await;
     cluster.claim("theirs", json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}})).await;
     cluster.claim("ours", json!({"metadata": {"labels": {"a": "b"}}})).await;

@@ -136,7 +136,7 @@ impl Cluster {
         eventually("no record of provisioning", || async { settled() }).await;
     }
 
-    async fn made(&self) {
+    async fn volume_exists(&self) {
         eventually("a volume", || async { (self.stored().len() == 1).then_some(()) }).await;
     }
 
@@ -154,7 +154,7 @@ async fn api_server_outage_between_volume_and_persistent_volume() {
     for claim in ["a", "b"] {
         relay.set_once_made(&cluster.volumes, Line::Cut);
         cluster.claim(claim, json!({})).await;
-        cluster.made().await;
+        cluster.volume_exists().await;
         let id = cluster.stored().remove(0);
         assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was gone");
         relay.set(Line::Open);
@@ -199,7 +199,7 @@ async fn provisioner_crash_between_volume_and_persistent_volume() {
         let provisioner = relay.provisioner(&cluster).await;
         relay.set_once_made(&cluster.volumes, Line::Cut);
         cluster.claim("a", json!({})).await;
-        cluster.made().await;
+        cluster.volume_exists().await;
         provisioner.kill().await;
         relay.set(Line::Open);
         assert_eq!(cluster.intents().list().unwrap().len(), 1);

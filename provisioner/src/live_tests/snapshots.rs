@@ -32,8 +32,8 @@ fn definition(kind: &str, plural: &str, scope: &str) -> Value {
 impl Cluster {
     async fn define(&self, kind: &str, plural: &str, scope: &str) -> ApiResource {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.admin.clone());
-        let made = create(&definitions, definition(kind, plural, scope)).await;
-        until(&definitions, &made.name_any(), |definition| {
+        let created = create(&definitions, definition(kind, plural, scope)).await;
+        until(&definitions, &created.name_any(), |definition| {
             let conditions = definition.status.as_ref().and_then(|status| status.conditions.as_ref());
             let established = |condition: &CustomResourceDefinitionCondition| {
                 condition.type_ == "Established" && condition.status == "True"
@@ -48,11 +48,12 @@ impl Cluster {
 /// Creates an object with its status, as a user and the snapshotter write it.
 async fn create_with_status(api: &Api<DynamicObject>, name: &str, object: Value) -> DynamicObject {
     let status = json!({"status": object["status"]});
-    let made: DynamicObject = serde_json::from_value(object).unwrap();
+    let created: DynamicObject = serde_json::from_value(object).unwrap();
     // The definition may be established before it is served.
-    let made = eventually(name, || async { api.create(&PostParams::default(), &made).await.ok() }).await;
+    let created =
+        eventually(name, || async { api.create(&PostParams::default(), &created).await.ok() }).await;
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
-    made
+    created
 }
 
 #[tokio::test]

@@ -348,11 +348,11 @@ mod tests {
     #[rstest]
     #[case::nothing(json!({}), true)]
     #[case::the_same_in_other_words(json!({"capacity": "67108864"}), true)]
-    #[case::a_label_of_somebody_else(json!({"metadata": {"labels": {"team": "x"}}}), true)]
+    #[case::a_label_of_another_writer(json!({"metadata": {"labels": {"team": "x"}}}), true)]
     #[case::less(json!({"capacity": "1Mi"}), false)]
     #[case::no_largest(json!({"maximumVolumeSize": null}), false)]
     #[case::of_the_pod_before(json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "loopfs-x", "uid": "before"}]}}), false)]
-    #[case::of_nobody(json!({"metadata": {"ownerReferences": null}}), false)]
+    #[case::without_owner(json!({"metadata": {"ownerReferences": null}}), false)]
     #[case::malformed(json!({"capacity": "much"}), false)]
     fn only_what_differs_is_written(#[case] change: Value, #[case] same: bool) {
         let wanted = wanted(64 * MIB);

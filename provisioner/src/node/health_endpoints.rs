@@ -195,7 +195,7 @@ mod tests {
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let reason = endpoints.ready().await.unwrap_err();
         assert!(reason.contains("mount it"), "{reason}");
-        assert_eq!(endpoints.alive().await, Ok(()), "a restart would not mend it");
+        assert_eq!(endpoints.alive().await, Ok(()), "a restart would not repair it");
         drop(endpoints);
         test_context.finish().await;
     }

@@ -17,29 +17,31 @@ use crate::{
 /// An open file may keep the entry of a deleted volume, and no event announces when it is closed.
 const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// An orphan that could not be removed is looked at again after this.
+/// Interval at which an orphaned volume that could not be removed is checked again.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Empties the trash whenever an entry was moved there, until shutdown.
 pub(crate) async fn empty_trash(ctx: &Context) {
     loop {
-        // At the first turn too: an earlier process may have left some.
+        // Also at the first turn: an earlier process may have left entries.
         match ctx.storage.run_yielding(|volumes, yield_now| volumes.empty_trash(yield_now)).await {
             Ok(0) => {}
             Ok(removed) => {
-                tracing::info!(volumes = removed, "the space of deleted volumes is free again");
+                tracing::info!(volumes = removed, "freed the space of deleted volumes");
                 ctx.retry_generation.bump();
             }
-            // Told on the node already; it becomes usable or not whatever this does.
+            // An event on the node reports it already.
             Err(StorageError::Unavailable(_)) => {}
-            Err(error) => tracing::warn!(%error, "the trash could not be emptied; this is retried"),
+            Err(error) => {
+                tracing::warn!(%error, "could not empty the trash; the next attempt is in {TRASH_INTERVAL:?} at the latest")
+            }
         }
-        // Whether by notification or by time makes no difference.
+        // Continues after a notification or at the interval.
         drop(timeout(TRASH_INTERVAL, ctx.trash.notified()).await);
     }
 }
 
-/// Undoes provisioning whose claim is gone, whenever claims vanish, for ever.
+/// Removes volumes whose claim was deleted while they were being provisioned, until shutdown.
 pub(crate) async fn remove_orphans(ctx: &Context) {
     loop {
         ctx.synced().await;

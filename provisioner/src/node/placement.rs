@@ -198,7 +198,7 @@ mod tests {
     #[case::the_class_names_it(None, only("node-a"), &["node-a", "node-b"], Placement::Here)]
     #[case::the_class_names_another(None, only("node-b"), &["node-a", "node-b"], Placement::Requeue)]
     #[case::another_tells(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Placement::Requeue)]
-    #[case::nobody_knows_the_driver(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
+    #[case::driver_on_no_node(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
     fn places(
         #[case] selected: Option<&str>,
         #[case] class: Value,

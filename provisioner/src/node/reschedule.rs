@@ -75,8 +75,8 @@ mod tests {
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
     #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), false)]
     #[case::under_way(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]
-    #[case::chosen_by_nobody(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
-    #[case::sent_on(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
+    #[case::no_node_selected(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
+    #[case::rescheduled(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
     #[case::bound(json!({"spec": {"volumeName": "v"}}), refused(ErrorKind::NoSpace), false)]
     fn only_claims_that_another_node_could_provision_are_rescheduled(
         #[case] change: Value,

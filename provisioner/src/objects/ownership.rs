@@ -15,7 +15,7 @@ const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// The same under the name older controller managers use.
 const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
-/// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node its first pod goes to.
+/// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node of its first pod.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Returns `true` if the claim waits for a volume of this driver, on whatever node: the placement is decided elsewhere.

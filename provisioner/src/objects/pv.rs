@@ -43,7 +43,7 @@ pub(crate) struct Description<'a> {
     pub(crate) claim: &'a PersistentVolumeClaim,
     pub(crate) id: &'a VolumeId,
     pub(crate) kind: VolumeKind,
-    /// As the store keeps it, which may be a little more than was asked.
+    /// The capacity that the store returned, which may be slightly more than requested.
     pub(crate) capacity: Bytes,
     pub(crate) filesystem_uuid: String,
     pub(crate) reclaim_policy: ReclaimPolicy,
@@ -90,7 +90,7 @@ pub(crate) fn build(description: Description<'_>, identity: &Identity) -> Persis
     }
 }
 
-/// With the UID: a claim that is deleted and made again under the same name does not get the old one's data.
+/// Contains the UID: a newer claim of the same name does not get the data of the old one.
 fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),

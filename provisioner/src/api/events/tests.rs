@@ -155,7 +155,7 @@ async fn repetitions_of_one_request_are_two_writes() {
         (&json!("Warning"), &json!("ProvisioningFailed"), &json!("no space"), &json!("csi.loopfs.dev"))
     );
     assert_eq!(*repeated_at, format!("{events}/{}", created["metadata"]["name"].as_str().unwrap()));
-    assert_eq!(repeated["series"]["count"], 4, "the third came too soon after the first to be told");
+    assert_eq!(repeated["series"]["count"], 4, "the third came too soon after the first to be written");
 }
 
 #[test]

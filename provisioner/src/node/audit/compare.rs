@@ -101,7 +101,7 @@ fn is_being_deleted(object: &PersistentVolume) -> bool {
 /// How many PersistentVolumes are read at a time.
 const PAGE: u32 = 500;
 
-/// Returns all PersistentVolumes of this driver, whoever created them and on whatever node they are.
+/// Returns all PersistentVolumes of this driver on all nodes, including those that a person created.
 pub(crate) async fn objects(client: &Client, identity: &Identity) -> Result<Vec<PersistentVolume>, Error> {
     let api: Api<PersistentVolume> = Api::all(client.clone());
     let mut parameters = ListParams::default().limit(PAGE);

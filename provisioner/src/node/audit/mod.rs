@@ -3,7 +3,7 @@
 //!
 //! The provisioner reports both in events. It removes an orphaned volume only if the administrator asked for that, and after a
 //! grace time, because an administrator may have deleted the PersistentVolume in order to bind its data again. The audit never
-//! removes a volume that a PersistentVolume names, whoever created that, and never a PersistentVolume.
+//! removes a volume that a PersistentVolume names, even if a person created that, and never a PersistentVolume.
 
 mod compare;
 mod report;

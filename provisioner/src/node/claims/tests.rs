@@ -191,8 +191,8 @@ async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
         json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
     )));
     assert_ne!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
-    let mended = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
-    test_context.class_cache.apply_watcher_event(&Event::Apply(mended));
+    let corrected = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
+    test_context.class_cache.apply_watcher_event(&Event::Apply(corrected));
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     test_context.finish().await;

@@ -171,10 +171,10 @@ fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: 
     assert_eq!(patch["status"]["conditions"][0]["type"], "ControllerResizeError");
     assert_eq!(patch["status"]["conditions"][0]["message"], "no space");
 
-    let mut told = serde_json::to_value(&begun).unwrap();
-    fixtures::merge(&mut told, patch);
-    let told: PersistentVolumeClaim = serde_json::from_value(told).unwrap();
-    assert_eq!(record(&told, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
+    let mut claim_after = serde_json::to_value(&begun).unwrap();
+    fixtures::merge(&mut claim_after, patch);
+    let claim_after: PersistentVolumeClaim = serde_json::from_value(claim_after).unwrap();
+    assert_eq!(record(&claim_after, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
 }
 
 /// The case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
