@@ -7,55 +7,57 @@ use monitoring::HttpAddress;
 
 use crate::loss::NodeLoss;
 
-/// Makes, grows and deletes volumes for the claims of one Kubernetes node.
+/// Creates, expands and deletes volumes for the claims of one Kubernetes node.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub struct Args {
-    /// Name of the CSI driver, which storage classes give as their provisioner
+    /// Name of the CSI driver, which storage classes name as their provisioner
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: String,
-    /// Name of the Node object of the machine this runs on
+    /// Name of the Node object of this machine
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
-    /// Where the file system for volumes is mounted (XFS, option prjquota)
+    /// Mount point of the file system for volumes (XFS, option prjquota)
     #[arg(long, env = "DATA_DIR")]
     pub data_dir: PathBuf,
-    /// How to reach the API server; the pod's service account if not given
+    /// kubeconfig file for the API server; without it, the pod's service account is used
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub pod: PodArgs,
-    /// What to do about volumes of nodes that are gone, as their classes say (parameter onNodeLoss)
+    /// What to do about volumes of deleted nodes; the class parameter onNodeLoss is the policy of each volume
     #[arg(long, env = "NODE_LOSS", value_enum, default_value_t)]
     pub node_loss: NodeLoss,
-    /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
+    /// Address on which to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Without it,
+    /// they are not served
     #[arg(long)]
     pub metrics_address: Option<HttpAddress>,
-    /// Where to serve /healthz and /readyz alone, for the probes of the kubelet, in the same form. Not served without
+    /// Address on which to serve only /healthz and /readyz, for the probes of the kubelet, in the same form. Without it, they are
+    /// not served
     #[arg(long)]
     pub probe_address: Option<HttpAddress>,
-    /// Keep the driver's objects (CSIDriver, storage and priority classes, roles) as this ConfigMap of --pod-namespace declares
-    /// them; they are left alone if not given
+    /// ConfigMap in --pod-namespace that declares the driver's objects (CSIDriver, storage and priority classes, roles); the
+    /// provisioner keeps them in the declared state. Without it, they stay unchanged
     #[arg(long, env = "BUILTIN_OBJECTS", value_name = "CONFIGMAP", requires = "pod_namespace")]
     pub builtin_objects: Option<String>,
     #[command(flatten)]
     pub audit: AuditArgs,
-    /// What to log: error, warn, info, debug, trace, or a tracing filter
+    /// Log level: error, warn, info, debug, trace, or a tracing filter
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: String,
-    /// How to log
+    /// Format of the log
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// The pod this runs in, which its pod template tells it (fieldRef).
+/// The pod of this process, from its pod template (fieldRef).
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct PodArgs {
-    /// Namespace in which to tell the scheduler how much room the node has (CSIStorageCapacity); it is not told if not
-    /// given
+    /// Namespace in which to publish the free capacity of the node (CSIStorageCapacity). Without it, the capacity is not
+    /// published
     #[arg(long, env = "POD_NAMESPACE")]
     pub pod_namespace: Option<String>,
-    /// Name of the pod, with which those objects go
+    /// Name of the pod that owns these objects, so that they are deleted with it
     #[arg(long, env = "POD_NAME", requires = "pod_uid")]
     pub pod_name: Option<String>,
     /// UID of the pod
@@ -63,24 +65,24 @@ pub struct PodArgs {
     pub pod_uid: Option<String>,
 }
 
-/// Volumes that no PersistentVolume names, and PersistentVolumes without a volume.
+/// The audit: orphaned volumes, which no PersistentVolume names, and PersistentVolumes without a volume.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AuditArgs {
-    /// List them, one a line, and end. Nothing is changed
+    /// List the findings of the audit, one a line, and exit. Nothing is changed
     #[arg(long, conflicts_with = "collect")]
     pub audit: bool,
-    /// How often to look for them, in seconds
+    /// Interval of the audit, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub audit_interval: u64,
-    /// Remove volumes that no PersistentVolume names, what was retained and then lost its object among them. Of those made for
-    /// claims only, and not while their claim is there; and never what a PersistentVolume names
+    /// Remove orphaned volumes, including retained ones whose PersistentVolume was deleted. Only volumes that were created for claims
+    /// are removed, only if their claim does not exist, and never a volume that a PersistentVolume names
     #[arg(long)]
     pub collect: bool,
-    /// For how long nobody has to have named a volume before it is removed, in seconds, as far as this process has seen
+    /// How long a volume must have been orphaned before it is removed, in seconds, as this process has seen it
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, requires = "collect")]
     pub collect_after: u64,
-    /// The share of the node's volumes, in percent, above which --collect removes none: so many orphans at once mean rather that
-    /// the API server has lost objects. 100 removes whatever is an orphan
+    /// Largest share of the node's volumes, in percent, that may be orphaned; above it, --collect removes none, because it is more
+    /// likely that the API server has lost objects. 100 removes all orphaned volumes
     #[arg(long, value_name = "PERCENT", default_value_t = 20, requires = "collect", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub collect_at_most: u8,
     /// Walk the directories of all volumes each time, to find files that carry the project id of another volume and so use
@@ -93,7 +95,7 @@ pub struct AuditArgs {
     pub repair_projects: bool,
 }
 
-/// The form of log lines.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Text,

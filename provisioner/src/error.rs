@@ -1,4 +1,4 @@
-//! Why a reconcile failed.
+//! Errors of a reconcile.
 
 use loopfs::{ErrorKind, VolumeId};
 
@@ -7,16 +7,16 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// A failed reconcile. Its text ends up in events, so it is written for whoever owns the claim.
+/// The error of a failed reconcile. Its text appears in events, so it is written for the owner of the claim.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The claim or its class asks for what this driver does not do.
+    /// The claim or its class requests something that this driver does not support.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The volume store failed or refused.
+    /// The volume store returned an error.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The API server failed or refused.
+    /// A request to the API server failed.
     #[error("{operation} {object}: {}", api_message(.source))]
     Api { operation: &'static str, object: String, source: kube::Error },
     /// The claim's PersistentVolume of an earlier attempt is marked for deletion.
@@ -25,37 +25,40 @@ pub(crate) enum Error {
          finalizers if it stays"
     )]
     VolumeDeleting(String),
-    /// Somebody else's object has the name of ours.
+    /// A PersistentVolume of another owner has the name of the claim's PersistentVolume.
     #[error(
-        "a PersistentVolume named {0} exists and is not this claim's; it has to be removed or renamed by hand"
+        "a PersistentVolume named {0} exists and does not belong to this claim; delete it or recreate it under another name"
     )]
     NameTaken(String),
-    /// The volume is on a disk this node does not have (any more).
+    /// The volume is on a disk that this node does not have.
     #[error(
-        "the volume is on file system {of_volume} and this node's storage is file system {of_node}; bring the disk back, or \
-         delete the volume's data where it is and remove the finalizers of this object by hand"
+        "the volume is on file system {of_volume}, but this node's storage is file system {of_node}; bring the disk back, or \
+         delete the volume's data on the other disk and remove the finalizers of this PersistentVolume by hand"
     )]
     OtherFilesystem { of_volume: String, of_node: String },
     /// The volume's data cannot be deleted.
     #[error(
-        "PersistentVolume {by} has the handle of volume {id} as well, so the data is kept; delete that object and its claim, or set          persistentVolumeReclaimPolicy of this one to Retain"
+        "PersistentVolume {by} also has the handle of volume {id}, so the data is kept; delete PersistentVolume {by} and its claim, or set \
+         persistentVolumeReclaimPolicy of this one to Retain"
     )]
     StillReferenced { id: VolumeId, by: String },
-    /// What the claim is to be filled with is on another node.
+    /// The claim's data source is on another node.
     #[error(
-        "{source_object}, which is to be copied, is on node {node:?}, and only there can it be copied; have the pod run there, by its \
-         nodeSelector"
+        "the claim's data source, {source_object}, is on node {node:?} and can only be copied there; make the pod run on that node \
+         with its nodeSelector"
     )]
     SourceElsewhere { source_object: String, node: String },
-    /// Another task of this process has it in hand; a matter of milliseconds.
-    #[error("volume {0} is being made or removed at this moment")]
+    /// Another task of this process works on the volume.
+    #[error(
+        "another task is creating, copying or deleting volume {0} at this moment; the provisioner retries"
+    )]
     InFlight(VolumeId),
-    /// The volume handle of a hand-made object.
+    /// The volume handle of a PersistentVolume that a person created.
     #[error(transparent)]
     Handle(#[from] InvalidHandle),
 }
 
-/// kube's own text for an error of the API server ends in a debug dump of it.
+/// Returns the text of an error. kube's own text for an error of the API server ends in a debug dump of it.
 pub(crate) fn api_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -64,12 +67,12 @@ pub(crate) fn api_message(error: &kube::Error) -> String {
 }
 
 impl Error {
-    /// A failed API call on an object.
+    /// Returns the error of a failed API request for an object.
     pub(crate) fn api(operation: &'static str, object: impl Into<String>, source: kube::Error) -> Self {
         Error::Api { operation, object: object.into(), source }
     }
 
-    /// One of a fixed set of names for this kind of failure.
+    /// Returns the name of this kind of failure, out of a fixed set.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Error::Refused(_) => "Refused",
@@ -96,8 +99,8 @@ impl Error {
         }
     }
 
-    /// Whether the object had moved on or is in other hands: nothing is wrong, the decision is to be made
-    /// again shortly.
+    /// Returns `true` if the API object changed in the meantime, or another task works on the volume. Nothing is wrong then: the
+    /// reconcile decides again shortly.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
             // By the API server's own reason: a proxy that returns the same HTTP status has seen no object.

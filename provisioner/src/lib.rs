@@ -1,8 +1,7 @@
-//! The Kubernetes side of loopfs: one process per node that turns claims into volumes, grows and deletes
-//! them.
+//! The provisioner of loopfs: one process on each node that creates, expands and deletes the volumes of claims.
 //!
-//! A reconcile is three steps. The caches say how things are; a pure `plan` decides; `apply` does the I/O.
-//! Each step may be the last before a crash, and the next process goes on from there.
+//! A reconcile has three steps. It reads the state from the caches, a pure `plan` decides, and `apply` does the I/O. The process
+//! may crash after any step, and the next process continues from there.
 
 #![forbid(unsafe_code)]
 
@@ -52,14 +51,13 @@ pub use crate::{
     loss::NodeLoss,
 };
 
-/// What is under way at a SIGTERM gets this long, of the 30 s a pod has by default.
+/// After a SIGTERM, operations in progress have this long to finish, of the 30 s that a pod has by default.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Serves until a signal ends it.
+/// Runs the provisioner until a signal ends it.
 ///
 /// # Errors
-/// When the arguments are of no use, the API server cannot be addressed, or a part of the process ended on
-/// its own.
+/// When the arguments are invalid, the client of the API server cannot be set up, or a task ended unexpectedly.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args {
         driver_name,
@@ -76,7 +74,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         log_format,
     } = args;
     logging::init(&log_level, log_format)?;
-    // Before the runtime starts its threads, which inherit it.
+    // Before the runtime starts its threads, which inherit the filter.
     confinement::confine_thread().context("give up the system calls that mount (seccomp)")?;
     let identity = Identity::new(&driver_name, &node_name)?;
     let runtime =
@@ -87,7 +85,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let options = options(pod, builtin_objects, node_loss, &audit);
     let listeners = Listeners::bind(metrics_address, probe_address);
     let served = runtime.block_on(serve(identity, data_dir, kubeconfig, options, listeners));
-    // A blocking call that is still emptying the trash is not waited for; it is safe to break off.
+    // A blocking call may still be emptying the trash. It is safe to interrupt, so the process does not wait for it.
     runtime.shutdown_background();
     served
 }
@@ -149,13 +147,13 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt()).context("await SIGINT")?;
     tokio::select! {
         ended = tasks.join_next() => return Err(ended_early(ended)),
-        _ = terminate.recv() => tracing::info!("SIGTERM: finishing what is under way"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: finishing what is under way"),
+        _ = terminate.recv() => tracing::info!("SIGTERM: finishing the operations in progress"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: finishing the operations in progress"),
     }
     stop.cancel();
     let finish = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, finish).await.is_err() {
-        tracing::warn!("not everything was finished in time; the next process goes on from there");
+        tracing::warn!("not all operations finished in time; the next process continues them");
     }
     Ok(())
 }

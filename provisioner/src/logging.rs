@@ -1,4 +1,4 @@
-//! Logs, to stderr.
+//! Logs to stderr.
 
 use anyhow::Context;
 use tracing_subscriber::EnvFilter;
@@ -8,7 +8,7 @@ use crate::args::LogFormat;
 /// Starts logging.
 ///
 /// # Errors
-/// When the level is not one, or logging was started already.
+/// When the level is invalid, or logging was started already.
 pub(crate) fn init(level: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(level).with_context(|| format!("--log-level {level:?}"))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

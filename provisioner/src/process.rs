@@ -32,32 +32,32 @@ use crate::{
     tasks::{named, until},
 };
 
-/// What a provisioner does besides provisioning.
+/// The optional duties of a provisioner.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
-    /// Where the capacity of this node is published.
+    /// Where to publish the capacity of this node.
     pub(crate) capacity: Option<CapacityConfig>,
-    /// Where the objects to keep are declared.
+    /// The ConfigMap that declares the built-in objects.
     pub(crate) builtin: Option<builtin::Source>,
     pub(crate) node_loss: NodeLoss,
-    /// How volumes and objects are compared.
+    /// How to audit volumes and PersistentVolumes.
     pub(crate) audit: Option<audit::Settings>,
-    /// How files that are charged to another volume are searched for.
+    /// How to search for files that are charged to another volume.
     pub(crate) project_audit: Option<project_audit::Settings>,
 }
 
-/// What the process is made of.
+/// The parts that the process is created from.
 pub(crate) struct Parts {
     pub(crate) client: Client,
     pub(crate) identity: Identity,
     pub(crate) intents: Intents,
     pub(crate) open: Opener,
     pub(crate) options: Options,
-    /// Where to tell of health, and the writes of the client to tell of.
+    /// The listeners for health and metrics, and the counter of the client's writes.
     pub(crate) monitoring: Option<(Listeners, ApiWrites)>,
 }
 
-/// Starts every part of the process. The first to end, for whatever reason, ends it.
+/// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
 pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     let Parts { client, identity, intents, open, options, monitoring } = parts;
     let (events, event_requests) = Events::new();
@@ -125,7 +125,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
     tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
-    // Ends after the others, when no sender is left, so that the last words are written too.
+    // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn(named("events", events::publish(client, identity, event_requests)));
     (tasks, stop)
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long retries wait.
+/// The waits before retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delays {
     /// Before the first retry. Each further wait is twice as long.
@@ -55,7 +55,7 @@ impl<K, C> Backoff<K, C> {
 }
 
 impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
-    /// How long to hold off still, if at all.
+    /// Returns the remaining wait, or `None` if an attempt is allowed now.
     pub(crate) fn remaining(&self, key: &K, retry_key: &C, now: Instant) -> Option<Duration> {
         let failures = self.lock();
         let failure = failures.get(key).filter(|failure| failure.retry_key == *retry_key)?;
@@ -63,10 +63,10 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
         (!remaining.is_zero()).then_some(remaining)
     }
 
-    /// Records a failed attempt and answers how long to wait before the next.
+    /// Records a failed attempt. Returns the wait before the next.
     pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
         let mut failures = self.lock();
-        // Whoever is retried comes back well before.
+        // An object that is retried fails again well before that.
         failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
         let earlier = failures.get(&key).filter(|failure| failure.retry_key == retry_key);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
@@ -75,12 +75,12 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
         wait
     }
 
-    /// Forgets an object that succeeded or is gone.
+    /// Removes an object that succeeded or was deleted.
     pub(crate) fn clear(&self, key: &K) {
         self.lock().remove(key);
     }
 
-    /// Everything that has failed and not succeeded since.
+    /// Returns all objects that have failed and not succeeded since.
     pub(crate) fn keys(&self) -> Vec<K>
     where
         K: Clone,
@@ -88,7 +88,7 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
         self.lock().keys().cloned().collect()
     }
 
-    /// Keeps only what `wanted` says.
+    /// Keeps only the objects that `wanted` selects.
     pub(crate) fn retain(&self, wanted: impl Fn(&K) -> bool) {
         self.lock().retain(|key, _| wanted(key));
     }
@@ -100,7 +100,7 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
 }
 
 impl Delays {
-    /// The wait after the `attempts`-th failure in a row.
+    /// Returns the wait after the `attempts`-th failure in a row.
     pub(crate) fn after(self, attempts: u32) -> Duration {
         let doublings = attempts.saturating_sub(1).min(31);
         self.first.saturating_mul(1 << doublings).min(self.longest)
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_off_until_the_time_is_up() {
+    fn waits_until_the_back_off_has_passed() {
         let backoff = Backoff::default();
         let start = Instant::now();
         assert_eq!(backoff.failed("claim", "10Gi", start), Duration::from_secs(1));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn other_circumstances_start_anew() {
+    fn another_retry_key_starts_a_new_series() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("claim", "10Gi", start);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_tries_again_is_forgotten() {
+    fn objects_that_are_not_retried_are_removed() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("gone elsewhere", 0, start);

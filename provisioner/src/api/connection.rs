@@ -1,4 +1,4 @@
-//! The connection to the API server, and how long it may stay silent.
+//! The connection to the API server and its deadlines.
 //!
 //! A machine that loses its power closes no connection, and neither does a load balancer that stops forwarding. Without
 //! deadlines this process would wait for the rest of a response until it is restarted. So each request has a deadline for its whole
@@ -29,10 +29,10 @@ use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 
 use crate::api::write_counter::ApiWrites;
 
-/// How long the API server may take.
+/// The deadlines of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timeouts {
-    /// From a request to the end of its response, retries of 429 and 503 included. Of a watch: to the beginning.
+    /// From a request to the end of its response, including retries of 429 and 503. For a watch: to the start of the response.
     pub(crate) request: Duration,
     /// Without a byte on a connection whose response is not complete. Longer than the API server's interval between two
     /// bookmarks, so that only a watch on a dead connection reaches it.
@@ -66,12 +66,12 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, writes: &ApiWrites) -> 
     if let Some(proxy) = &config.proxy_url {
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
     }
-    // What `ClientBuilder::try_from` builds, but for the options of its sockets, which that does not let one set.
+    // As `ClientBuilder::try_from` builds it, except for the socket options, which that does not allow to set.
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_write_timeout(Some(timeouts.request));
     connector.set_read_timeout(Some(timeouts.silence));
-    // Else the time that a connection was idle before a request would count.
+    // Otherwise the time that a connection was idle before a request would count.
     connector.set_reset_reader_on_write(true);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
@@ -138,7 +138,7 @@ where
             let body = if is_watch {
                 body.map_err(Into::into).boxed_unsync()
             } else {
-                // The caller reads all of it anyway; here that counts.
+                // The caller reads the whole body anyway; here its time counts towards the deadline.
                 Full::new(body.collect().await.map_err(Into::<BoxError>::into)?.to_bytes())
                     .map_err(|never| match never {})
                     .boxed_unsync()

@@ -1,10 +1,9 @@
-//! Events people read with `kubectl describe`: what happened to their claim or volume, and what to do about
-//! it.
+//! Records events, which users read with `kubectl describe`: what happened to their claim or volume, and what to do.
 //!
-//! Reconciles hand requests to a queue and go on; one task turns them into API objects. Repetitions become one
-//! event with a count, and a flood from one object is cut off, so that no number of retries loads the API
-//! server. Of many objects at once it is told at a rate, for their volumes come first. (kube's own recorder
-//! aggregates by reason alone and would keep showing the first text after the facts have changed.)
+//! Reconciles put requests into a queue and continue. One task writes them to the API server. It aggregates repetitions into one
+//! event with a count and limits the number of different events for one object, so that no number of retries loads the API server.
+//! A token bucket limits the rate of events for many objects, because their volumes are more urgent. (kube's own recorder
+//! aggregates by reason alone and would keep the first text after the facts have changed.)
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,7 +27,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{api::event_counter::EventCounter, objects::identity::Identity};
 
-/// Why an event is written. These are the words people grep for, as the sidecars of other drivers use them.
+/// The reason of an event. Users search for these words; the sidecars of other drivers use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
     Provisioning,
@@ -40,9 +39,9 @@ pub(crate) enum Reason {
     FileSystemResizeRequired,
     VolumeFailedDelete,
     VolumeRetained,
-    /// The volume of an object is not there.
+    /// The volume of a PersistentVolume is missing.
     VolumeMissing,
-    /// No object names these volumes.
+    /// No PersistentVolume names these volumes.
     OrphanedVolumes,
     OrphanedVolumeRemoved,
     /// Too many volumes look orphaned for any to be removed.
@@ -54,13 +53,13 @@ pub(crate) enum Reason {
     ProjectRepaired,
     StorageUnavailable,
     StorageReady,
-    /// A built-in object was made, mended or removed.
+    /// A built-in object was created, repaired or deleted.
     ObjectRepaired,
-    /// A built-in object is somebody else's.
+    /// A declared object exists without the labels of this driver.
     ObjectRefused,
     ObjectFailed,
     DeclarationInvalid,
-    /// A volume's node is gone.
+    /// The node of a volume was deleted, or has lost its disk.
     NodeLost,
 }
 
@@ -121,7 +120,7 @@ impl Reason {
         }
     }
 
-    /// What was being done, the events API's `action`.
+    /// Returns the `action` of the events API: the operation.
     fn action(self) -> &'static str {
         match self {
             Reason::Provisioning | Reason::ProvisioningSucceeded | Reason::ProvisioningFailed => "Provision",
@@ -147,7 +146,7 @@ impl Reason {
     }
 }
 
-/// Something worth an event.
+/// A request to record an event.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct EventRequest {
     regarding: ObjectReference,
@@ -163,24 +162,24 @@ impl EventRequest {
     }
 }
 
-/// The sending end; cheap to clone, never waits.
+/// The event recorder: the sending end of the queue. Cheap to clone; never waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
     queue: mpsc::Sender<EventRequest>,
     counter: EventCounter,
 }
 
-/// More than one reconcile per claim of a full node brings forth at once.
+/// More than one request for each claim of a full node.
 const QUEUE_LENGTH: usize = 4096;
 
 impl Events {
-    /// The sending end and what [`publish`] needs.
+    /// Returns the recorder and the queue for [`publish`].
     pub(crate) fn new() -> (Self, mpsc::Receiver<EventRequest>) {
         let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
         (Events { queue, counter: EventCounter::default() }, requests)
     }
 
-    /// What has been handed in so far.
+    /// Returns the counter of all requests so far.
     pub(crate) fn counter(&self) -> &EventCounter {
         &self.counter
     }
@@ -213,13 +212,13 @@ impl Events {
         self.counter.count(reason.type_(), reason.as_str());
         let request = EventRequest { regarding, reason, note, at: Timestamp::now() };
         if let Err(error) = self.queue.try_send(request) {
-            tracing::warn!(%error, "an event is dropped");
+            tracing::warn!(%error, "an event is dropped, because the queue is full or closed");
         }
     }
 }
 
-/// Writes queued requests to the log, and to the API server at a rate, until the last sender is gone; what is left then
-/// is told at once.
+/// Writes queued requests to the log, and to the API server at a limited rate, until the last recorder is dropped. Then it
+/// writes the remaining events without limit.
 pub(crate) async fn publish(client: Client, identity: Identity, mut requests: mpsc::Receiver<EventRequest>) {
     let mut writer = EventWriter { client, identity, serial: 0, aggregator: Aggregator::default() };
     let mut bucket = TokenBucket { next: Instant::now() };
@@ -233,7 +232,7 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut requests: mp
                 log(&request, write.as_ref());
                 match write {
                     None => {}
-                    Some(_) if pending.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped: too many wait"),
+                    Some(_) if pending.len() == QUEUE_LENGTH => tracing::warn!("an event is dropped, because too many wait to be written"),
                     Some(write) => pending.push_back((key, request, write)),
                 }
             }
@@ -249,20 +248,20 @@ pub(crate) async fn publish(client: Client, identity: Identity, mut requests: mp
     }
 }
 
-/// What a person sets off is told of at once,
+/// The size of the token bucket: events that the action of a person causes are written immediately.
 const BURST: u32 = 100;
-/// and what goes beyond it at the rate that other controllers' clients keep to.
+/// The interval at which the token bucket is refilled, as in the clients of other controllers.
 const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// One write for each [`EVENT_INTERVAL`] that has passed, of which [`BURST`] are kept.
+/// A token bucket: one write for each [`EVENT_INTERVAL`], at most [`BURST`] at a time.
 #[derive(Debug)]
 struct TokenBucket {
-    /// When as many will have been acquire as have been asked for.
+    /// When the refill will have covered all tokens acquired so far.
     next: Instant,
 }
 
 impl TokenBucket {
-    /// Waits for the next one. It is not used up where the wait is given up.
+    /// Waits for the next token. A caller that stops waiting uses no token.
     async fn acquire(&mut self) {
         let wait =
             (self.next + EVENT_INTERVAL).saturating_duration_since(Instant::now() + EVENT_INTERVAL * BURST);
@@ -292,14 +291,14 @@ impl EventWriter {
             }
         };
         if let Err(error) = written {
-            // The next occurrence starts over; an event is not worth retrying for its own sake.
+            // The write is not retried; the next occurrence starts a new series.
             self.aggregator.forget(key);
-            tracing::warn!(%error, reason = request.reason.as_str(), "an event could not be written");
+            tracing::warn!(%error, reason = request.reason.as_str(), "could not write an event; the next occurrence is written as a new one");
         }
     }
 }
 
-/// What happens for the first time is for everybody to read; that it happened again is not.
+/// Logs the first occurrence at the level of its type, and repetitions at level debug.
 fn log(request: &EventRequest, write: Option<&Write>) {
     let EventRequest { regarding, reason, note, .. } = request;
     let kind = regarding.kind.as_deref().unwrap_or_default();
@@ -320,7 +319,7 @@ async fn repeat(events: &Api<Event>, name: &str, count: i32) -> kube::Result<()>
     events.patch(name, &PatchParams::default(), &patch).await.map(|_event| ())
 }
 
-/// Events about objects without a namespace go to "default".
+/// Returns the API of the namespace of an event: "default" for objects without a namespace.
 fn namespaced(client: &Client, request: &EventRequest) -> Api<Event> {
     Api::namespaced(client.clone(), request.regarding.namespace.as_deref().unwrap_or("default"))
 }
@@ -360,7 +359,7 @@ fn truncated(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
-/// What makes two requests the same.
+/// The identity of an event: two requests with the same key are repetitions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     subject: Subject,
@@ -382,17 +381,16 @@ impl Key {
     }
 }
 
-/// A repetition after this long is a new event; well under the hour for which API servers keep events.
+/// After this time a repetition is a new event. Much less than the hour for which API servers keep events.
 const SERIES_END: Duration = Duration::from_secs(30 * 60);
 
-/// The count of one event is brought up to date at most this often.
+/// Shortest interval between two updates of the count of one event.
 const COUNT_UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Different texts about one object for one reason, within [`SERIES_END`], before it goes silent (a debug log
-/// has them all).
+/// How many different texts are written about one object for one reason within [`SERIES_END`]. The debug log has all of them.
 const TEXTS_PER_SUBJECT: usize = 10;
 
-/// Subjects of which nothing new was heard are looked for this often.
+/// Interval at which subjects without recent requests are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Decides which requests are written.
@@ -419,7 +417,7 @@ enum Write {
 }
 
 impl Aggregator {
-    /// None for what is not written.
+    /// Counts a request. Returns the write to make, or `None` if there is none.
     fn observe(&mut self, key: &Key, now: Instant) -> Option<Write> {
         self.sweep(now);
         let texts = self.subjects.entry(key.subject.clone()).or_default();
@@ -452,7 +450,7 @@ impl Aggregator {
         }
     }
 
-    /// Now and then, so that a request costs the same however many there were before.
+    /// Removes old subjects at intervals, so that the cost of a request does not grow with the number of earlier ones.
     fn sweep(&mut self, now: Instant) {
         if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_INTERVAL) {
             return;

@@ -1,15 +1,15 @@
-//! Who goes first, where several provisioners see the same thing at the same moment and nobody leads.
+//! Deterministic jitter: spreads the work of several provisioners that see the same change at the same time.
 
 use std::time::Duration;
 
-/// This process's part of a span: the same for the same words, and as good as chance for others.
+/// Returns a part of a span: the same for the same words, and practically random for different words.
 pub(crate) fn jitter(words: &[&str], span: Duration) -> Duration {
     // The upper bits of the hash as a fraction of what they could be at most.
     let fraction = u32::try_from(fnv1a(words) >> 32).unwrap_or(u32::MAX);
     span.mul_f64(f64::from(fraction) / (f64::from(u32::MAX) + 1.0))
 }
 
-/// FNV-1a of words that hold no NUL.
+/// Returns the FNV-1a hash of words without NUL.
 pub(crate) fn fnv1a(words: &[&str]) -> u64 {
     words
         .join("\0")
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_its_own_part_of_the_span() {
+    fn jitter_is_spread_over_the_span() {
         let span = Duration::from_secs(2);
         let parts: BTreeSet<_> = (0..100).map(|node| jitter(&[&format!("node-{node}"), "x"], span)).collect();
         assert_eq!(parts.len(), 100);

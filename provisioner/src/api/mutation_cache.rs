@@ -1,8 +1,8 @@
-//! The newest form of each object this process has seen, its own writes included.
+//! Returns the newest version of each object that this process has seen, including its own writes.
 //!
 //! A watch cache lags behind: between a write and the watch event that shows it, a reconcile would decide on
-//! the object as it was, and either do the work twice or be refused for its stale resource version. What a
-//! write returned is therefore remembered until the cache holds something at least as new.
+//! an old version, and either do the work twice or fail with a conflict. The object that a write returned is therefore kept until
+//! the watch cache holds a version that is at least as new.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use std::{
 
 use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
 
-/// What was written and not yet seen again, by object.
+/// Written objects that the watch cache does not hold yet.
 pub(crate) struct MutationCache<K>
 where
     K: Resource,
@@ -35,14 +35,14 @@ impl<K> MutationCache<K>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
-    /// Remembers an object as the API server returned it from a write.
+    /// Stores an object as the API server returned it from a write.
     pub(crate) fn remember(&self, written: K) -> Arc<K> {
         let written = Arc::new(written);
         self.lock().insert(ObjectRef::from_obj(&*written), Arc::clone(&written));
         written
     }
 
-    /// The newer of the cached object and what was last written to it.
+    /// Returns the newer of the cached object and its last written version.
     pub(crate) fn newest(&self, cached: Arc<K>) -> Arc<K> {
         let key = ObjectRef::from_obj(&*cached);
         let mut written = self.lock();
@@ -56,18 +56,18 @@ where
         }
     }
 
-    /// What was last written to an object that the cache does not hold (yet).
+    /// Returns the last written version of an object that the watch cache does not hold yet.
     pub(crate) fn get(&self, key: &ObjectRef<K>) -> Option<Arc<K>> {
         self.lock().get(key).cloned()
     }
 
-    /// Forgets an object, because it is gone or because a write to it was refused: what is remembered may
-    /// then be as stale as the cache.
+    /// Removes an object, because it was deleted or because a write to it failed: the stored version may then be as stale as the
+    /// watch cache.
     pub(crate) fn forget(&self, key: &ObjectRef<K>) {
         self.lock().remove(key);
     }
 
-    /// Keeps only what `wanted` says; for objects that vanished while the watch was down.
+    /// Keeps only the objects that `wanted` selects, for objects that were deleted while the watch was interrupted.
     pub(crate) fn retain(&self, wanted: impl Fn(&ObjectRef<K>) -> bool) {
         self.lock().retain(|key, _| wanted(key));
     }
@@ -78,21 +78,21 @@ where
     }
 }
 
-/// Whether a write left nothing of an object: it was marked for deletion, and the last finalizer is off.
-fn is_gone<K: Resource>(written: &K) -> bool {
+/// Returns `true` if a write removed the object: it was marked for deletion, and its last finalizer was removed.
+fn is_removed<K: Resource>(written: &K) -> bool {
     written.meta().deletion_timestamp.is_some() && written.finalizers().is_empty()
 }
 
-/// Whether `own` is the same object as `cached`, at a later resource version or gone: the write that takes
-/// an object away is answered with the version of before.
+/// Returns `true` if `own` is the same object as `cached` at a later resource version, or removed: the write that removes an object
+/// returns the resource version of before.
 ///
 /// Resource versions of one resource type compare as numbers (Kubernetes 1.35 made it part of the API
-/// contract). One that is no number, or another object under the same name, makes the cache win: the write
-/// that follows carries a precondition.
+/// contract). If one is no number, or the object is another of the same name, the watch cache wins: the
+/// following write has a precondition.
 fn supersedes<K: Resource>(own: &K, cached: &K) -> bool {
     let version = |object: &K| object.resource_version().and_then(|version| version.parse::<u128>().ok());
     let is_newer = || matches!((version(own), version(cached)), (Some(own), Some(cached)) if own > cached);
-    own.meta().uid == cached.meta().uid && (is_gone(own) || is_newer())
+    own.meta().uid == cached.meta().uid && (is_removed(own) || is_newer())
 }
 
 #[cfg(test)]
@@ -120,7 +120,12 @@ mod tests {
     #[case::cache_is_ahead("10", "u", "11", "11")]
     #[case::recreated_under_the_same_name("10", "other", "9", "9")]
     #[case::versions_that_do_not_compare("10", "u", "opaque", "opaque")]
-    fn the_newer_wins(#[case] own: &str, #[case] uid: &str, #[case] cached: &str, #[case] expected: &str) {
+    fn the_newer_version_is_returned(
+        #[case] own: &str,
+        #[case] uid: &str,
+        #[case] cached: &str,
+        #[case] expected: &str,
+    ) {
         let writes = MutationCache::default();
         writes.remember(claim("u", own));
         let newest = writes.newest(Arc::new(claim(uid, cached)));
@@ -128,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caught_up_entry_is_dropped() {
+    fn an_entry_is_removed_once_the_watch_cache_caught_up() {
         let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.newest(Arc::new(claim("u", "10")));
@@ -138,16 +143,16 @@ mod tests {
     #[rstest]
     #[case::same_object("u", true)]
     #[case::recreated_under_the_same_name("other", false)]
-    fn what_a_write_took_away_stays_away(#[case] cached: &str, #[case] gone: bool) {
+    fn an_object_that_a_write_removed_stays_removed(#[case] cached: &str, #[case] gone: bool) {
         let writes = MutationCache::default();
         let mut last = claim("u", "10");
         last.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         writes.remember(last);
-        assert_eq!(is_gone(&*writes.newest(Arc::new(claim(cached, "11")))), gone);
+        assert_eq!(is_removed(&*writes.newest(Arc::new(claim(cached, "11")))), gone);
     }
 
     #[test]
-    fn a_refused_write_is_forgotten() {
+    fn an_entry_is_removed_after_a_failed_write() {
         let writes = MutationCache::default();
         writes.remember(claim("u", "10"));
         writes.forget(&ObjectRef::new("data").within("ns"));

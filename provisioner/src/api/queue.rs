@@ -1,4 +1,4 @@
-//! What the two controllers have in common: running a queue, and watching only what matters.
+//! Runs the queue of a controller, and watches only the objects of interest.
 
 use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc};
 
@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::{backoff::Backoff, pruned::Pruned, signals::RetryGeneration};
 
-/// Objects as an API server holds them.
+/// A type of Kubernetes object.
 pub(crate) trait Object:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static
 {
@@ -38,11 +38,11 @@ impl<K> Slow<K> {
     }
 }
 
-/// Reconciles what `queue` names, so many `concurrency`, until `stop` is done and what was under way has ended. The slow
-/// ones have turns of their own, so that the others do not wait for them.
+/// Reconciles the objects that `queue` names, `concurrency` at a time, until `stop` completes and the reconciliations in
+/// progress have ended. Slow objects have a concurrency of their own, so that the others do not wait for them.
 ///
-/// Each reconciliation is a task of its own, and so is the queue: reading what a watch brings takes a processor's time, and
-/// nobody's turn shall wait for it.
+/// Each reconciliation is a task of its own, and so is the queue: parsing watch events takes processor time, and no
+/// reconciliation should wait for that.
 pub(crate) async fn run<K, Ctx, Reconciling>(
     concurrency: u16,
     slow: Slow<K>,
@@ -62,7 +62,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
             named.send(object).ok();
             std::future::ready(())
         })));
-    // Only the cache says which are slow. It wakes one waiter only, so the appliers begin to wait afterwards.
+    // Only the cache knows which objects are slow. It wakes one waiter only, so the appliers begin to wait afterwards.
     tokio::select! {
         ready = cache.wait_until_ready() => if ready.is_err() { return },
         _stopped = &mut naming => return,
@@ -85,7 +85,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     );
 }
 
-/// Reconciles what `turns` names, until it ends and what was under way has ended.
+/// Reconciles the objects that `turns` names, until it ends and the reconciliations in progress have ended.
 async fn apply<K, Ctx, Reconciling>(
     concurrency: u16,
     turns: impl Stream<Item = ObjectRef<K>>,
@@ -110,7 +110,7 @@ async fn apply<K, Ctx, Reconciling>(
     results
         .for_each(async |result| match result {
             Ok(_) => {}
-            Err(Error::ObjectNotFound(object)) => tracing::trace!(%object, "gone before its turn came"),
+            Err(Error::ObjectNotFound(object)) => tracing::trace!(%object, "deleted before its turn"),
             Err(error) => tracing::error!(%error, "a controller failed"),
         })
         .await;
@@ -130,8 +130,8 @@ pub(crate) enum CacheChange<K> {
 
 /// Watches objects, keeps those of interest in `cache`, and passes on its changes.
 ///
-/// What ceases to be of interest leaves the cache as if it were deleted; what never was leaves no trace, so
-/// that memory does not grow with what other nodes do.
+/// An object that is not of interest any more leaves the cache as if it were deleted. An object that never was of interest is
+/// not stored, so memory does not grow with the objects of other nodes.
 pub(crate) fn watch<K: Object>(
     api: Api<Pruned<K>>,
     config: watcher::Config,
@@ -157,7 +157,7 @@ where
         let event = match event {
             Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()),
             Err(error) => {
-                tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it is retried");
+                tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it restarts with back-off");
                 None
             }
         };
@@ -213,7 +213,7 @@ fn map<T, U>(event: Event<T>, change: impl FnOnce(T) -> U) -> Event<U> {
     }
 }
 
-/// The queue of a channel.
+/// Returns a stream of the items of a channel.
 pub(crate) fn receiver<T: Send + 'static>(
     channel: mpsc::UnboundedReceiver<T>,
 ) -> impl Stream<Item = T> + Send {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_other_nodes_leave_no_trace() {
+    fn claims_of_other_nodes_are_not_cached() {
         let ours = || Pruned::from(fixtures::claim(json!({})));
         let foreign = || {
             Pruned::from(fixtures::claim(

@@ -2,8 +2,8 @@
 
 use tokio::sync::watch;
 
-/// Something that happens once, and that any number of tasks wait for. (The caches' own `wait_until_ready`
-/// wakes only the one that began to wait last, and that is the controller it belongs to.)
+/// A signal that is set once and that any number of tasks can wait for: a cache has received its first list. (The caches' own
+/// `wait_until_ready` wakes only the task that began to wait last, and that is the controller of the cache.)
 #[derive(Debug)]
 pub(crate) struct SyncSignal {
     is_set: watch::Sender<bool>,
@@ -16,6 +16,7 @@ impl Default for SyncSignal {
 }
 
 impl SyncSignal {
+    /// Sets the signal and wakes all waiting tasks.
     pub(crate) fn set(&self) {
         self.is_set.send_replace(true);
     }
@@ -24,8 +25,9 @@ impl SyncSignal {
         *self.is_set.borrow()
     }
 
+    /// Returns once the signal is set.
     pub(crate) async fn wait(&self) {
-        // An error would mean that the sender is gone, and it is right here.
+        // An error would mean that the sender was dropped, but `self` holds it.
         drop(self.is_set.subscribe().wait_for(|is_set| *is_set).await);
     }
 }
@@ -48,6 +50,7 @@ impl RetryGeneration {
         *self.generation.borrow()
     }
 
+    /// Increases the generation, so that failed operations are retried.
     pub(crate) fn bump(&self) {
         self.generation.send_modify(|generation| *generation += 1);
     }
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_gate_lets_everybody_pass() {
+    async fn a_signal_wakes_all_waiting_tasks() {
         let signal = Arc::new(SyncSignal::default());
         let mut waiting = JoinSet::new();
         for _ in 0..8 {

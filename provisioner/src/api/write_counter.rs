@@ -1,4 +1,4 @@
-//! Writes to the API server, counted where they leave the process.
+//! Counts the writes to the API server in the client.
 
 use std::task::{Context, Poll};
 
@@ -10,7 +10,7 @@ use prometheus_client::{
 };
 use tower::{Layer, Service};
 
-/// What is known of all writes since the process began.
+/// Counter of all writes since the process started.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ApiWrites {
     ended: Family<[(&'static str, String); 3], Counter>,
@@ -18,7 +18,7 @@ pub(crate) struct ApiWrites {
 
 impl ApiWrites {
     pub(crate) fn register(&self, registry: &mut Registry) {
-        let help = "Writes to the API server, by HTTP status; without one, there was no answer";
+        let help = "Writes to the API server, by HTTP status; without a status, there was no response";
         registry.register("api_writes", help, self.ended.clone());
     }
 
@@ -35,7 +35,7 @@ impl<S> Layer<S> for ApiWrites {
     }
 }
 
-/// A connection whose writes are counted.
+/// A service whose writes are counted.
 #[derive(Debug)]
 pub(crate) struct Counted<S> {
     service: S,
@@ -69,7 +69,7 @@ where
     }
 }
 
-/// As RBAC has it; None for what only reads.
+/// Returns the RBAC verb of a write, or `None` for a read.
 fn verb(method: &Method) -> Option<&'static str> {
     match *method {
         Method::POST => Some("create"),
@@ -80,8 +80,7 @@ fn verb(method: &Method) -> Option<&'static str> {
     }
 }
 
-/// The resource that a path names, with its subresource, as RBAC has it. This process asks for few, so that there are few
-/// series.
+/// Returns the resource of a path with its subresource, as RBAC names it. This process uses few, so there are few series.
 fn resource(path: &str) -> String {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let groups = if parts.next() == Some("apis") { 2 } else { 1 };
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_are_counted_with_their_answers_and_reads_are_not() {
+    async fn writes_are_counted_by_status_and_reads_are_not_counted() {
         let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
         let writes = ApiWrites::default();
         let mut counted = writes.layer(service);

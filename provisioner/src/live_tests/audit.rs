@@ -1,4 +1,4 @@
-//! What does not fit together is told, and what is nobody's is removed where that is asked for.
+//! Tests of the audit: it reports orphaned and missing volumes, and removes orphaned ones if that is requested.
 
 use loopfs::{VolumeId, VolumeKind};
 
@@ -12,14 +12,14 @@ fn auditing(collect_after: Option<Duration>) -> Options {
 }
 
 impl Cluster {
-    /// A volume that is there without anybody having said so.
-    fn lay_down(&self, suffix: &str) -> VolumeId {
+    /// Creates a volume in the store that no PersistentVolume names.
+    fn create_orphan(&self, suffix: &str) -> VolumeId {
         let id = VolumeId::parse(&format!("pvc-{}-{suffix}", self.namespace)).unwrap();
         self.volumes.state().volumes.insert(id.clone(), (VolumeKind::Filesystem, Bytes(MIB)));
         id
     }
 
-    /// An object that somebody makes by hand.
+    /// Creates a PersistentVolume as an administrator does.
     async fn object(&self, id: &str, change: Value) -> PersistentVolume {
         let mut object = json!({
             "metadata": {"name": id},
@@ -33,15 +33,15 @@ impl Cluster {
         create(&self.objects(), object).await
     }
 
-    /// Waits until the metrics say how many of each there are.
+    /// Waits until the metrics have these numbers of findings.
     async fn found(&self, provisioner: &Provisioner, orphans: usize, missing: usize) {
         let line = |finding, count| {
             format!("\nloopfs_provisioner_audit_findings{{finding=\"{finding}\"}} {count}\n")
         };
         let lines = [line("volume_without_pv", orphans), line("pv_without_volume", missing)];
         eventually(&format!("{orphans} volumes and {missing} objects found"), || async {
-            let told = provisioner.page("/metrics").await;
-            lines.iter().all(|line| told.contains(line)).then_some(())
+            let text = provisioner.page("/metrics").await;
+            lines.iter().all(|line| text.contains(line)).then_some(())
         })
         .await;
     }
@@ -55,9 +55,9 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_together_is_told_and_left_alone() {
+async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
     let cluster = Cluster::connect().await;
-    let orphan = cluster.lay_down("orphan");
+    let orphan = cluster.create_orphan("orphan");
     let label = fixtures::identity().node_label();
     let lost = format!("pvc-{}-lost", cluster.namespace);
     let theirs = format!("pvc-{}-theirs", cluster.namespace);
@@ -68,16 +68,16 @@ async fn what_does_not_fit_together_is_told_and_left_alone() {
     let volume = cluster.bound("data").await;
 
     cluster.found(&provisioner, 1, 1).await;
-    assert!(cluster.told_in("default", &lost, "VolumeMissing", "there is no volume").await.contains(HERE));
-    cluster.told_in("default", HERE, "OrphanedVolumes", orphan.as_str()).await;
+    assert!(cluster.event_in("default", &lost, "VolumeMissing", "there is no volume").await.contains(HERE));
+    cluster.event_in("default", HERE, "OrphanedVolumes", orphan.as_str()).await;
     assert!(cluster.volumes.capacity(orphan.as_str()).is_some());
 
-    // Named by an object of somebody's making, of whatever name.
+    // A PersistentVolume of another name, which an administrator created, names the volume.
     let adopted = format!("adopted-{}", cluster.namespace);
     cluster.object(&adopted, json!({"spec": {"csi": {"volumeHandle": orphan.as_str()}}})).await;
     cluster.found(&provisioner, 0, 1).await;
 
-    // A volume that is on its way out is not missing, nor nobody's.
+    // A volume that is being deleted is neither missing nor orphaned.
     cluster.delete_claim("data").await;
     cluster.gone(&cluster.objects(), &volume.name_any()).await;
     cluster.remove_objects(&[&lost]).await;
@@ -88,15 +88,15 @@ async fn what_does_not_fit_together_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_nobodys_is_removed_where_that_is_asked() {
+async fn orphaned_volumes_are_removed_if_requested() {
     let cluster = Cluster::connect().await;
     let (orphan, adopted, busy) =
-        (cluster.lay_down("orphan"), cluster.lay_down("adopted"), cluster.lay_down("busy"));
+        (cluster.create_orphan("orphan"), cluster.create_orphan("adopted"), cluster.create_orphan("busy"));
     let foreign = VolumeId::parse(&format!("csi-{}", cluster.namespace)).unwrap();
     cluster.volumes.state().volumes.insert(foreign.clone(), (VolumeKind::Block, Bytes(MIB)));
     let object = format!("adopted-{}", cluster.namespace);
     cluster.object(&object, json!({"spec": {"csi": {"volumeHandle": adopted.as_str()}}})).await;
-    // A claim that waits is being provisioned: its volume is there, its object not yet.
+    // A claim is being provisioned: its volume exists, its PersistentVolume does not exist yet.
     let refused = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}});
     let waiting = cluster.claim("waiting", refused).await;
     let pending = VolumeId::parse(&format!("pvc-{}", waiting.uid().unwrap())).unwrap();
@@ -114,7 +114,7 @@ async fn what_is_nobodys_is_removed_where_that_is_asked() {
     cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
     for id in [&orphan, &busy] {
-        cluster.told_in("default", HERE, "OrphanedVolumeRemoved", id.as_str()).await;
+        cluster.event_in("default", HERE, "OrphanedVolumeRemoved", id.as_str()).await;
         assert_eq!(cluster.volumes.capacity(id.as_str()), None);
     }
     assert_eq!(cluster.bound("waiting").await.name_any(), pending.as_str());

@@ -1,4 +1,4 @@
-//! Stories of objects that are kept as declared, with the rights of `csi/deploy/builtin-objects`.
+//! Tests of built-in objects, with the rights of `csi/deploy/builtin-objects`.
 
 use futures::StreamExt;
 use k8s_openapi::api::{
@@ -12,7 +12,7 @@ use kube::api::{WatchEvent, WatchParams};
 use super::*;
 use crate::controller::builtin;
 
-/// What the role of the manifests lets the provisioner read.
+/// The objects that the role of the manifests lets the provisioner read.
 const CONFIG_MAP: &str = "loopfs-objects";
 const THERE: &str = "node-b";
 const ROLE: &str = "loopfs-provisioner";
@@ -48,7 +48,7 @@ impl Cluster {
         self.config_maps().patch(CONFIG_MAP, &parameters, &Patch::Apply(object)).await.unwrap();
     }
 
-    async fn keeper_on(&self, node: &str) -> Provisioner {
+    async fn provisioner_with_builtin_objects(&self, node: &str) -> Provisioner {
         let source = builtin::Source { namespace: SYSTEM.to_owned(), config_map: CONFIG_MAP.to_owned() };
         let options = Options { builtin: Some(source), ..Options::default() };
         self.provisioner_with(node, &self.volumes, options).await
@@ -62,9 +62,9 @@ impl Cluster {
         api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
     }
 
-    /// What the provisioner says about what it keeps.
-    async fn said(&self, reason: &str, word: &str) -> String {
-        self.told_in(SYSTEM, CONFIG_MAP, reason, word).await
+    /// Waits for an event on the ConfigMap of the declaration.
+    async fn event_on_declaration(&self, reason: &str, word: &str) -> String {
+        self.event_in(SYSTEM, CONFIG_MAP, reason, word).await
     }
 
     async fn undeclare_all(&self) {
@@ -89,51 +89,56 @@ async fn built_in_objects_are_kept_as_declared() {
         "class.yaml": class(&name, "nodev"), "priority.yaml": priorities,
     });
     cluster.declare(all).await;
-    let keeper = cluster.keeper_on(HERE).await;
+    let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
     let classes: Api<StorageClass> = cluster.all();
-    let made = until(&classes, &name, |_| true).await;
-    assert_eq!(made.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
+    let created = until(&classes, &name, |_| true).await;
+    assert_eq!(created.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
     until(&cluster.all::<PriorityClass>(), &priority, |class| class.value == Some(1000)).await;
 
-    // The manifests were applied by another, without the labels.
+    // An administrator applied the manifests without the labels.
     let drivers: Api<CSIDriver> = cluster.all();
     let driver = fixtures::identity().driver().to_owned();
     cluster.change(&drivers, &driver, json!({"spec": {"storageCapacity": false}})).await;
-    cluster.said("ObjectRefused", "label it so").await;
+    cluster.event_on_declaration("ObjectRefused", "add the labels").await;
     assert_eq!(drivers.get(&driver).await.unwrap().spec.storage_capacity, Some(false));
-    // Handed over, and mended at once.
+    // With the labels, the object is repaired immediately.
     cluster.change(&drivers, &driver, ours()).await;
     until(&drivers, &driver, |driver| driver.spec.storage_capacity == Some(true)).await;
 
-    // Changed, removed, and made anew with what cannot be changed.
+    // An object is changed, one is deleted, and one is created again with other immutable fields.
     cluster
         .change(&classes, &name, json!({"mountOptions": ["noexec"], "metadata": {"labels": {"team": "x"}}}))
         .await;
-    let mended = until(&classes, &name, |class| options_of(class) == ["nodev"]).await;
-    assert_eq!(mended.labels()["team"], "x", "what others have added stays");
+    let repaired = until(&classes, &name, |class| options_of(class) == ["nodev"]).await;
+    assert_eq!(repaired.labels()["team"], "x", "what others have added stays");
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
-    let made = until(&classes, &name, |_| true).await;
-    assert!(made.uid() != mended.uid());
-    let mut another = serde_json::to_value(&made).unwrap();
+    let created = until(&classes, &name, |_| true).await;
+    assert!(created.uid() != repaired.uid());
+    let mut another = serde_json::to_value(&created).unwrap();
     another["metadata"] = json!({"name": name, "labels": ours()["metadata"]["labels"]});
     another["parameters"] = json!({"bytesPerInode": "512"});
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
-    // The provisioner may be quicker than this story.
+    // The provisioner may be faster than this test.
     if classes.create(&PostParams::default(), &serde_json::from_value(another).unwrap()).await.is_ok() {
         let ratio = |class: &StorageClass| class.parameters.as_ref()?.get("bytesPerInode").cloned();
         until(&classes, &name, |class| ratio(class).as_deref() == Some("4096")).await;
-        cluster.said("ObjectRepaired", "parameters differed, which cannot be changed").await;
+        cluster
+            .event_on_declaration(
+                "ObjectRepaired",
+                "parameters differed, and the API server does not allow to change that",
+            )
+            .await;
     }
 
-    // Not declared any more.
+    // The object is not declared any more.
     cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
     cluster.gone(&cluster.all::<PriorityClass>(), &priority).await;
     cluster.gone(&drivers, &driver).await;
-    // Nonsense, or nothing that could be read, is not "nothing is declared".
+    // An invalid or missing declaration does not count as an empty one.
     cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
-    cluster.said("DeclarationInvalid", "Nonsense").await;
+    cluster.event_on_declaration("DeclarationInvalid", "Nonsense").await;
     cluster.undeclare_all().await;
-    cluster.told_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
+    cluster.event_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
     keeper.stop().await;
     until(&classes, &name, |_| true).await;
 
@@ -142,9 +147,9 @@ async fn built_in_objects_are_kept_as_declared() {
     cluster.finish().await;
 }
 
-/// Of roles, a provisioner restores what it holds itself.
+/// A provisioner can restore only the role rules that it has itself.
 #[tokio::test]
-async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
+async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (roles, bindings): (Api<ClusterRole>, Api<ClusterRoleBinding>) = (cluster.all(), cluster.all());
@@ -159,7 +164,7 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
     let role = strip(serde_json::to_value(&before).unwrap());
     let bound = strip(serde_json::to_value(&binding).unwrap());
     cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{bound}\n")})).await;
-    let keeper = cluster.keeper_on(HERE).await;
+    let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
 
     let rules = before.rules.clone().unwrap();
     let mut more = serde_json::to_value(&rules).unwrap();
@@ -172,9 +177,11 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
 
     let fewer = serde_json::to_value(&rules[1..]).unwrap();
     cluster.change(&roles, ROLE, json!({"rules": fewer})).await;
-    let told = cluster.said("ObjectFailed", "attempting to grant RBAC permissions not currently held").await;
-    assert!(told.contains("ClusterRole loopfs-provisioner"), "{told}");
-    // What an administrator does about it.
+    let text = cluster
+        .event_on_declaration("ObjectFailed", "attempting to grant RBAC permissions not currently held")
+        .await;
+    assert!(text.contains("ClusterRole loopfs-provisioner"), "{text}");
+    // The remedy of an administrator.
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
     keeper.stop().await;
 
@@ -194,7 +201,7 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
         (json!({"metadata": labels, "provisioner": "csi.other.dev"}), "classes of its own driver"),
     ] {
         let object: StorageClass = serde_json::from_value(object).unwrap();
-        // A policy takes a moment to be heeded.
+        // A policy takes a moment to become effective.
         eventually(word, || async {
             match classes.create(&PostParams::default(), &object).await {
                 Ok(_) => {
@@ -216,16 +223,19 @@ async fn a_provisioner_keeps_its_roles_and_gains_nothing_by_it() {
     cluster.finish().await;
 }
 
-/// Every difference is mended by one write, and no declaration is undone by one who has not heard of it.
+/// One write repairs each difference, and a provisioner that has not received a new declaration does not undo it.
 #[tokio::test]
-async fn two_provisioners_mend_once() {
+async fn two_provisioners_repair_each_difference_with_one_write() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let name = format!("{}-kept", cluster.class);
     let classes: Api<StorageClass> = cluster.all();
     let start = classes.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     cluster.declare(json!({"class.yaml": class(&name, "o0")})).await;
-    let keepers = [cluster.keeper_on(HERE).await, cluster.keeper_on(THERE).await];
+    let keepers = [
+        cluster.provisioner_with_builtin_objects(HERE).await,
+        cluster.provisioner_with_builtin_objects(THERE).await,
+    ];
     until(&classes, &name, |_| true).await;
     let mut expected = vec!["o0".to_owned()];
     for turn in 0..3 {

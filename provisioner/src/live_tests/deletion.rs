@@ -1,9 +1,9 @@
-//! What becomes of the data when a claim or a PersistentVolume is deleted.
+//! Tests of the data of claims and PersistentVolumes that are deleted.
 
 use super::*;
 
 #[tokio::test]
-async fn a_retained_volume_keeps_its_data_and_lets_its_object_go() {
+async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("kept", json!({})).await;
@@ -37,7 +37,7 @@ async fn a_retained_volume_keeps_its_data_and_lets_its_object_go() {
 }
 
 #[tokio::test]
-async fn an_available_volume_goes_with_its_data_when_its_object_is_deleted() {
+async fn an_available_volume_is_deleted_with_its_persistent_volume() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
@@ -69,7 +69,7 @@ async fn an_available_volume_goes_with_its_data_when_its_object_is_deleted() {
 }
 
 #[tokio::test]
-async fn data_that_a_second_object_names_outlives_the_first_claim() {
+async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
@@ -86,7 +86,7 @@ async fn data_that_a_second_object_names_outlives_the_first_claim() {
     });
     create(&cluster.objects(), object).await;
     cluster.delete_claim("data").await;
-    cluster.told_in("default", &name, "VolumeFailedDelete", &second).await;
+    cluster.event_in("default", &name, "VolumeFailedDelete", &second).await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
 
     cluster.objects().delete(&second, &DeleteParams::default()).await.unwrap();
@@ -97,7 +97,7 @@ async fn data_that_a_second_object_names_outlives_the_first_claim() {
 }
 
 #[tokio::test]
-async fn a_volume_in_use_is_not_deleted_and_says_so() {
+async fn a_volume_in_use_is_reported_and_not_deleted() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("busy", json!({})).await;
@@ -108,10 +108,10 @@ async fn a_volume_in_use_is_not_deleted_and_says_so() {
     eventually("VolumeFailedDelete", || async {
         let events = events.list(&ListParams::default()).await.unwrap();
         let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
-        let told = |event: &&Event| {
+        let is_reported = |event: &&Event| {
             event.reason.as_deref() == Some("VolumeFailedDelete") && about(event) == Some(volume.name_any())
         };
-        events.iter().find(told).map(|_event| ())
+        events.iter().find(is_reported).map(|_event| ())
     })
     .await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);

@@ -1,24 +1,24 @@
-//! Block volumes that grow, with somebody who tells their devices and without.
+//! Tests of expanding Block volumes, with and without a CSI driver that refreshes the devices.
 
 use super::*;
 
 #[tokio::test]
-async fn a_block_claim_is_finished_once_its_devices_were_told() {
+async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().refreshed = true;
     let provisioner = cluster.provisioner().await;
-    cluster.claim("told", json!({"spec": {"volumeMode": "Block"}})).await;
-    cluster.bound("told").await;
-    cluster.ask("told", "4Mi").await;
-    let grown = until(&cluster.claims(), "told", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    cluster.claim("refreshed", json!({"spec": {"volumeMode": "Block"}})).await;
+    cluster.bound("refreshed").await;
+    cluster.ask("refreshed", "4Mi").await;
+    let grown = until(&cluster.claims(), "refreshed", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
-    cluster.told("told", "VolumeResizeSuccessful").await;
+    cluster.event("refreshed", "VolumeResizeSuccessful").await;
     provisioner.stop().await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_devices() {
+async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
@@ -30,16 +30,16 @@ async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_d
     assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
     let volume = cluster.bound("disk").await;
     assert_eq!(recorded(volume.spec.as_ref().unwrap().capacity.as_ref()), Some(Bytes(4 * MIB)));
-    cluster.told("disk", "FileSystemResizeRequired").await;
+    cluster.event("disk", "FileSystemResizeRequired").await;
 
-    // No pod uses it yet, and more is asked.
+    // No pod uses the claim yet, and its request increases.
     cluster.ask("disk", "6Mi").await;
     eventually("grown on", || async {
         (cluster.volumes.capacity(&volume.name_any()) == Some(Bytes(6 * MIB))).then_some(())
     })
     .await;
 
-    // What a kubelet does once a pod uses the volume.
+    // The step of a kubelet once a pod uses the volume.
     until(&cluster.claims(), "disk", pending).await;
     let done = json!({"status": {
         "capacity": {"storage": "6Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
@@ -52,21 +52,21 @@ async fn a_block_claim_is_left_to_the_kubelet_to_finish_where_nobody_tells_its_d
 }
 
 #[tokio::test]
-async fn a_full_store_is_retried_once_there_is_room() {
+async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
     cluster.bound("first").await;
     cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    let told = cluster.told("second", "ProvisioningFailed").await;
-    assert!(told.contains("62914560 bytes asked, 4194304 available"), "{told}");
+    let text = cluster.event("second", "ProvisioningFailed").await;
+    assert!(text.contains("62914560 bytes asked, 4194304 available"), "{text}");
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
     let given_back = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
     until(&cluster.claims(), "second", given_back).await;
     cluster.delete_claim("first").await;
     eventually("room", || async { (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(()) })
         .await;
-    // What the scheduler does about it; the back-off of the failure before does not count any more.
+    // The step of the scheduler. The back-off of the earlier failure does not count any more.
     let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
     cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     cluster.bound("second").await;

@@ -1,9 +1,8 @@
-//! The whole process against a real API server and a real kube-controller-manager, on a store in memory.
+//! Tests of the whole process with a real API server and kube-controller-manager and a fake store.
 //!
-//! `cargo harness test --lane apiserver` runs it. `KUBECONFIG` says where, as an administrator; the directory
-//! `PROVISIONER_KUBECONFIGS` holds `NODE.kubeconfig` for the provisioner of each node, which so has just the
-//! rights of the manifests of `csi/deploy`. Those have to be applied, and the nodes "node-a" and "node-b" to
-//! exist; nobody need answer for them.
+//! `cargo harness test --lane apiserver` runs them. `KUBECONFIG` names the kubeconfig of an administrator. The directory
+//! `PROVISIONER_KUBECONFIGS` contains `NODE.kubeconfig` for the provisioner of each node, which gives it exactly the rights of the
+//! manifests in `csi/deploy`. The manifests must be applied, and the nodes "node-a" and "node-b" must exist; they need no kubelet.
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -63,15 +62,15 @@ mod stolen_token;
 
 const MIB: u64 = 1 << 20;
 
-/// The node of most stories.
+/// The node of most tests.
 const HERE: &str = "node-a";
-/// Where the driver is installed.
+/// The namespace of the driver.
 const SYSTEM: &str = "loopfs-system";
 
-/// Beyond every back-off that a story here runs into.
+/// Longer than every back-off in these tests.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// All are of the same node, and a provisioner takes every claim of its node: one story at a time.
+/// Serialises the tests: all use the same node, and a provisioner serves every claim of its node.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 struct Cluster {
@@ -86,12 +85,12 @@ struct Cluster {
 struct Provisioner {
     tasks: JoinSet<&'static str>,
     stop: CancellationToken,
-    /// Where it tells of its health.
+    /// The address of its health and metrics endpoints.
     pages: SocketAddr,
 }
 
 impl Provisioner {
-    /// A page: its head and its body.
+    /// Returns the response of an endpoint, with its head.
     async fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.pages).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: here\r\n\r\n");
@@ -108,7 +107,7 @@ impl Provisioner {
         }
     }
 
-    /// As a SIGKILL would.
+    /// Ends the tasks as a SIGKILL would.
     async fn kill(mut self) {
         self.tasks.shutdown().await;
     }
@@ -118,7 +117,7 @@ impl Cluster {
     async fn connect() -> Self {
         let alone = ALONE.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
-            // Only the first story of a run starts it.
+            // Only the first test of a run starts logging.
             drop(crate::logging::init(&level, crate::LogFormat::Text));
         }
         let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
@@ -178,7 +177,7 @@ impl Cluster {
         Provisioner { tasks, stop, pages }
     }
 
-    /// With the rights that the provisioner of a node has.
+    /// Returns a client with the rights of the provisioner of a node.
     async fn client_of(&self, node: &str, writes: &ApiWrites) -> Client {
         let kubeconfigs: PathBuf =
             std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
@@ -187,7 +186,7 @@ impl Cluster {
             .unwrap()
     }
 
-    /// The driver's pod on a node.
+    /// Returns an owner reference to the driver's pod on a node.
     async fn pod_of(&self, node: &str) -> OwnerReference {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
         let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
@@ -209,7 +208,7 @@ impl Cluster {
         Intents::beside(&self.scratch.path().join(node))
     }
 
-    /// Another class than the story's own, by a change to that.
+    /// Creates a further class: the test's own class with a change.
     async fn another_class(&self, suffix: &str, change: Value) -> String {
         let name = format!("{}-{suffix}", self.class);
         let mut class = json!({"metadata": {"name": name, "resourceVersion": null}});
@@ -227,7 +226,7 @@ impl Cluster {
         Api::all(self.admin.clone())
     }
 
-    /// A claim as the scheduler leaves it once it has chosen the node.
+    /// Creates a claim as the scheduler leaves it after it has selected the node.
     async fn claim(&self, name: &str, change: Value) -> PersistentVolumeClaim {
         let mut claim = json!({
             "metadata": {"name": name, "annotations": {ownership::SELECTED_NODE: HERE}},
@@ -255,18 +254,18 @@ impl Cluster {
         self.claims().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    /// Waits for an event of a reason about an object and answers its text.
-    async fn told(&self, name: &str, reason: &str) -> String {
-        self.told_that(name, reason, "").await
+    /// Waits for an event of a reason about an object and returns its text.
+    async fn event(&self, name: &str, reason: &str) -> String {
+        self.event_that(name, reason, "").await
     }
 
-    /// The same for an event whose text holds a word: others for that reason may come before.
-    async fn told_that(&self, name: &str, reason: &str, word: &str) -> String {
-        self.told_in(&self.namespace, name, reason, word).await
+    /// Waits for an event whose text contains a word. Other events of that reason may come before.
+    async fn event_that(&self, name: &str, reason: &str, word: &str) -> String {
+        self.event_in(&self.namespace, name, reason, word).await
     }
 
-    /// The same in another namespace than the story's own; those without any are in "default".
-    async fn told_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
+    /// Waits for an event in another namespace than the test's own. Events about objects without a namespace are in "default".
+    async fn event_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.admin.clone(), namespace);
         eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
             let events = events.list(&ListParams::default()).await.unwrap();
@@ -279,7 +278,7 @@ impl Cluster {
         .await
     }
 
-    /// As `kubectl apply` of the files of a component does.
+    /// Applies the files of a component, as `kubectl apply` does.
     async fn opt_in(&self, files: &[&str]) {
         for (api, object) in self.objects_of(files) {
             let parameters = PatchParams::apply("story").force();
@@ -359,27 +358,27 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_claims_life() {
+async fn a_claim_is_provisioned_expanded_and_deleted() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
-    cluster.told("data", "ProvisioningSucceeded").await;
+    cluster.event("data", "ProvisioningSucceeded").await;
 
     cluster.ask("data", "4Mi").await;
     let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(4 * MIB)));
-    cluster.told("data", "VolumeResizeSuccessful").await;
+    cluster.event("data", "VolumeResizeSuccessful").await;
 
-    // More than there is, then less.
+    // More than the free capacity, then less.
     cluster.ask("data", "1Ti").await;
     let refused =
         |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
     let infeasible = until(&cluster.claims(), "data", refused).await;
     assert_eq!(conditions(&infeasible), ["Resizing", "ControllerResizeError"]);
-    assert!(cluster.told("data", "VolumeResizeFailed").await.contains("available"));
+    assert!(cluster.event("data", "VolumeResizeFailed").await.contains("available"));
     cluster.ask("data", "8Mi").await;
     let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
     assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
@@ -393,7 +392,7 @@ async fn a_claims_life() {
 }
 
 #[tokio::test]
-async fn what_a_claim_costs_the_api_server_is_told() {
+async fn metrics_count_the_writes_of_a_claim() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     eventually("ready", || async {
@@ -410,15 +409,15 @@ async fn what_a_claim_costs_the_api_server_is_told() {
     let lines = [
         r#"operations_total{operation="provision",result="success",reason=""} "#,
         r#"operations_total{operation="resize",result="success",reason=""} "#,
-        // Twice, where the cache lags behind what was written.
+        // Twice if the watch cache lags behind the write.
         r#"operations_total{operation="delete",result="success",reason=""} "#,
         r#"api_writes_total{verb="delete",resource="persistentvolumes",code="200"} "#,
         // Never twice.
         "api_writes_total{verb=\"create\",resource=\"persistentvolumes\",code=\"201\"} 1\n",
     ];
-    eventually("all told", || async {
-        let told = provisioner.page("/metrics").await;
-        lines.iter().all(|line| told.contains(&format!("\nloopfs_provisioner_{line}"))).then_some(())
+    eventually("all metrics are served", || async {
+        let text = provisioner.page("/metrics").await;
+        lines.iter().all(|line| text.contains(&format!("\nloopfs_provisioner_{line}"))).then_some(())
     })
     .await;
     provisioner.stop().await;
@@ -426,9 +425,9 @@ async fn what_a_claim_costs_the_api_server_is_told() {
 }
 
 #[tokio::test]
-async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
+async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     let cluster = Cluster::connect().await;
-    // A provisioner that was killed between making the volume and writing its object.
+    // A provisioner was killed after it created the volume and before it created the PersistentVolume.
     let claim = cluster.claim("gone", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
     cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
@@ -444,9 +443,9 @@ async fn a_claim_that_vanishes_leaves_neither_volume_nor_object() {
     cluster.finish().await;
 }
 
-/// Killed at arbitrary moments, over and over: every claim ends with one volume and one object, or none.
+/// The provisioner is killed many times at random moments. Every claim ends with one volume and one PersistentVolume, or none.
 #[tokio::test]
-async fn killed_again_and_again() {
+async fn kills_at_random_moments_leave_one_volume_for_each_claim() {
     let cluster = Cluster::connect().await;
     let mut provisioner = cluster.provisioner().await;
     for number in 0..24 {
@@ -475,7 +474,7 @@ async fn killed_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_store_that_appears_late_serves_the_claims_that_waited() {
+async fn a_store_that_opens_late_serves_the_waiting_claims() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().broken = Some(crate::testing::fake_store::error(
         loopfs::ErrorKind::NotMounted,
@@ -483,8 +482,8 @@ async fn a_store_that_appears_late_serves_the_claims_that_waited() {
     ));
     let provisioner = cluster.provisioner().await;
     cluster.claim("patient", json!({})).await;
-    let told = cluster.told("patient", "ProvisioningFailed").await;
-    assert!(told.contains("nothing is mounted there; mount it"), "{told}");
+    let text = cluster.event("patient", "ProvisioningFailed").await;
+    assert!(text.contains("nothing is mounted there; mount it"), "{text}");
     cluster.volumes.state().broken = None;
     cluster.bound("patient").await;
     cluster.delete_claim("patient").await;

@@ -1,4 +1,4 @@
-//! Stories of nodes that are gone, with the rights of `csi/deploy/node-loss`.
+//! Tests of deleted nodes and lost disks, with the rights of `csi/deploy/node-loss`.
 
 use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
 
@@ -11,13 +11,13 @@ const OPT_IN: [&str; 2] = [
 ];
 
 const THERE: &str = "node-b";
-/// The node that goes. Nobody provisions there: its volumes are made by the story.
+/// The node that is deleted. No provisioner runs there: the tests create its PersistentVolumes.
 const LOST: &str = "node-c";
-/// On no node that is left.
+/// A disk that no remaining node has.
 const OTHER_DISK: &str = "5a1e6f0c-0000-4000-8000-000000000001";
 
 impl Cluster {
-    async fn node_comes(&self) {
+    async fn create_node(&self) {
         let labels = json!({"topology.csi.loopfs.dev/node": LOST});
         let node = json!({"metadata": {"name": LOST, "labels": labels}});
         create::<Node>(&Api::all(self.admin.clone()), node).await;
@@ -28,19 +28,19 @@ impl Cluster {
         create::<CSINode>(&Api::all(self.admin.clone()), csi).await;
     }
 
-    async fn node_goes(&self) {
+    async fn delete_node(&self) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         nodes.delete(LOST, &DeleteParams::default()).await.unwrap();
         let registered: Api<CSINode> = Api::all(self.admin.clone());
         registered.delete(LOST, &DeleteParams::default()).await.unwrap();
     }
 
-    async fn looker_on(&self, node: &str, mode: NodeLoss) -> Provisioner {
+    async fn provisioner_checking_nodes(&self, node: &str, mode: NodeLoss) -> Provisioner {
         let options = Options { node_loss: mode, ..Options::default() };
         self.provisioner_with(node, &self.volumes, options).await
     }
 
-    /// A claim that is bound to a volume of a node, as the provisioner there would have made it.
+    /// Creates a claim that is bound to a PersistentVolume of a node, as the provisioner there would have created it.
     async fn claim_on(
         &self,
         node: &str,
@@ -48,7 +48,7 @@ impl Cluster {
         policy: &str,
         change: Value,
     ) -> (PersistentVolumeClaim, PersistentVolume) {
-        // Of no provisioner that runs, until its volume is there.
+        // No running provisioner serves the claim until its PersistentVolume exists.
         let selected = json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}});
         self.claim(name, selected).await;
         let asked = |claim: &PersistentVolumeClaim| {
@@ -79,8 +79,8 @@ impl Cluster {
         (self.claims().get(name).await.unwrap(), volume)
     }
 
-    async fn told_of(&self, volume: &PersistentVolume, word: &str) {
-        self.told_in("default", &volume.name_any(), "NodeLost", word).await;
+    async fn event_about(&self, volume: &PersistentVolume, word: &str) {
+        self.event_in("default", &volume.name_any(), "NodeLost", word).await;
     }
 
     async fn settled(&self, volume: &PersistentVolume) {
@@ -93,63 +93,65 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 #[tokio::test]
-async fn a_claim_whose_node_is_gone_is_made_anew_elsewhere() {
+async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
-    cluster.node_comes().await;
+    cluster.create_node().await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
-    // First only told.
-    let telling = cluster.looker_on(HERE, NodeLoss::DryRun).await;
-    cluster.node_goes().await;
-    cluster.told_of(&volume, "if the provisioner ran with --node-loss=enforce").await;
-    telling.stop().await;
+    // A dry run only reports.
+    let dry_run = cluster.provisioner_checking_nodes(HERE, NodeLoss::DryRun).await;
+    cluster.delete_node().await;
+    cluster.event_about(&volume, "if the provisioner ran with --node-loss=enforce").await;
+    dry_run.stop().await;
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), claim.uid());
 
-    let lookers =
-        [cluster.looker_on(HERE, NodeLoss::Enforce).await, cluster.looker_on(THERE, NodeLoss::Enforce).await];
+    let checking = [
+        cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await,
+        cluster.provisioner_checking_nodes(THERE, NodeLoss::Enforce).await,
+    ];
     let is_old = |found: Option<PersistentVolumeClaim>| found.is_some_and(|found| found.uid() == claim.uid());
     eventually("the claim is deleted", || async {
         (!is_old(cluster.claims().get_opt("data").await.unwrap())).then_some(())
     })
     .await;
-    // What a StatefulSet does.
-    let anew = cluster.claim("data", json!({})).await;
+    // The step of a StatefulSet.
+    let recreated = cluster.claim("data", json!({})).await;
     cluster.settled(&volume).await;
-    cluster.told("data", "NodeLost").await;
+    cluster.event("data", "NodeLost").await;
     let bound = cluster.bound("data").await;
     assert_eq!(bound.labels()["csi.loopfs.dev/node"], HERE);
-    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), anew.uid());
+    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), recreated.uid());
 
     cluster.delete_claim("data").await;
     cluster.settled(&bound).await;
-    for looker in lookers {
-        looker.stop().await;
+    for checking_one in checking {
+        checking_one.stop().await;
     }
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
+async fn retained_volumes_of_a_deleted_node_are_kept() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
-    cluster.node_comes().await;
+    cluster.create_node().await;
     let retain =
         json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}, "metadata": {"finalizers": null}});
     let (_, kept) = cluster.claim_on(LOST, "kept", "retain", json!({})).await;
     let (_, recorded) = cluster.claim_on(LOST, "recorded", "deleteClaim", retain).await;
     let (_, bound) = cluster.claim_on(LOST, "bound", "deleteVolume", json!({})).await;
-    // Released before its node goes, and waiting for it.
+    // Released before its node is deleted, and waiting for it.
     cluster.delete_claim("kept").await;
     until(&cluster.objects(), &kept.name_any(), is_released).await;
 
-    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
-    cluster.node_goes().await;
-    cluster.told_of(&kept, "is kept: bring").await;
-    cluster.told_of(&recorded, "is deleted, so that it can be recreated on another node").await;
-    cluster.told_of(&bound, "Kubernetes removes it when its claim is deleted").await;
+    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    cluster.delete_node().await;
+    cluster.event_about(&kept, "is kept: bring").await;
+    cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
+    cluster.event_about(&bound, "Kubernetes removes it when its claim is deleted").await;
     cluster.gone(&cluster.claims(), "recorded").await;
-    cluster.told_of(&recorded, "is kept: bring").await;
+    cluster.event_about(&recorded, "is kept: bring").await;
     let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert!(cluster.claims().get("bound").await.unwrap().metadata.deletion_timestamp.is_none());
@@ -159,40 +161,41 @@ async fn of_a_node_that_is_gone_nothing_is_deleted_that_somebody_wants_kept() {
         let found = cluster.objects().get(&volume.name_any()).await.unwrap();
         assert!(is_released(&found) && found.metadata.deletion_timestamp.is_none());
     }
-    // An administrator gives one up.
+    // An administrator gives the data of one volume up.
     let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
     cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
-    looker.stop().await;
-    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    checking_one.stop().await;
+    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
     cluster.settled(&kept).await;
-    looker.stop().await;
+    checking_one.stop().await;
     cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_node_that_came_back_with_another_disk_has_lost_what_was_on_the_old_one() {
+async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
     let cluster = Cluster::connect().await;
     cluster.opt_in(&OPT_IN).await;
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
     let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
-    let looker = cluster.looker_on(HERE, NodeLoss::Enforce).await;
+    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
     cluster.gone(&cluster.claims(), "old").await;
     cluster.settled(&old).await;
-    cluster.told_of(&old, OTHER_DISK).await;
+    cluster.event_about(&old, OTHER_DISK).await;
     assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());
     cluster.delete_claim("present").await;
     cluster.settled(&present).await;
-    looker.stop().await;
+    checking_one.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
 
-/// What the manifests let a provisioner do to volumes of others: nothing, and with the component only that.
+/// Without the component, the manifests let a provisioner change no PersistentVolume of another node. With it, they let it delete
+/// them.
 #[tokio::test]
-async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_it_may() {
+async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitted() {
     let cluster = Cluster::connect().await;
     let (_, theirs) = cluster.claim_on(THERE, "theirs", "retain", json!({})).await;
     let name = theirs.name_any();
@@ -205,7 +208,7 @@ async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_i
     claims.delete("theirs", &DeleteParams::default()).await.unwrap_err();
 
     cluster.opt_in(&OPT_IN).await;
-    // Rights take a moment to be heeded.
+    // Roles take a moment to become effective.
     eventually("deleted", || async { delete().await.ok() }).await;
     let patched =
         async |patch: Patch<Value>| volumes.patch(&name, &PatchParams::default(), &patch).await.map(drop);
@@ -220,17 +223,17 @@ async fn of_other_nodes_volumes_a_provisioner_deletes_only_objects_and_only_if_i
     }
     patched(Patch::Strategic(crate::objects::pv::finalizer_patch(&theirs, false))).await.unwrap();
 
-    // Claims of other drivers are none of its business.
+    // A provisioner must not delete claims of other drivers.
     let foreign = json!({
         "metadata": {"name": "foreign", "annotations": {SELECTED_NODE: null}},
         "spec": {"storageClassName": "none"},
     });
     cluster.claim("foreign", foreign).await;
-    // As does a policy.
+    // A policy takes a moment to become effective, too.
     eventually("refused", || async {
         let deleted = claims.delete("foreign", &DeleteParams::default().dry_run()).await;
-        let told = deleted.err()?.to_string();
-        told.contains("deletes only claims of its own driver").then_some(())
+        let refusal = deleted.err()?.to_string();
+        refusal.contains("deletes only claims of its own driver").then_some(())
     })
     .await;
     claims.delete("theirs", &DeleteParams::default()).await.unwrap();

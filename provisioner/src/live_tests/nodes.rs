@@ -1,4 +1,4 @@
-//! Stories of two nodes, with a scheduler that places pods on them.
+//! Tests with two nodes and a real scheduler.
 
 use k8s_openapi::api::{core::v1::Pod, storage::v1::CSIStorageCapacity};
 
@@ -7,7 +7,7 @@ use crate::objects::ownership::SELECTED_NODE;
 
 const THERE: &str = "node-b";
 
-fn room(mebibytes: u64) -> Arc<FakeStore> {
+fn store_of_mebibytes(mebibytes: u64) -> Arc<FakeStore> {
     Arc::new(FakeStore::of_size(Bytes(mebibytes * MIB)))
 }
 
@@ -24,7 +24,7 @@ fn node_of(volume: &PersistentVolume) -> String {
 }
 
 impl Cluster {
-    /// A claim that nobody has placed.
+    /// Creates a claim without a selected node.
     async fn unplaced(&self, name: &str, class: &str, size: &str) -> PersistentVolumeClaim {
         let mut change = of_size(size);
         fixtures::merge_keeping_nulls(
@@ -43,7 +43,7 @@ impl Cluster {
         Api::namespaced(self.admin.clone(), &self.namespace)
     }
 
-    /// A pod that uses the claim of the same name. Nobody answers for the nodes, so their taints have to be borne.
+    /// Creates a pod that uses the claim of the same name. The nodes have no kubelet, so the pod tolerates their taints.
     async fn pod(&self, name: &str) {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -54,7 +54,7 @@ impl Cluster {
             },
         }))
         .unwrap();
-        // A new namespace has its account in a moment, and no pods before.
+        // A new namespace gets its service account after a moment, and accepts no pods before.
         eventually("the pod is created", || async {
             self.pods().create(&PostParams::default(), &pod).await.ok()
         })
@@ -70,26 +70,26 @@ impl Cluster {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
 
-    /// What a node says it can hold, of the story's class.
+    /// Returns the capacity that a node publishes for the test's class.
     async fn capacity(&self, node: &str) -> Option<CSIStorageCapacity> {
         let selector = ListParams::default().labels(&format!("csi.loopfs.dev/node={node}"));
         let published = self.capacities().list(&selector).await.unwrap();
         published.into_iter().find(|object| object.storage_class_name == self.class)
     }
 
-    async fn says(&self, node: &str, capacity: Option<&str>) {
+    async fn publishes(&self, node: &str, capacity: Option<&str>) {
         eventually(&format!("{node} says {capacity:?}"), || async {
-            let said = self.capacity(node).await.and_then(|object| object.capacity);
-            (said.as_ref().map(|quantity| quantity.0.as_str()) == capacity).then_some(())
+            let published = self.capacity(node).await.and_then(|object| object.capacity);
+            (published.as_ref().map(|quantity| quantity.0.as_str()) == capacity).then_some(())
         })
         .await;
     }
 }
 
 #[tokio::test]
-async fn an_immediate_claim_goes_to_the_only_node_that_may() {
+async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(THERE)});
     let class = cluster.another_class("one", allowed).await;
@@ -99,7 +99,7 @@ async fn an_immediate_claim_goes_to_the_only_node_that_may() {
     assert_eq!(there.capacity(&volume.name_any()), Some(Bytes(MIB)));
     assert!(cluster.volumes.state().volumes.is_empty());
 
-    // Grown without any node having been selected.
+    // The claim is expanded although no node was ever selected.
     cluster.ask("now", "2Mi").await;
     until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     cluster.delete_claim("now").await;
@@ -111,18 +111,18 @@ async fn an_immediate_claim_goes_to_the_only_node_that_may() {
 }
 
 #[tokio::test]
-async fn an_immediate_claim_that_several_nodes_may_provide_waits_for_the_class_to_be_mended() {
+async fn an_immediate_claim_of_several_allowed_nodes_waits_for_a_corrected_class() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let class = cluster.another_class("any", json!({"volumeBindingMode": "Immediate"})).await;
     cluster.unplaced("torn", &class, "1Mi").await;
-    cluster.told_that("torn", "ProvisioningFailed", "2 nodes may provide the volume").await;
+    cluster.event_that("torn", "ProvisioningFailed", "2 nodes may provide a volume").await;
     assert!(cluster.volumes.state().volumes.is_empty() && there.state().volumes.is_empty());
 
-    let mended = json!({"allowedTopologies": allowing(THERE)});
+    let corrected = json!({"allowedTopologies": allowing(THERE)});
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
-    classes.patch(&class, &PatchParams::default(), &Patch::Merge(mended)).await.unwrap();
+    classes.patch(&class, &PatchParams::default(), &Patch::Merge(corrected)).await.unwrap();
     assert_eq!(node_of(&cluster.bound("torn").await), THERE);
     cluster.delete_claim("torn").await;
     eventually("deleted", || async { there.state().volumes.is_empty().then_some(()) }).await;
@@ -133,32 +133,32 @@ async fn an_immediate_claim_that_several_nodes_may_provide_waits_for_the_class_t
 }
 
 #[tokio::test]
-async fn a_node_that_the_class_does_not_allow_refuses() {
+async fn a_node_that_the_class_does_not_allow_does_not_provision() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.another_class("there", json!({"allowedTopologies": allowing(THERE)})).await;
     cluster.claim("misplaced", json!({"spec": {"storageClassName": class}})).await;
-    cluster.told_that("misplaced", "ProvisioningFailed", "do not allow node \"node-a\"").await;
+    cluster.event_that("misplaced", "ProvisioningFailed", "do not allow node \"node-a\"").await;
     assert!(cluster.volumes.state().volumes.is_empty());
     provisioner.stop().await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_claim_that_its_node_cannot_hold_is_given_back_and_provisioned_elsewhere() {
+async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     cluster.claim("large", of_size("100Mi")).await;
     let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
     until(&cluster.claims(), "large", given_back).await;
-    let told = "67108864 available; the claim is given back to the scheduler";
-    cluster.told_that("large", "ProvisioningFailed", told).await;
+    let text = "67108864 available; the provisioner returned the claim to the scheduler";
+    cluster.event_that("large", "ProvisioningFailed", text).await;
 
     there.state().size = Bytes(200 * MIB);
     cluster.select("large", THERE).await;
     assert_eq!(node_of(&cluster.bound("large").await), THERE);
-    // Nothing is left of the attempt.
+    // The attempt leaves nothing behind.
     eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     cluster.delete_claim("large").await;
@@ -170,27 +170,27 @@ async fn a_claim_that_its_node_cannot_hold_is_given_back_and_provisioned_elsewhe
 }
 
 #[tokio::test]
-async fn the_scheduler_knows_which_node_has_room() {
+async fn the_scheduler_selects_a_node_with_enough_capacity() {
     let cluster = Cluster::connect().await;
     cluster.volumes.state().size = Bytes(0);
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
-    cluster.says("node-a", Some("0")).await;
-    cluster.says(THERE, Some("64Mi")).await;
+    cluster.publishes("node-a", Some("0")).await;
+    cluster.publishes(THERE, Some("64Mi")).await;
     cluster.unplaced("first", &cluster.class, "60Mi").await;
     cluster.pod("first").await;
     assert_eq!(node_of(&cluster.bound("first").await), THERE);
-    cluster.says(THERE, Some("4Mi")).await;
+    cluster.publishes(THERE, Some("4Mi")).await;
 
-    // No node has room any more, until one has.
+    // No node has enough free capacity, until one has.
     cluster.unplaced("second", &cluster.class, "60Mi").await;
     cluster.pod("second").await;
-    // Before, the scheduler may not have heard of the claim.
-    cluster.told_that("second", "FailedScheduling", "enough free storage").await;
+    // Before that, the scheduler may not have received the claim.
+    cluster.event_that("second", "FailedScheduling", "enough free storage").await;
     cluster.remove("first").await;
     assert_eq!(node_of(&cluster.bound("second").await), THERE);
     cluster.remove("second").await;
-    cluster.says(THERE, Some("64Mi")).await;
+    cluster.publishes(THERE, Some("64Mi")).await;
     for provisioner in provisioners {
         provisioner.stop().await;
     }
@@ -198,50 +198,48 @@ async fn the_scheduler_knows_which_node_has_room() {
 }
 
 #[tokio::test]
-async fn what_is_said_of_a_nodes_room_is_kept_true() {
+async fn the_published_capacity_follows_the_free_capacity() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
     let object = cluster.capacity("node-a").await.unwrap();
     assert_eq!(object.owner_references()[0].kind, "Pod");
     let largest = object.maximum_volume_size.clone().unwrap();
 
-    // Whoever asks for that much gets it.
+    // A claim of exactly that size is provisioned.
     cluster.claim("all", of_size(&largest.0)).await;
     cluster.bound("all").await;
-    cluster.says("node-a", Some("64Ki")).await;
+    cluster.publishes("node-a", Some("64Ki")).await;
     cluster.delete_claim("all").await;
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
 
     let lie = json!({"capacity": "1Ei"});
     let name = object.name_any();
     cluster.capacities().patch(&name, &PatchParams::default(), &Patch::Merge(lie)).await.unwrap();
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
     cluster.capacities().delete(&name, &DeleteParams::default()).await.unwrap();
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
 
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
     let elsewhere = json!({"allowedTopologies": allowing(THERE)});
     classes.patch(&cluster.class, &PatchParams::default(), &Patch::Merge(elsewhere)).await.unwrap();
-    cluster.says("node-a", None).await;
+    cluster.publishes("node-a", None).await;
     provisioner.stop().await;
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn a_claim_is_filled_from_another_where_that_is() {
+async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     let cluster = Cluster::connect().await;
-    let there = room(64);
+    let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     let copy_of = |source: &str, size: &str| {
         let source = json!({"kind": "PersistentVolumeClaim", "name": source});
         json!({"spec": {"dataSource": source, "resources": {"requests": {"storage": size}}}})
     };
-    // Before there is anything to copy.
+    // Before the data source exists.
     cluster.claim("copy", copy_of("original", "2Mi")).await;
-    cluster
-        .told_that("copy", "ProvisioningFailed", "\"original\", which is to be copied, does not exist")
-        .await;
+    cluster.event_that("copy", "ProvisioningFailed", "claim \"original\", does not exist").await;
     cluster.claim("original", json!({})).await;
     let original = cluster.bound("original").await;
     let copy = cluster.bound("copy").await;
@@ -251,15 +249,16 @@ async fn a_claim_is_filled_from_another_where_that_is() {
     assert_eq!(cluster.volumes.capacity(&copy.name_any()), Some(Bytes(2 * MIB)));
 
     cluster.claim("small", copy_of("copy", "1Mi")).await;
-    cluster.told_that("small", "ProvisioningFailed", "at least as much").await;
+    cluster.event_that("small", "ProvisioningFailed", "at least as much").await;
 
     let mut misplaced = copy_of("original", "1Mi");
     misplaced["metadata"] = json!({"annotations": {SELECTED_NODE: THERE}});
     cluster.claim("misplaced", misplaced).await;
     let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
     until(&cluster.claims(), "misplaced", given_back).await;
-    let told = cluster.told_that("misplaced", "ProvisioningFailed", "given back").await;
-    assert!(told.contains("on node \"node-a\""), "{told}");
+    let text =
+        cluster.event_that("misplaced", "ProvisioningFailed", "returned the claim to the scheduler").await;
+    assert!(text.contains("on node \"node-a\""), "{text}");
     cluster.select("misplaced", HERE).await;
     assert_eq!(node_of(&cluster.bound("misplaced").await), HERE);
     assert!(there.state().volumes.is_empty());
@@ -274,12 +273,12 @@ async fn a_claim_is_filled_from_another_where_that_is() {
     cluster.finish().await;
 }
 
-/// What the manifests keep each node's provisioner from, whatever becomes of it.
+/// The writes that the manifests deny to the provisioner of each node, even if it is compromised.
 #[tokio::test]
-async fn a_provisioner_writes_nothing_of_other_nodes() {
+async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
-    cluster.says("node-a", Some("64Mi")).await;
+    cluster.publishes("node-a", Some("64Mi")).await;
     provisioner.stop().await;
     cluster.claim("theirs", json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}})).await;
     cluster.claim("ours", json!({"metadata": {"labels": {"a": "b"}}})).await;

@@ -1,5 +1,5 @@
-//! The API server goes away in the midst of provisioning, at chosen moments: connections to it lead through a relay that
-//! the test interrupts.
+//! Tests of outages of the API server at chosen moments of provisioning. All connections to it pass through a relay, which the test
+//! interrupts.
 
 use std::net::Ipv4Addr;
 
@@ -8,14 +8,14 @@ use tokio::sync::watch;
 use super::*;
 use crate::api::connection::{self, Timeouts};
 
-/// What becomes of the connections to the API server.
+/// The state of the connections to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
     Open,
-    /// Connections end.
+    /// Connections are closed.
     Cut,
-    /// Connections stay, and nothing is forwarded on them any more, also once new ones are open again: as if the API server
-    /// had lost its power.
+    /// Connections stay open but forward nothing, not even after new connections work again: as if the API server had lost its
+    /// power.
     Dead,
 }
 
@@ -23,11 +23,11 @@ enum Line {
 #[derive(Debug)]
 struct State {
     line: Line,
-    /// How often it was dead: a connection of before stays so.
+    /// How often the line was dead: an older connection stays dead.
     deaths: usize,
 }
 
-/// Between the provisioner and the API server.
+/// A relay between the provisioner and the API server.
 struct Relay {
     state: watch::Sender<State>,
     kubeconfig: PathBuf,
@@ -41,7 +41,7 @@ impl Drop for Relay {
 }
 
 impl Relay {
-    /// Takes the place of the API server in the kubeconfig of the provisioner here.
+    /// Starts a relay and writes a kubeconfig that names it instead of the API server.
     async fn before(cluster: &Cluster) -> Self {
         let directory: PathBuf =
             std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
@@ -67,7 +67,7 @@ impl Relay {
         drop(self.state.subscribe().wait_for(|state| state.line == line).await.unwrap());
     }
 
-    /// Sets the line the moment that the store has made a volume.
+    /// Sets the line at the moment when the store has created a volume.
     fn set_once_made(&self, volumes: &FakeStore, line: Line) {
         let state = self.state.clone();
         volumes.once_made(move || set(&state, line));
@@ -106,7 +106,7 @@ async fn accept(listener: TcpListener, server: SocketAddr, state: watch::Sender<
 async fn carry(mut client: TcpStream, mut server: TcpStream, mut state: watch::Receiver<State>) {
     let deaths = state.borrow().deaths;
     let is_open = tokio::select! {
-        // First, so that nothing is carried once it is not open.
+        // First, so that nothing is forwarded once the line is not open.
         biased;
         _changed = state.wait_for(|state| state.line == Line::Cut || state.deaths != deaths) => false,
         _ended = tokio::io::copy_bidirectional(&mut client, &mut server) => true,
@@ -122,7 +122,7 @@ impl Cluster {
         self.volumes.state().volumes.keys().map(ToString::to_string).collect()
     }
 
-    /// That there is one volume, one object, and nothing to be done.
+    /// Checks that there is one volume and one PersistentVolume, and no record of provisioning.
     async fn one_of_each(&self, claim: &str) {
         let object = self.bound(claim).await.name_any();
         assert_eq!(self.stored(), [object.as_str()]);
@@ -136,7 +136,7 @@ impl Cluster {
         eventually("no record of provisioning", || async { settled() }).await;
     }
 
-    async fn made(&self) {
+    async fn volume_exists(&self) {
         eventually("a volume", || async { (self.stored().len() == 1).then_some(()) }).await;
     }
 
@@ -147,14 +147,14 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn the_api_server_goes_between_the_volume_and_its_object() {
+async fn api_server_outage_between_volume_and_persistent_volume() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     let provisioner = relay.provisioner(&cluster).await;
     for claim in ["a", "b"] {
         relay.set_once_made(&cluster.volumes, Line::Cut);
         cluster.claim(claim, json!({})).await;
-        cluster.made().await;
+        cluster.volume_exists().await;
         let id = cluster.stored().remove(0);
         assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was gone");
         relay.set(Line::Open);
@@ -166,7 +166,7 @@ async fn the_api_server_goes_between_the_volume_and_its_object() {
 }
 
 #[tokio::test]
-async fn claims_are_served_on_new_connections_after_the_api_server_fell_silent() {
+async fn claims_are_served_on_new_connections_after_a_silent_outage() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3) };
@@ -174,7 +174,7 @@ async fn claims_are_served_on_new_connections_after_the_api_server_fell_silent()
     cluster.claim("before", json!({})).await;
     cluster.bound("before").await;
 
-    // The request that creates the object is never answered, and no watch delivers anything.
+    // The request that creates the PersistentVolume gets no response, and no watch delivers anything.
     relay.set_once_made(&cluster.volumes, Line::Dead);
     cluster.claim("during", json!({})).await;
     relay.is(Line::Dead).await;
@@ -192,14 +192,14 @@ async fn claims_are_served_on_new_connections_after_the_api_server_fell_silent()
 }
 
 #[tokio::test]
-async fn the_provisioner_goes_between_the_volume_and_its_object() {
+async fn provisioner_crash_between_volume_and_persistent_volume() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     for vanishes in [false, true] {
         let provisioner = relay.provisioner(&cluster).await;
         relay.set_once_made(&cluster.volumes, Line::Cut);
         cluster.claim("a", json!({})).await;
-        cluster.made().await;
+        cluster.volume_exists().await;
         provisioner.kill().await;
         relay.set(Line::Open);
         assert_eq!(cluster.intents().list().unwrap().len(), 1);
@@ -216,7 +216,7 @@ async fn the_provisioner_goes_between_the_volume_and_its_object() {
 }
 
 impl Cluster {
-    /// The claim vanishes while no provisioner runs.
+    /// Deletes the claim while no provisioner runs.
     async fn all_gone_by_the_next(&self, claim: &str, relay: &Relay) {
         self.delete_claim(claim).await;
         self.gone(&self.claims(), claim).await;

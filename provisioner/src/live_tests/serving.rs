@@ -1,4 +1,4 @@
-//! A provisioner for those who measure what it takes to serve claims where no disk has a part in it.
+//! Runs a provisioner on a fake store, for benchmarks without a disk.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{Cluster, HERE};
 use crate::testing::fake_store::FakeStore;
 
-/// More than anybody asks for.
+/// More than all claims of a benchmark request.
 const SIZE: Bytes = Bytes(1 << 50);
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "no test: it serves until SIGTERM"]
+#[ignore = "no test: it runs a provisioner until SIGTERM"]
 async fn until_sigterm() {
     let mut terminate = signal(SignalKind::terminate()).unwrap();
     let cluster = Cluster::connect().await;

@@ -1,4 +1,4 @@
-//! Claims filled from VolumeSnapshots, on a cluster that has them; what the snapshotter would write is written here.
+//! Tests of claims with a VolumeSnapshot as their data source. The tests write the objects that the snapshotter would write.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition,
@@ -10,7 +10,7 @@ use super::*;
 
 const GROUP: &str = "snapshot.storage.k8s.io";
 
-/// The least that an API server takes for a kind of these.
+/// Returns the smallest valid definition of a snapshot kind.
 fn definition(kind: &str, plural: &str, scope: &str) -> Value {
     let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let name = format!("{plural}.{GROUP}");
@@ -32,8 +32,8 @@ fn definition(kind: &str, plural: &str, scope: &str) -> Value {
 impl Cluster {
     async fn define(&self, kind: &str, plural: &str, scope: &str) -> ApiResource {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.admin.clone());
-        let made = create(&definitions, definition(kind, plural, scope)).await;
-        until(&definitions, &made.name_any(), |definition| {
+        let created = create(&definitions, definition(kind, plural, scope)).await;
+        until(&definitions, &created.name_any(), |definition| {
             let conditions = definition.status.as_ref().and_then(|status| status.conditions.as_ref());
             let established = |condition: &CustomResourceDefinitionCondition| {
                 condition.type_ == "Established" && condition.status == "True"
@@ -45,23 +45,24 @@ impl Cluster {
     }
 }
 
-/// An object with its status, as a user and the snapshotter leave it.
-async fn lay_down(api: &Api<DynamicObject>, name: &str, object: Value) -> DynamicObject {
+/// Creates an object with its status, as a user and the snapshotter write it.
+async fn create_with_status(api: &Api<DynamicObject>, name: &str, object: Value) -> DynamicObject {
     let status = json!({"status": object["status"]});
-    let made: DynamicObject = serde_json::from_value(object).unwrap();
+    let created: DynamicObject = serde_json::from_value(object).unwrap();
     // The definition may be established before it is served.
-    let made = eventually(name, || async { api.create(&PostParams::default(), &made).await.ok() }).await;
+    let created =
+        eventually(name, || async { api.create(&PostParams::default(), &created).await.ok() }).await;
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
-    made
+    created
 }
 
 #[tokio::test]
-async fn a_claim_is_filled_from_a_snapshot_where_the_cluster_has_them() {
+async fn a_claim_is_copied_from_a_snapshot() {
     let cluster = Cluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let from = |snapshot: &str| json!({"spec": {"dataSource": {"apiGroup": GROUP, "kind": "VolumeSnapshot", "name": snapshot}}});
     cluster.claim("early", from("before")).await;
-    cluster.told_that("early", "ProvisioningFailed", "the cluster has no VolumeSnapshots").await;
+    cluster.event_that("early", "ProvisioningFailed", "the cluster has no VolumeSnapshots").await;
 
     let snapshots = cluster.define("VolumeSnapshot", "volumesnapshots", "Namespaced").await;
     let contents = cluster.define("VolumeSnapshotContent", "volumesnapshotcontents", "Cluster").await;
@@ -77,7 +78,7 @@ async fn a_claim_is_filled_from_a_snapshot_where_the_cluster_has_them() {
             "status": {"boundVolumeSnapshotContentName": &cluster.namespace, "readyToUse": true, "restoreSize": "1Mi"},
         })
     };
-    let before = lay_down(&snapshots, "before", snapshot("before")).await;
+    let before = create_with_status(&snapshots, "before", snapshot("before")).await;
     let content = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
         "metadata": {"name": &cluster.namespace},
@@ -88,24 +89,24 @@ async fn a_claim_is_filled_from_a_snapshot_where_the_cluster_has_them() {
         },
         "status": {"snapshotHandle": handle.as_str(), "readyToUse": true},
     });
-    lay_down(&contents, &cluster.namespace, content).await;
+    create_with_status(&contents, &cluster.namespace, content).await;
 
     cluster.claim("restored", from("before")).await;
     let restored = cluster.bound("restored").await;
     let id = VolumeId::parse(&restored.name_any()).unwrap();
     let made_from = cluster.volumes.state().copies.get(&id).cloned();
     assert_eq!(made_from, Some(format!("snapshot {handle}")));
-    // The one that was there before is tried again.
+    // The earlier claim is retried.
     cluster.bound("early").await;
 
-    // Another's content under a name of one's own.
-    lay_down(&snapshots, "stolen", snapshot("stolen")).await;
+    // A VolumeSnapshot of one user that names the content of another user.
+    create_with_status(&snapshots, "stolen", snapshot("stolen")).await;
     cluster.claim("thief", from("stolen")).await;
-    cluster.told_that("thief", "ProvisioningFailed", "of another one").await;
+    cluster.event_that("thief", "ProvisioningFailed", "of another VolumeSnapshot").await;
     let mut device = from("before");
     device["spec"]["volumeMode"] = json!("Block");
     cluster.claim("device", device).await;
-    cluster.told_that("device", "ProvisioningFailed", "volumeMode is \"Filesystem\"").await;
+    cluster.event_that("device", "ProvisioningFailed", "volumeMode is \"Filesystem\"").await;
 
     for claim in ["thief", "device", "early", "restored"] {
         cluster.delete_claim(claim).await;

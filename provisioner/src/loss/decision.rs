@@ -117,7 +117,7 @@ mod tests {
         Some(json!({"metadata": {"deletionTimestamp": GOING}}))
     }
 
-    fn made_anew() -> Option<Value> {
+    fn newer_claim() -> Option<Value> {
         Some(json!({"metadata": {"uid": "another"}}))
     }
 
@@ -133,7 +133,7 @@ mod tests {
     #[case::volume_released_and_marked("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), None, Decision::DeletePvAndFinalizer)]
     #[case::volume_not_released_yet("deleteVolume", json!({}), None, Decision::Requeue)]
     #[case::volume_no_status("deleteVolume", json!({"status": null}), None, Decision::Requeue)]
-    #[case::volume_let_go("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), None, Decision::Requeue)]
+    #[case::volume_without_our_finalizer("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), None, Decision::Requeue)]
     #[case::volume_retained("deleteVolume", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::ReportOnly)]
     #[case::volume_retained_and_released("deleteVolume", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
     #[case::claim_bound("deleteClaim", json!({}), bound(), Decision::DeleteClaim)]
@@ -141,12 +141,12 @@ mod tests {
     #[case::claim_not_bound_yet("deleteClaim", json!({"status": {"phase": "Available"}}), Some(json!({"spec": {"volumeName": null}})), Decision::DeleteClaim)]
     #[case::claim_gone("deleteClaim", json!({}), None, Decision::Requeue)]
     #[case::claim_gone_and_released("deleteClaim", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
-    #[case::claim_made_anew("deleteClaim", json!({"status": {"phase": "Released"}}), made_anew(), Decision::DeletePvAndFinalizer)]
-    #[case::claim_made_anew_before_release("deleteClaim", json!({}), made_anew(), Decision::Requeue)]
+    #[case::newer_claim("deleteClaim", json!({"status": {"phase": "Released"}}), newer_claim(), Decision::DeletePvAndFinalizer)]
+    #[case::newer_claim_before_release("deleteClaim", json!({}), newer_claim(), Decision::Requeue)]
     #[case::claim_of_another_volume("deleteClaim", json!({}), Some(json!({"spec": {"volumeName": "pvc-other"}})), Decision::Requeue)]
     #[case::claim_of_a_retained_volume("deleteClaim", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::DeleteClaim)]
     #[case::retained_and_its_claim_gone("deleteClaim", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
-    #[case::claimed_by_nobody("deleteClaim", json!({"spec": {"claimRef": null}, "status": {"phase": "Available"}}), None, Decision::Requeue)]
+    #[case::without_claim("deleteClaim", json!({"spec": {"claimRef": null}, "status": {"phase": "Available"}}), None, Decision::Requeue)]
     #[case::of_another_node("deleteClaim", json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), bound(), Decision::Ignore)]
     #[case::of_another_driver("deleteClaim", json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), bound(), Decision::Ignore)]
     #[case::on_any_node("deleteClaim", json!({"spec": {"nodeAffinity": null}}), bound(), Decision::Ignore)]

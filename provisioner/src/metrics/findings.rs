@@ -8,12 +8,12 @@ use std::{
 use loopfs::VolumeId;
 use tokio::sync::watch;
 
-/// What does not fit together.
+/// The findings of an audit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Findings {
-    /// Volumes that no object names.
+    /// Orphaned volumes: no PersistentVolume names them.
     pub(crate) orphans: BTreeSet<VolumeId>,
-    /// Objects without a volume, and why.
+    /// PersistentVolumes whose volume is missing, by name, and why.
     pub(crate) missing: BTreeMap<String, String>,
 }
 
@@ -22,7 +22,7 @@ impl Findings {
         self.orphans.is_empty() && self.missing.is_empty()
     }
 
-    /// What both have found.
+    /// Returns the findings that both comparisons have in common.
     pub(crate) fn confirmed_by(self, later: Findings) -> Findings {
         Findings {
             orphans: self.orphans.intersection(&later.orphans).cloned().collect(),

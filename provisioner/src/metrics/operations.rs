@@ -1,4 +1,4 @@
-//! Attempts to make, grow and delete volumes, counted and timed.
+//! Counts and times the attempts to create, expand and delete volumes.
 
 use std::time::Instant;
 
@@ -9,10 +9,10 @@ use prometheus_client::{
 
 use crate::error::Error;
 
-/// A directory volume takes milliseconds, an image as long as its blocks take to find, a copy as long as its files.
+/// Creating a directory volume takes milliseconds. Images take as long as allocating their blocks, copies as long as their files.
 const BUCKETS: [f64; 12] = [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
-/// What is counted.
+/// The counted operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Provision,
@@ -32,7 +32,7 @@ impl Operation {
 
 type Labels<const COUNT: usize> = [(&'static str, &'static str); COUNT];
 
-/// What is known of all attempts since the process began.
+/// The metrics of all attempts since the process started.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     ended: Family<Labels<3>, Counter>,
@@ -49,8 +49,7 @@ impl Default for Operations {
 }
 
 impl Operations {
-    /// An attempt that began at `begun` has ended. One that found the object moved on is no failure: it is made again at
-    /// once.
+    /// Records the end of an attempt that began at `begun`. A conflict is no failure: the provisioner retries immediately.
     pub(crate) fn ended(&self, operation: Operation, begun: Instant, outcome: Result<(), &Error>) {
         let (result, reason) = match outcome {
             Ok(()) => ("success", ""),
@@ -64,9 +63,9 @@ impl Operations {
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        let help = "Attempts to make, grow and delete volumes, by result and reason";
+        let help = "Attempts to create, expand and delete volumes, by result and reason";
         registry.register("operations", help, self.ended.clone());
-        let help = "How long attempts took, by result";
+        let help = "Duration of the attempts, by result";
         registry.register_with_unit("operation_duration", help, Unit::Seconds, self.took.clone());
     }
 }

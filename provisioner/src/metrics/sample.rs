@@ -11,18 +11,18 @@ use crate::api::{event_counter::EventCounter, write_counter::ApiWrites};
 
 const PREFIX: &str = "loopfs_provisioner";
 
-/// The process and its node at one moment.
+/// The values of the process and its node at one moment.
 #[derive(Debug)]
 pub(crate) struct Sample {
     /// Claims of this node that have no volume yet.
     pub(crate) claims_waiting: usize,
-    /// None while the store cannot be used.
+    /// `None` while the store is unavailable.
     pub(crate) store: Option<(Space, Census)>,
-    /// What the last audit found, and when (since 1970).
+    /// The findings of the last audit, and when it ended (since 1970).
     pub(crate) audit: Option<(Findings, Duration)>,
 }
 
-/// Everything that is known now. What cannot be found out is left out, rather than told as 0 or as it was.
+/// Returns the registry of all metrics. Values that are unknown now are omitted; they are neither 0 nor the last known value.
 pub(crate) fn register(
     operations: &Operations,
     events: &EventCounter,
@@ -41,18 +41,18 @@ pub(crate) fn register(
         sample.claims_waiting as u64,
     );
     let open = u64::from(sample.store.is_some());
-    registry.count("storage_open", "Whether volumes can be made: 1, or 0 and the reason in the log", open);
+    registry.count("storage_open", "Whether volumes can be created: 1, or 0 and the reason in the log", open);
     if let Some((space, census)) = &sample.store {
         registry.bytes("store_capacity", "Size of the data file system", space.total.0);
         registry.bytes(
             "store_available",
-            "Size of the largest volume that can be made now",
+            "Size of the largest volume that can be created now",
             space.available.0,
         );
-        registry.bytes("store_promised", "Promised to volumes, whether used or not", space.promised.0);
+        registry.bytes("store_promised", "Reserved for volumes, whether used or not", space.promised.0);
         let volumes = [("Filesystem", census.directories as u64), ("Block", census.images as u64)];
         registry.counts("volumes", "Volumes by kind", "kind", volumes);
-        let trash = "What deleted volumes left that is not freed yet: files and directories";
+        let trash = "Files and directories of deleted volumes that are not freed yet";
         registry.count("trash_entries", trash, census.trash as u64);
     }
     if let Some((findings, ended)) = &sample.audit {
@@ -60,7 +60,7 @@ pub(crate) fn register(
             ("volume_without_pv", findings.orphans.len() as u64),
             ("pv_without_volume", findings.missing.len() as u64),
         ];
-        let help = "Volumes and PersistentVolumes that do not fit together, as of the last audit";
+        let help = "Orphaned volumes, and PersistentVolumes without a volume, found by the last audit";
         registry.counts("audit_findings", help, "finding", found);
         registry.seconds("audit_timestamp", "When the last audit ended, since 1970", *ended);
     }

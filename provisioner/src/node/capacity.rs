@@ -1,8 +1,8 @@
-//! `CSIStorageCapacity`: how much this node could still hold, for the scheduler to know before it chooses the node; one object
-//! for each class.
+//! Publishes the free capacity of this node, so that the scheduler knows it before it chooses the node: one CSIStorageCapacity for
+//! each class, updated at each change.
 //!
-//! Published whenever that changes. The objects belong to the pod of this process: where no provisioner runs none could provision,
-//! and where its pod is gone, for whatever reason, the garbage collector removes what it said.
+//! The pod of this process owns the objects. A node without that pod cannot provision, so the garbage collector removes them,
+//! whatever ended the pod.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -37,25 +37,25 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// Where the objects are, and to whom they belong.
+/// The namespace and the owner of the objects.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CapacityConfig {
     pub(crate) namespace: String,
     pub(crate) owner: Option<OwnerReference>,
 }
 
-/// The labels that external-provisioner's objects have.
+/// The labels of external-provisioner's objects.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 
-/// The first change is told at once, and what follows within this time is told together.
+/// The first change is published immediately, and the changes of this time after it together.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Others make volumes in the store as well, and their writes are nowhere announced.
+/// The CSI driver creates volumes in the store as well, without an event for this process.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
-/// After a failure.
-const RETRY: Duration = Duration::from_secs(5);
+/// Wait after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Publishes, for ever.
+/// Publishes the capacity until shutdown.
 pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Writer<CSIStorageCapacity>) {
     let api: Api<Pruned<CSIStorageCapacity>> =
         Api::namespaced(ctx.cluster.client.clone(), &publishing.namespace);
@@ -69,7 +69,7 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
         if matches!(change, CacheChange::Listed) {
             synced.set();
         }
-        // Somebody may have changed or removed what this process had written.
+        // Another process may have changed or deleted an object of this one.
         ctx.capacity.notify_one();
         std::future::ready(())
     });
@@ -85,8 +85,8 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
                     POLL_INTERVAL
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the capacity of this node could not be published; this is retried");
-                    RETRY
+                    tracing::warn!(%error, "could not publish the capacity of this node; the next attempt is in {RETRY_INTERVAL:?}");
+                    RETRY_INTERVAL
                 }
             };
             let changed = async {
@@ -96,14 +96,14 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
                     _ = storage.changed() => {}
                 }
             };
-            // Whether by a change or by time makes no difference.
+            // Publishes after a change or at the interval.
             drop(timeout(wait, changed).await);
         }
     };
     tokio::join!(watching, publishing);
 }
 
-/// Brings the objects up to date, and answers how many were written.
+/// Updates the objects. Returns how many were written.
 async fn publish(
     ctx: &Context,
     publishing: &CapacityConfig,
@@ -112,7 +112,7 @@ async fn publish(
 ) -> Result<usize, Error> {
     let space = match ctx.storage.run(|volumes| volumes.space()).await {
         Ok(space) => space,
-        // Nothing can be made here until it is mended.
+        // No volume can be created here until an administrator has repaired the storage.
         Err(StorageError::Unavailable(_)) => {
             Space { total: Bytes(0), available: Bytes(0), promised: Bytes(0) }
         }
@@ -147,14 +147,14 @@ async fn publish(
     Ok(writes.len())
 }
 
-/// A write to make.
+/// A planned write.
 #[derive(Debug, Clone, PartialEq)]
 enum Write {
     Apply(Box<CSIStorageCapacity>),
     Delete(String),
 }
 
-/// What there should be.
+/// Returns the desired objects.
 fn desired(
     classes: &[Arc<StorageClass>],
     node: Option<&Candidate>,
@@ -178,7 +178,7 @@ fn object(
 ) -> CSIStorageCapacity {
     let node = identity.node().to_owned();
     let class_name = class.name_any();
-    // The class does not say of which kind its claims will be. If its parameters are wrong, provisioning a claim says so.
+    // The class does not determine the kind of its volumes. If its parameters are invalid, provisioning a claim reports that.
     let spec = Parameters::parse(class.parameters.as_ref()).map_or_else(
         |_| VolumeSpec::new(VolumeKind::Filesystem, Bytes(0)),
         |parameters| parameters.spec(VolumeKind::Filesystem, Bytes(0)),
@@ -201,20 +201,20 @@ fn object(
             match_expressions: None,
         }),
         capacity: Some(quantity::format(space.available)),
-        // The scheduler looks at this one first.
+        // The scheduler uses this field first.
         maximum_volume_size: Some(quantity::format(space.largest_volume_of_any_kind(&spec))),
     }
 }
 
-/// The same for every process of this driver on this node, so that there is one object and not one more after each
-/// restart. Neither part may hold a NUL, and node names are short enough for what is behind them.
+/// Returns the name of the object: the same for every process of this driver on this node, so that a restart creates no further
+/// objects. Neither part may contain a NUL, and node names are short enough for the suffix.
 fn name(class: &str, identity: &Identity) -> String {
-    // A name has 253 characters, and a class may have all of them itself.
+    // A name has at most 253 characters, and the name of a class may already have as many.
     let hash = fnv1a(&[identity.driver(), identity.node(), class]);
     format!("{}-{hash:016x}", identity.node())
 }
 
-/// The writes that lead from what there is to what there should be.
+/// Plans the writes from the published to the desired objects.
 fn plan(desired: Vec<CSIStorageCapacity>, published: &[Arc<CSIStorageCapacity>]) -> Vec<Write> {
     let superfluous = published
         .iter()
@@ -223,13 +223,13 @@ fn plan(desired: Vec<CSIStorageCapacity>, published: &[Arc<CSIStorageCapacity>])
     let superfluous: Vec<_> = superfluous.map(Write::Delete).collect();
     let current = |object: &CSIStorageCapacity| {
         let found = published.iter().find(|other| other.metadata.name == object.metadata.name);
-        found.is_some_and(|found| says_the_same(found, object))
+        found.is_some_and(|found| has_same_content(found, object))
     };
     let missing = desired.into_iter().filter(|object| !current(object));
     missing.map(|object| Write::Apply(Box::new(object))).chain(superfluous).collect()
 }
 
-fn says_the_same(published: &CSIStorageCapacity, desired: &CSIStorageCapacity) -> bool {
+fn has_same_content(published: &CSIStorageCapacity, desired: &CSIStorageCapacity) -> bool {
     let size = |quantity: &Option<_>| quantity.as_ref().map(quantity::parse);
     let label = |(key, value): (&String, &String)| {
         published.metadata.labels.as_ref().and_then(|labels| labels.get(key)) == Some(value)
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_in_full() {
+    fn the_published_object_is_complete() {
         let [object] = wanted(64 * MIB).try_into().unwrap();
         let expected = json!({
             "apiVersion": "storage.k8s.io/v1",
@@ -310,7 +310,7 @@ mod tests {
     #[case::full(0, "0", "0")]
     #[case::next_to_nothing(4096, "4Ki", "0")]
     #[case::of_whole_blocks((64 << 10) + 5000, "70536", "4Ki")]
-    fn what_is_left(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
+    fn published_capacities(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
         let [object] = wanted(available).try_into().unwrap();
         assert_eq!(object.capacity.unwrap().0, capacity);
         assert_eq!(object.maximum_volume_size.unwrap().0, largest);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_does_not_allow_this_node_gets_none() {
+    fn no_capacity_is_published_for_a_class_that_does_not_allow_the_node() {
         let class = |name: &str, zone: &str| {
             json!({"metadata": {"name": name}, "allowedTopologies": [
                 {"matchLabelExpressions": [{"key": "zone", "values": [zone]}]},
@@ -350,11 +350,11 @@ mod tests {
     #[rstest]
     #[case::nothing(json!({}), true)]
     #[case::the_same_in_other_words(json!({"capacity": "67108864"}), true)]
-    #[case::a_label_of_somebody_else(json!({"metadata": {"labels": {"team": "x"}}}), true)]
+    #[case::a_label_of_another_writer(json!({"metadata": {"labels": {"team": "x"}}}), true)]
     #[case::less(json!({"capacity": "1Mi"}), false)]
     #[case::no_largest(json!({"maximumVolumeSize": null}), false)]
     #[case::of_the_pod_before(json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "loopfs-x", "uid": "before"}]}}), false)]
-    #[case::of_nobody(json!({"metadata": {"ownerReferences": null}}), false)]
+    #[case::without_owner(json!({"metadata": {"ownerReferences": null}}), false)]
     #[case::malformed(json!({"capacity": "much"}), false)]
     fn only_what_differs_is_written(#[case] change: Value, #[case] same: bool) {
         let wanted = wanted(64 * MIB);
@@ -367,14 +367,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_goes() {
+    fn objects_of_deleted_classes_are_deleted() {
         let [before] = wanted(MIB).try_into().unwrap();
         let deletion = Write::Delete(name("loopfs", &fixtures::identity()));
         assert_eq!(plan(vec![], &[Arc::new(before)]), [deletion]);
     }
 
     #[tokio::test]
-    async fn a_store_that_is_not_usable_has_no_room() {
+    async fn an_unavailable_store_has_no_capacity() {
         use crate::testing::{
             fake_store::{self, FakeStore},
             mock_api_server::{Caches, TestContext, expect},
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_names_and_differ() {
+    fn object_names_are_valid_and_distinct() {
         let (here, there) = (fixtures::identity(), Identity::new("csi.loopfs.dev", "node-b").unwrap());
         let other = Identity::new("csi.other.dev", "node-a").unwrap();
         let names = [name("a", &here), name("b", &here), name("a", &there), name("a", &other)];

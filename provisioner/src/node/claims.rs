@@ -1,4 +1,4 @@
-//! The controller of claims: which are looked at, when, and what a failure leads to.
+//! The controller of claims: watches and queues them, reconciles each, and handles failures.
 
 use std::{sync::Arc, time::Instant};
 
@@ -31,13 +31,14 @@ use crate::{
     },
 };
 
-/// Claims reconciled at once. Most of it is waiting for the API server; the store serialises what it must.
+/// Claims reconciled concurrently. A reconcile mostly waits for the API server, and the store serialises what it must.
 const CONCURRENCY: u16 = 32;
 
 /// Claims whose volumes are copied concurrently. Copying a directory of many files takes minutes.
 const COPY_CONCURRENCY: u16 = 4;
 
-/// Runs until `stop` is done and what was under way has ended. `related` brings claims whose volumes changed.
+/// Runs until `stop` completes and the reconciles in progress have ended. `related` delivers claims whose PersistentVolume or class
+/// changed.
 pub(crate) async fn run(
     ctx: Arc<Context>,
     cache: Writer<PersistentVolumeClaim>,
@@ -65,7 +66,7 @@ fn is_to_be_copied(claim: &PersistentVolumeClaim) -> bool {
     ownership::bound_volume(claim).is_none() && matches!(data_source::reference(claim), Ok(Some(_)))
 }
 
-/// What a change means: a claim to reconcile, or one to forget.
+/// Handles a change of the cache. Returns the claim to reconcile, if any.
 fn observe(
     change: CacheChange<PersistentVolumeClaim>,
     ctx: &Context,
@@ -76,8 +77,8 @@ fn observe(
             let key = ObjectRef::from_obj(&*claim);
             ctx.claim_writes.forget(&key);
             ctx.claim_conflicts.clear(&key);
-            // One that goes to another node may be sent back. What failed here is remembered for then, or the
-            // scheduler's attempts would be answered as fast as they come.
+            // A claim that is rescheduled to another node may come back. Its back-off is kept for that case. Otherwise this node would
+            // answer the scheduler's attempts without any delay.
             if claim.metadata.deletion_timestamp.is_some() || ownership::bound_volume(&claim).is_some() {
                 ctx.claim_backoff.clear(&key);
             }
@@ -85,7 +86,7 @@ fn observe(
             None
         }
         CacheChange::Listed => {
-            // Whatever vanished while nobody watched brings no event of its own.
+            // Objects that were deleted while the watch was interrupted cause no change of their own.
             let is_cached = |key: &ObjectRef<PersistentVolumeClaim>| ctx.claims.get(key).is_some();
             ctx.claim_writes.retain(is_cached);
             ctx.claim_backoff.retain(is_cached);
@@ -97,22 +98,22 @@ fn observe(
     }
 }
 
-/// How far a claim has come.
+/// The progress of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// There is nothing to do.
     UpToDate,
-    /// What this process has to do is done; somebody else's step is awaited.
+    /// This process has done its step; another component does the next one.
     Done,
-    /// Somebody else's step is awaited.
+    /// Another component does the next step.
     Pending,
-    /// Another node's, or nobody's yet. It may come back, and what happened here is remembered for then.
+    /// The claim belongs to another node, or to none yet. It may come back, so its back-off is kept.
     Elsewhere,
-    /// Nobody says whose it is. To be looked at again, though nothing about it changes.
+    /// No event announces when the claim belongs to this node: check again later.
     Requeue,
 }
 
-/// A failure and the event it is told by.
+/// A failure and the reason of its event.
 #[derive(Debug)]
 struct Failure {
     reason: Reason,
@@ -135,7 +136,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
     }
     match attempted {
         Ok(Progress::UpToDate) => ctx.claim_backoff.clear(&key),
-        // The kubelet would refuse once more, and have to be asked once more, at once and for ever.
+        // Without back-off, the kubelet would fail again and this process would request the resize again, in an endless loop.
         Ok(Progress::Done | Progress::Pending)
             if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) =>
         {
@@ -146,7 +147,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
             return Action::requeue(ctx.claim_backoff.failed(key, retry_key, Instant::now()));
         }
         Err(Failure { error, .. }) if error.is_conflict() => {
-            tracing::debug!(claim = %key, %error, "a conflict; the claim is retried");
+            tracing::debug!(claim = %key, %error, "the claim changed in the meantime, or another task works on its volume; it is reconciled again");
             return Action::requeue(ctx.claim_conflicts.failed(key, (), Instant::now()));
         }
         Err(Failure { reason, error }) => {
@@ -156,12 +157,14 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Act
                 match reschedule::apply(&claim, &patch, &ctx).await {
                     Ok(()) => {
                         let note = format!(
-                            "{error}; the claim is given back to the scheduler, for another node to hold it"
+                            "{error}; the provisioner returned the claim to the scheduler, so that it can choose another node"
                         );
                         ctx.cluster.events.publish(&*claim, reason, note);
                         return Action::await_change();
                     }
-                    Err(error) => tracing::warn!(%error, "a claim that this node cannot hold stays with it"),
+                    Err(error) => {
+                        tracing::warn!(%error, "could not return the claim to the scheduler; the next failed attempt retries")
+                    }
                 }
             }
             ctx.cluster.events.publish(&*claim, reason, error.to_string());
@@ -208,7 +211,7 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
         return Ok(Progress::UpToDate);
     }
     let placement = placement::of(claim, class.as_deref(), ctx).await?;
-    // Whether there is something to copy is asked only where it is to be copied.
+    // Only the node that provisions reads the data source.
     let data_source = match placement {
         placement::Placement::Here if existing.is_none() => data_source::find(claim, ctx).await?,
         _ => None,
@@ -232,7 +235,7 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
 }
 
 async fn resize_volume(claim: &PersistentVolumeClaim, name: &str, ctx: &Context) -> Result<Progress, Error> {
-    // One that is not in the cache is not ours, or brings the claim back when it arrives.
+    // A PersistentVolume that is not in the cache belongs to another node, or requeues the claim when it arrives.
     let Some(volume) = ctx.volume(name) else { return Ok(Progress::UpToDate) };
     match resize::plan(claim, &volume, &ctx.cluster.identity) {
         resize::Plan::UpToDate => Ok(Progress::UpToDate),

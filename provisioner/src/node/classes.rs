@@ -1,8 +1,8 @@
-//! The storage classes, and which claims a change of one concerns.
+//! Watches the storage classes, and requeues the claims that a change of one concerns.
 //!
-//! The events of claims and of classes come in no order. A claim that was looked at before its class was known is looked at
-//! again when the class arrives, and one that failed for what its class says when the class is changed. Claims of other classes keep
-//! their back-off.
+//! The events of claims and of classes arrive in any order. A claim that was reconciled before its class was known is reconciled
+//! again when the class arrives. A claim that failed because of its class is reconciled again when the class changes. Claims of
+//! other classes keep their back-off.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What every reconcile shares.
+//! The state that all reconciles of a node share.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use crate::{
     store::{in_flight::InFlight, intents::Intents, storage::Storage},
 };
 
-/// The process's view of the world and its hands.
+/// The state that all reconciles of a node share: access to the cluster and the store, caches, back-off and signals.
 pub(crate) struct Context {
     pub(crate) cluster: Cluster,
     pub(crate) storage: Arc<Storage>,
     pub(crate) intents: Intents,
 
-    /// Claims that could concern this node.
+    /// Cache of the claims that could concern this node.
     pub(crate) claims: Store<PersistentVolumeClaim>,
-    /// This node's volumes.
+    /// Cache of this node's PersistentVolumes.
     pub(crate) volumes: Store<PersistentVolume>,
-    /// All storage classes.
+    /// Cache of all storage classes.
     pub(crate) classes: Store<StorageClass>,
 
     pub(crate) claims_synced: SyncSignal,
@@ -50,22 +50,22 @@ pub(crate) struct Context {
     pub(crate) claim_conflicts: Backoff<ObjectRef<PersistentVolumeClaim>, ()>,
     pub(crate) volume_conflicts: Backoff<ObjectRef<PersistentVolume>, ()>,
 
-    /// Keeps provisioning and the removal of orphans out of each other's way.
+    /// Excludes provisioning and the removal of an orphaned volume from working on the same volume.
     pub(crate) in_flight: InFlight,
-    /// There is something in the trash.
+    /// Notified when an entry was moved to the trash.
     pub(crate) trash: Notify,
-    /// A claim is gone or a watch was renewed: intents may have been orphaned.
+    /// Notified when a claim was deleted or a watch restarted: records of provisioning may have been orphaned.
     pub(crate) claims_vanished: Notify,
     pub(crate) retry_generation: RetryGeneration,
-    /// There may be less room than was published, or what was published was changed.
+    /// Notified when the free capacity may have decreased, or a published CSIStorageCapacity was changed.
     pub(crate) capacity: Notify,
     pub(crate) operations: Operations,
     pub(crate) audit: LatestFindings,
-    /// The time that goes into conditions.
+    /// Returns the time for conditions.
     pub(crate) now: fn() -> Timestamp,
 }
 
-/// What a [`Context`] is made from; the rest of it begins empty.
+/// The parts that a [`Context`] is created from. Its other fields start empty.
 pub(crate) struct ContextParts {
     pub(crate) cluster: Cluster,
     pub(crate) storage: Arc<Storage>,
@@ -107,28 +107,28 @@ impl Context {
     }
 }
 
-/// What the outcome of an attempt depends on. While it is the same, attempts are spaced by back-off.
+/// The values on which the outcome of an attempt depends. While they stay the same, back-off spaces the attempts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct RetryKey {
-    /// The object itself: one of the same name made later is another.
+    /// The UID of the object, which a newer object of the same name does not share.
     pub(crate) uid: Option<String>,
-    /// The size asked for.
+    /// The requested size.
     pub(crate) requested: Option<Bytes>,
-    /// For a volume: its form, which an administrator may have changed in order to help.
+    /// For a PersistentVolume: its resource version. An administrator may have changed it to solve the problem.
     pub(crate) volume_version: Option<String>,
-    /// For a claim without a volume: the form of its storage class.
+    /// For a claim without a volume: the resource version of its storage class.
     pub(crate) class_version: Option<String>,
     /// See [`RetryGeneration`].
     pub(crate) retry_generation: u64,
 }
 
 impl Context {
-    /// Returns once every cache holds what the API server has.
+    /// Returns once every cache has received its first list.
     pub(crate) async fn synced(&self) {
         tokio::join!(self.claims_synced.wait(), self.volumes_synced.wait(), self.classes_synced.wait());
     }
 
-    /// The newest known form of one of this node's volumes.
+    /// Returns the newest known version of one of this node's PersistentVolumes.
     pub(crate) fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
         let key = ObjectRef::new(name);
         match self.volumes.get(&key) {

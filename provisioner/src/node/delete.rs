@@ -1,11 +1,11 @@
-//! From a released `PersistentVolume` to nothing.
+//! Deletes a released PersistentVolume and its data.
 //!
-//! The order is what makes it safe. The object is marked for deletion first, under the condition that it
-//! still is what the decision was made on: an administrator may have bound it again while the cache lagged
-//! behind. The finalizer then holds the object until its data is in the trash. A crash in between leaves a
-//! marked object, with which the next attempt goes on.
+//! The order of the steps makes this safe. First the provisioner marks the PersistentVolume for deletion, with the resource
+//! version of the decision as a precondition: an administrator may have bound it again while the cache lagged behind. The
+//! finalizer then keeps the PersistentVolume until its data is in the trash. A crash in between leaves a marked
+//! PersistentVolume, with which the next attempt continues.
 //!
-//! The same happens to a volume that no claim has bound, once a person deletes its object.
+//! The provisioner does the same for a PersistentVolume that no claim has bound, once a person deletes it.
 
 use crate::{
     api::{absence, events::Reason},
@@ -21,35 +21,35 @@ use kube::{
 };
 use loopfs::VolumeId;
 
-/// What to do about a volume's object.
+/// What to do about a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Plan {
-    /// Not ours, or as it should be.
+    /// It belongs to another node or driver, or nothing has to be done.
     UpToDate,
-    /// Its reclaim policy has become Delete: see to it that it outlives its data.
+    /// Its reclaim policy was changed to Delete: add the finalizer, so that it outlives its data.
     AddFinalizer,
-    /// Its reclaim policy is not Delete (any more): its data stays, and the object is anybody's to remove.
+    /// Its reclaim policy is not Delete: remove the finalizer. Its data stays, and users may delete the PersistentVolume.
     RemoveFinalizer,
-    /// Its claim is gone and its data stays: say where.
+    /// Its claim was deleted and its data stays: report where the data is.
     ReportRetained,
-    /// Delete the data and the object.
+    /// Delete the data and the PersistentVolume.
     Delete(Deletion),
 }
 
-/// What to delete.
+/// The volume to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Deletion {
     pub(crate) id: VolumeId,
-    /// The file system the data is on, where the object says so.
+    /// The file system of the data, if the PersistentVolume names it.
     pub(crate) filesystem_uuid: Option<String>,
-    /// The object has to be marked for deletion first. One that is marked is marked again if that is to prove that it is unchanged.
+    /// Mark the PersistentVolume for deletion first. If it is marked already, marking it again proves that it is unchanged.
     pub(crate) mark: bool,
 }
 
-/// Decides.
+/// Decides what to do about a PersistentVolume.
 ///
 /// # Errors
-/// When the volume is to be deleted and its handle names no volume.
+/// When the volume has to be deleted but its handle is not a volume id.
 pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Plan, Error> {
     if !ownership::is_our_volume(volume, identity) {
         return Ok(Plan::UpToDate);
@@ -63,23 +63,23 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
         (false, true) => Plan::RemoveFinalizer,
         (false, false) if phase == Some("Released") => Plan::ReportRetained,
         (false, false) => Plan::UpToDate,
-        // Somebody took the finalizer off: the object goes, and its data is theirs.
+        // A user removed the finalizer: the PersistentVolume is deleted, and its data stays.
         (true, false) if is_deleted => Plan::UpToDate,
         (true, false) => Plan::AddFinalizer,
         (true, true) if pv::is_discarded(volume) => Plan::Delete(Deletion {
             id: ownership::volume_id(volume, identity)?,
             filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
-            // A claim can still bind one that is available, although it is marked.
+            // A claim can still bind an available PersistentVolume that is marked.
             mark: !is_deleted || phase == Some("Available"),
         }),
         (true, true) => Plan::UpToDate,
     })
 }
 
-/// Does it.
+/// Carries out the plan.
 ///
 /// # Errors
-/// When a step fails; the next attempt goes on from there.
+/// When a step fails. The next attempt continues from there.
 pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) -> Result<(), Error> {
     match plan {
         Plan::UpToDate => Ok(()),
@@ -92,8 +92,8 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
                 None => String::new(),
             };
             let note = format!(
-                "the claim is gone and the reclaim policy keeps the data: volume {id}{on} of node {}; it takes its room until the \
-                 policy is changed to Delete",
+                "the claim was deleted and the reclaim policy retains its data: volume {id}{on} of node {}; the volume occupies its \
+                 space until you set persistentVolumeReclaimPolicy to Delete",
                 ctx.cluster.identity.node()
             );
             ctx.cluster.events.publish(volume, Reason::VolumeRetained, note);
@@ -116,7 +116,7 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
     }
 }
 
-/// Marks the object for deletion.
+/// Marks the PersistentVolume for deletion.
 async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     let parameters = DeleteParams {
         preconditions: Some(Preconditions {
@@ -135,8 +135,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     }
 }
 
-/// Puts the data into the trash. From then on it is gone for everybody; its space comes back in the
-/// background.
+/// Moves the data to the trash, where it is inaccessible. The trash cleanup frees its space in the background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     let Deletion { id, filesystem_uuid, mark: _ } = deletion;
     let discarded = ctx.storage.run(move |volumes| {
@@ -163,13 +162,13 @@ async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Con
         Ok(Some(patched)) => {
             let key = ObjectRef::from_obj(volume);
             ctx.volume_writes.remember(patched.into_inner());
-            // Where this was the object's last write, the watch may have said so already, and forgotten it.
+            // If this write removed the object, the watch may have reported that already and cleared the entry.
             if ctx.volumes.get(&key).is_none() {
                 ctx.volume_writes.forget(&key);
             }
             Ok(())
         }
-        // Nothing is left to hold or to let go.
+        // The PersistentVolume does not exist any more.
         Ok(None) => Ok(()),
         Err(error) => Err(Error::api("change the finalizers of PersistentVolume", &name, error)),
     }

@@ -1,4 +1,4 @@
-//! What is served over HTTP: `/metrics`, `/healthz` and `/readyz`.
+//! The HTTP endpoints `/metrics`, `/healthz` and `/readyz`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,17 +12,17 @@ use crate::{
     objects::ownership,
 };
 
-/// How long the API server may take to say its version.
+/// How long the API server may take to return its version.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the endpoints say.
+/// The source of the health endpoints' responses.
 pub(crate) struct HealthEndpoints {
     pub(crate) ctx: Arc<Context>,
     pub(crate) writes: ApiWrites,
 }
 
 impl HealthEndpoints {
-    /// Claims that only this node can serve and that have no volume yet.
+    /// Returns the number of claims that only this node can serve and that have no volume yet.
     fn claims_waiting(&self) -> usize {
         let ctx = &self.ctx;
         let waits = |claim: &_| {
@@ -33,8 +33,8 @@ impl HealthEndpoints {
         ctx.claims.state().iter().filter(|claim| waits(claim)).count()
     }
 
-    /// Returns `true` if this node never had storage: it has no record of a file system, and no volume names it. It serves no
-    /// claims then, and must not hold up the rollout to the nodes that do.
+    /// Returns `true` if this node never had storage: it has no record of a file system, and no PersistentVolume names it.
+    /// It then serves no claims, and must not delay the rollout to the nodes that do.
     fn is_without_storage(&self) -> bool {
         let ctx = &self.ctx;
         ctx.storage.is_absent()
@@ -49,20 +49,21 @@ impl HealthEndpoints {
 impl monitoring::Pages for HealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.census()?))).await;
-        let store =
-            store.inspect_err(|error| tracing::debug!(%error, "there is nothing to tell of the store"));
+        let store = store.inspect_err(
+            |error| tracing::debug!(%error, "the metrics omit the store, because it is unavailable"),
+        );
         let audit = self.ctx.audit.get();
         let sample = Sample { claims_waiting: self.claims_waiting(), store: store.ok(), audit };
         Ok(metrics::register(&self.ctx.operations, self.ctx.cluster.events.counter(), &self.writes, &sample))
     }
 
-    /// Every part of the process runs, or the first to end would have ended it; and this one answers. Restarting it mends
-    /// neither a disk nor an API server.
+    /// Always succeeds. All tasks run, because the first to end would have ended the process. Restarting it repairs neither a disk
+    /// nor an API server.
     async fn alive(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Whether a claim would get its volume now. Succeeds on a node without storage, which is given no claims.
+    /// Succeeds if a claim would get its volume now, and on a node without storage, which gets no claims.
     async fn ready(&self) -> Result<(), String> {
         let ctx = &self.ctx;
         let caches = [
@@ -79,8 +80,8 @@ impl monitoring::Pages for HealthEndpoints {
         }
         match timeout(API_TIMEOUT, ctx.cluster.client.apiserver_version()).await {
             Ok(Ok(_version)) => Ok(()),
-            Ok(Err(error)) => Err(format!("the API server does not answer: {error}")),
-            Err(_elapsed) => Err(format!("the API server has not answered for {API_TIMEOUT:?}")),
+            Ok(Err(error)) => Err(format!("the API server does not respond: {error}")),
+            Err(_elapsed) => Err(format!("the API server has not responded for {API_TIMEOUT:?}")),
         }
     }
 }
@@ -122,9 +123,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_served_is_what_is_documented() {
+    async fn served_metrics_are_the_documented_ones() {
         let (_bench, endpoints) = test_context(Caches::default(), vec![]);
-        // What has never happened is not told.
+        // Counters without a value are not served.
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn figures_are_those_of_the_store_and_the_caches() {
+    async fn metrics_show_the_store_and_the_caches() {
         let other =
             json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}, "name": "other"}});
         let claims = vec![fixtures::claim(json!({})), fixtures::claim(other)];
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_told_of_a_store_that_cannot_be_used() {
+    async fn metrics_omit_an_unavailable_store() {
         let (test_context, endpoints) = test_context(Caches::default(), vec![]);
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let text = scraped(&endpoints).await;
@@ -185,16 +186,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_is_who_has_read_all_and_reaches_both_sides() {
+    async fn readiness_needs_the_caches_the_store_and_the_api_server() {
         let refused = version().refuse(503, "ServiceUnavailable");
         let (test_context, endpoints) = test_context(Caches::default(), vec![version(), refused]);
         assert_eq!(endpoints.ready().await, Ok(()));
-        let told = endpoints.ready().await.unwrap_err();
-        assert!(told.contains("the API server does not answer"), "{told}");
+        let reason = endpoints.ready().await.unwrap_err();
+        assert!(reason.contains("the API server does not respond"), "{reason}");
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        let told = endpoints.ready().await.unwrap_err();
-        assert!(told.contains("mount it"), "{told}");
-        assert_eq!(endpoints.alive().await, Ok(()), "a restart would not mend it");
+        let reason = endpoints.ready().await.unwrap_err();
+        assert!(reason.contains("mount it"), "{reason}");
+        assert_eq!(endpoints.alive().await, Ok(()), "a restart would not repair it");
         drop(endpoints);
         test_context.finish().await;
     }
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_not_read_all_is_not_ready() {
+    async fn readiness_fails_until_all_caches_are_synced() {
         let (test_context, mut endpoints) = test_context(Caches::default(), vec![]);
         endpoints.ctx = Arc::new(crate::node::context::Context::new(crate::node::context::ContextParts {
             cluster: test_context.ctx.cluster.clone(),

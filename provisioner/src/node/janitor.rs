@@ -1,5 +1,5 @@
-//! Work nobody waits for: freeing the space of deleted volumes, and undoing what was begun for claims that
-//! are gone.
+//! Background cleanup: frees the space of deleted volumes, and removes volumes that were created for claims which do not exist any
+//! more.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,79 +14,82 @@ use crate::{
     store::{intents::Intent, volumes::StorageError},
 };
 
-/// What a deleted volume leaves may be held by an open file, of which nobody tells when it is closed.
+/// An open file may keep the entry of a deleted volume, and no event announces when it is closed.
 const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The records of provisioning are read again after this, even if no claim has vanished.
+/// Interval at which the records of provisioning are read again, even if no claim was deleted.
 const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Empties the trash whenever something was put there, for ever.
+/// Empties the trash whenever an entry was moved there, until shutdown.
 pub(crate) async fn empty_trash(ctx: &Context) {
     loop {
-        // At the first turn too: an earlier process may have left some.
+        // Also at the first turn: an earlier process may have left entries.
         match ctx.storage.run_yielding(|volumes, yield_now| volumes.empty_trash(yield_now)).await {
             Ok(0) => {}
             Ok(removed) => {
-                tracing::info!(volumes = removed, "the space of deleted volumes is free again");
+                tracing::info!(volumes = removed, "freed the space of deleted volumes");
                 ctx.retry_generation.bump();
             }
-            // Told on the node already; it becomes usable or not whatever this does.
+            // An event on the node reports it already.
             Err(StorageError::Unavailable(_)) => {}
-            Err(error) => tracing::warn!(%error, "the trash could not be emptied; this is retried"),
+            Err(error) => {
+                tracing::warn!(%error, "could not empty the trash; the next attempt is in {TRASH_INTERVAL:?} at the latest")
+            }
         }
-        // Whether by notification or by time makes no difference.
+        // Continues after a notification or at the interval.
         drop(timeout(TRASH_INTERVAL, ctx.trash.notified()).await);
     }
 }
 
-/// Undoes provisioning whose claim is gone, whenever claims vanish, until shutdown.
+/// Removes volumes whose claim was deleted while they were being provisioned, until shutdown.
 pub(crate) async fn remove_orphans(ctx: &Context) {
     let mut attempts: u32 = 0;
     loop {
         ctx.synced().await;
-        attempts = if settle_all(ctx).await { 0 } else { attempts.saturating_add(1) };
+        attempts = if process_records(ctx).await { 0 } else { attempts.saturating_add(1) };
         let wait = if attempts == 0 { ORPHANS_INTERVAL } else { backoff::FAILURE.after(attempts) };
         drop(timeout(wait, ctx.claims_vanished.notified()).await);
     }
 }
 
-/// Brings every record to its end. Returns `false` if one has to be read again soon.
-async fn settle_all(ctx: &Context) -> bool {
+/// Processes every record of provisioning. Returns `false` if one has to be processed again soon.
+async fn process_records(ctx: &Context) -> bool {
     let intents = ctx.intents.clone();
     let intents = match tokio::task::spawn_blocking(move || intents.list()).await {
         Ok(Ok(intents)) => intents,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "records of provisioning cannot be read; this is retried");
+            tracing::warn!(%error, "could not read the records of provisioning; the janitor retries");
             return false;
         }
         Err(error) => {
-            tracing::error!(%error, "reading records of provisioning panicked; this is retried");
+            tracing::error!(%error, "the task that reads the records of provisioning panicked; the janitor retries");
             return false;
         }
     };
-    let mut all_settled = true;
+    let mut all_done = true;
     for (id, intent) in intents {
-        match settle(&id, &intent, ctx).await {
-            Ok(is_settled) => all_settled &= is_settled,
+        match process_record(&id, &intent, ctx).await {
+            Ok(is_done) => all_done &= is_done,
             Err(error) => {
-                tracing::warn!(volume = %id, %error, "whether this volume is an orphan is looked at again later");
-                all_settled = false;
+                tracing::warn!(volume = %id, %error, "could not check whether this volume is an orphan; the check is retried");
+                all_done = false;
             }
         }
     }
-    all_settled
+    all_done
 }
 
-/// Brings one record to its end, if it is there. Returns `false` if that has to be tried again, although no claim vanishes: another
-/// task works on the volume, or its PersistentVolume is being deleted.
-async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
-    // The task may fail after the claim has vanished, and then leaves the volume to this one.
+/// Deletes the volume of a record if it is an orphan, and removes the record unless provisioning continues. Returns `false` if the
+/// record has to be processed again although no other claim is deleted: another task works on the volume, or its PersistentVolume
+/// is being deleted.
+async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
+    // That task may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     let claim = ctx.claims.get(&intent.claim());
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {
-        // Provisioning goes on, or is going to.
+        // Provisioning continues.
         return Ok(true);
     }
     let object = match ctx.volume(id.as_str()) {
@@ -96,7 +99,7 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, E
             .map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?
             .map(|object| Arc::new(object.into_inner())),
     };
-    let made = match object {
+    let is_provisioned = match object {
         // The claim went to another node and got its volume there.
         Some(object) if ownership::is_elsewhere(&object, &ctx.cluster.identity) => false,
         // Its data may have been deleted before the volume was created again. The volume is an orphan once the object is gone.
@@ -104,13 +107,13 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, E
         Some(_object) => true,
         None => bound.is_some(),
     };
-    if !made {
+    if !is_provisioned {
         references::require_none(id, None, ctx).await?;
     }
     let (intents, orphan) = (ctx.intents.clone(), id.clone());
     // Once it has an object, the volume is the business of its reclaim policy.
     let removed = ctx.storage.run(move |volumes| {
-        let removed = !made && volumes.delete(&orphan)?;
+        let removed = !is_provisioned && volumes.delete(&orphan)?;
         if let Err(error) = intents.clear(&orphan) {
             tracing::warn!(volume = %orphan, %error, "a record of provisioning cannot be removed");
         }
@@ -123,7 +126,7 @@ async fn settle(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, E
     Ok(true)
 }
 
-/// Both, until the process ends.
+/// Runs both until shutdown.
 pub(crate) async fn run(ctx: Arc<Context>) {
     tokio::join!(empty_trash(&ctx), remove_orphans(&ctx));
 }
@@ -161,7 +164,7 @@ mod tests {
 
     /// Whether the volume and the record are still there.
     async fn settled(test_context: TestContext, intent: &Intent) -> (bool, bool) {
-        settle(&id(), intent, &test_context.ctx).await.unwrap();
+        process_record(&id(), intent, &test_context.ctx).await.unwrap();
         let kept = (
             test_context.volumes.capacity(fixtures::VOLUME).is_some(),
             !test_context.ctx.intents.list().unwrap().is_empty(),
@@ -205,7 +208,7 @@ mod tests {
                 unlabelled(&[]),
             ],
         );
-        assert!(!settle(&id(), &intent, &test_context.ctx).await.unwrap());
+        assert!(!process_record(&id(), &intent, &test_context.ctx).await.unwrap());
         assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
         assert_eq!(settled(test_context, &intent).await, (false, false));
     }
@@ -270,7 +273,7 @@ mod tests {
         let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
         assert!(
-            !settle(&id(), &intent, &ctx).await.unwrap(),
+            !process_record(&id(), &intent, &ctx).await.unwrap(),
             "the attempt may fail, so the record is read again"
         );
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
@@ -281,7 +284,7 @@ mod tests {
         let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
         let (test_context, intent) = recorded(vec![], requests);
-        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;
     }
@@ -293,7 +296,7 @@ mod tests {
     #[tokio::test]
     async fn a_404_that_is_not_about_the_object_deletes_nothing(#[case] response: ExpectedRequest) {
         let (test_context, intent) = recorded(vec![], vec![response]);
-        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
         test_context.finish().await;
@@ -307,9 +310,9 @@ mod tests {
             unlabelled(&[]),
         ];
         let (test_context, intent) = recorded(vec![], requests);
-        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        assert!(settle(&id(), &intent, &test_context.ctx).await.is_err());
+        assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
         assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
         test_context.finish().await;

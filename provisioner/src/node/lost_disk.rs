@@ -70,7 +70,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_volume_of_this_node_on_a_disk_that_is_not_here_is_lost_too() {
+    async fn a_volume_of_this_node_on_a_missing_disk_is_lost() {
         let policy = json!({"metadata": {"annotations": {
             "csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "60",
         }}});

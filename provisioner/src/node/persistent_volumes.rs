@@ -1,4 +1,4 @@
-//! The controller of this node's volumes' objects.
+//! The controller of this node's PersistentVolumes.
 
 use std::{sync::Arc, time::Instant};
 
@@ -28,11 +28,11 @@ use crate::{
     objects::ownership,
 };
 
-/// Volumes reconciled at once: fewer than claims, which people wait for. Many are deleted together, and a claim
-/// in their midst is to have its volume as soon as ever.
+/// PersistentVolumes reconciled concurrently: fewer than claims, for which users wait. During a bulk deletion a new claim should get
+/// its volume as fast as otherwise.
 const CONCURRENCY: u16 = 4;
 
-/// Runs until `stop` is done and what was under way has ended. Claims whose volumes change are sent to
+/// Runs until `stop` completes and the reconciles in progress have ended. Sends the claims of changed PersistentVolumes to
 /// `related`.
 pub(crate) async fn run(
     ctx: Arc<Context>,
@@ -56,7 +56,7 @@ pub(crate) async fn run(
     queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
 }
 
-/// What a change means: a volume to reconcile, and its claim with it, or one to forget.
+/// Handles a change of the cache. Returns the PersistentVolume to reconcile, if any, and sends its claim to `related`.
 fn observe(
     change: CacheChange<PersistentVolume>,
     ctx: &Context,
@@ -65,7 +65,7 @@ fn observe(
     match change {
         CacheChange::Applied(volume) => {
             if let Some(claim) = claim_of(&volume) {
-                // Nobody listens any more once the process is on its way out.
+                // The controller no longer listens during shutdown.
                 drop(related.send(claim));
             }
             Some(ObjectRef::from_obj(&*volume))
@@ -118,12 +118,16 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
             Action::await_change()
         }
         Err(error) if error.is_conflict() => {
-            tracing::debug!(volume = %key, %error, "a conflict; the volume is retried");
+            tracing::debug!(volume = %key, %error, "the PersistentVolume changed in the meantime, or another task works on its volume; it is reconciled again");
             Action::requeue(ctx.volume_conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
             let wait = ctx.volume_backoff.failed(key, retry_key, Instant::now());
-            tracing::debug!(reason = error.reason(), ?wait, "a volume is retried later");
+            tracing::debug!(
+                reason = error.reason(),
+                ?wait,
+                "could not reconcile a PersistentVolume; the next attempt follows after the wait"
+            );
             ctx.cluster.events.publish(&*volume, Reason::VolumeFailedDelete, error.to_string());
             Action::requeue(wait)
         }
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_released_volume_goes_in_two_writes_and_its_data_between_them() {
+    async fn a_released_volume_is_deleted_with_two_writes_and_its_data_between_them() {
         let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_changed_since_it_was_read_keeps_its_data() {
+    async fn a_persistent_volume_that_changed_in_the_meantime_keeps_its_data() {
         let test_context = test_context(vec![unlabelled(&[]), marks().refuse(409, "Conflict")]);
         assert_eq!(
             reconciled(&test_context, released(json!({}))).await,
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crash_after_the_mark_goes_on_from_there() {
+    async fn deletion_continues_after_a_crash_that_followed_the_mark() {
         let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
@@ -248,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crash_after_the_data_goes_on_from_there() {
+    async fn deletion_continues_after_a_crash_that_followed_the_data() {
         let test_context = test_context(vec![unlabelled(&[]), lets_go().refuse(404, "NotFound")]);
         test_context.volumes.state().volumes.clear();
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
@@ -257,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_available_volume_whose_object_is_deleted_goes_with_its_data() {
+    async fn deleting_an_available_persistent_volume_deletes_its_data() {
         let available = released(json!({
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_available_volume_that_is_being_bound_keeps_its_data_although_its_object_is_deleted() {
+    async fn a_deleted_persistent_volume_that_a_claim_just_bound_keeps_its_data() {
         let available = released(json!({
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
@@ -291,7 +295,7 @@ mod tests {
     #[case::bound_and_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
     #[tokio::test]
-    async fn data_that_another_object_needs_is_kept(
+    async fn data_that_another_persistent_volume_needs_is_kept(
         #[case] change: Value,
         #[values(true, false)] is_labelled: bool,
     ) {
@@ -317,7 +321,7 @@ mod tests {
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
     #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
     #[tokio::test]
-    async fn an_object_that_does_not_need_the_data_does_not_keep_it(#[case] change: Value) {
+    async fn a_second_persistent_volume_that_is_also_discarded_does_not_keep_the_data(#[case] change: Value) {
         let caches =
             Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
         let test_context = bench_with(caches, vec![unlabelled(&[second(change)]), marks(), lets_go()]);
@@ -338,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_that_is_let_go_is_left_alone_while_the_watch_lags_behind() {
+    async fn a_removed_finalizer_is_not_added_again_while_the_watch_lags_behind() {
         let marked = released(
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "201"}}),
         );
@@ -353,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_watch_has_forgotten_is_not_remembered() {
+    async fn a_persistent_volume_that_left_the_watch_cache_is_not_stored() {
         let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         reconciled(&test_context, marked.clone()).await;
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_in_use_stays_and_says_so() {
+    async fn a_volume_in_use_is_kept_and_reported() {
         let test_context = test_context(vec![unlabelled(&[]), marks()]);
         test_context.volumes.state().busy = true;
         assert_eq!(
@@ -374,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_marked_while_the_store_is_not_there() {
+    async fn no_persistent_volume_is_marked_while_the_store_is_unavailable() {
         let test_context = test_context(vec![]);
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         assert!(test_context.ctx.storage.run(|_volumes| Ok(())).await.is_err());
@@ -386,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn data_on_a_disk_that_is_not_here_is_not_taken_for_deleted() {
+    async fn data_on_a_missing_disk_does_not_count_as_deleted() {
         let uuid = "00000000-0000-4000-8000-000000000000";
         let elsewhere = released(json!({
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -403,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_made_retain_is_let_go_with_its_data_in_place() {
+    async fn changing_the_policy_to_retain_removes_the_finalizer_and_keeps_the_data() {
         let test_context = test_context(vec![lets_go()]);
         let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
         assert_eq!(reconciled(&test_context, retained).await, Action::await_change());
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_made_delete_is_held() {
+    async fn changing_the_policy_to_delete_adds_the_finalizer() {
         let hold = json!({"metadata": {
             "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
         }});

@@ -1,8 +1,8 @@
-//! Which node provisions for a claim. Every node answers for itself, and all come to the same answer.
+//! Decides which node provisions for a claim. Every node decides for itself, and all reach the same result.
 //!
-//! For a class with WaitForFirstConsumer the scheduler has chosen. For one with Immediate nobody has, and nothing is
-//! known of the pod: any choice among several nodes would be a guess that the pod is bound to ever after. So there has to be
-//! only one that may: by the class's `allowedTopologies`, or because the driver runs nowhere else.
+//! For a class with WaitForFirstConsumer the scheduler has chosen. For a class with Immediate no component has chosen, and the pod
+//! is unknown: any choice among several nodes would be a guess that binds the pod. So exactly one node must be allowed, by the
+//! class's `allowedTopologies` or because the driver runs on no other node.
 
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolumeClaim},
@@ -22,20 +22,20 @@ use crate::{
     },
 };
 
-/// What this node is to a claim.
+/// The placement of a claim, as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// The one that provisions.
+    /// This node provisions.
     Here,
-    /// None of its business.
+    /// Another node provisions, or the scheduler has not chosen yet.
     Elsewhere,
-    /// No node may, for this reason; this one is to tell.
+    /// No node may provision, for this reason; this node reports it.
     Refused(Refusal),
-    /// No node may, or another one does, as things stand; nodes come and go, so look again later.
+    /// No node may provision now, or another one does. Nodes are added and deleted, so this node checks again later.
     Requeue,
 }
 
-/// What has to be known of the nodes to tell.
+/// The nodes that the decision requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequiredNodes {
     Nothing,
@@ -60,7 +60,7 @@ fn required_nodes(
     }
 }
 
-/// Decides, given the nodes that [`required_nodes`] asks for.
+/// Decides, given the nodes that [`required_nodes`] returned.
 fn place(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -73,7 +73,7 @@ fn place(
             Some(class) if class.provisioner == identity.driver() && is_immediate(class) => {
                 only_one(class, nodes, identity)
             }
-            // The scheduler's turn; or a class that is yet to be made, and says whose.
+            // The scheduler has to choose, or the class does not exist yet.
             _ => Placement::Elsewhere,
         };
     };
@@ -95,17 +95,17 @@ fn only_one(class: &StorageClass, nodes: &[Candidate], identity: &Identity) -> P
     if let [only] = allowed.as_slice() {
         return if only.name == identity.node() { Placement::Here } else { Placement::Requeue };
     }
-    let tells = if allowed.is_empty() { nodes.iter().collect() } else { allowed.clone() };
-    if tells.iter().map(|node| node.name.as_str()).min() != Some(identity.node()) {
+    let reporting = if allowed.is_empty() { nodes.iter().collect() } else { allowed.clone() };
+    if reporting.iter().map(|node| node.name.as_str()).min() != Some(identity.node()) {
         return Placement::Requeue;
     }
     Placement::Refused(Refusal::Immediate { class: class.name_any(), nodes: allowed.len() })
 }
 
-/// What this node is to the claim, after looking at the nodes as far as that matters.
+/// Decides the placement of a claim, after reading the required nodes.
 ///
 /// # Errors
-/// When the API server does not tell of the nodes.
+/// When the nodes cannot be read from the API server.
 pub(crate) async fn of(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -119,10 +119,10 @@ pub(crate) async fn of(
     Ok(place(claim, class, &nodes, &ctx.cluster.identity))
 }
 
-/// This node as `allowedTopologies` sees it.
+/// Returns this node with the labels that `allowedTopologies` selects by.
 ///
 /// # Errors
-/// When the API server does not tell.
+/// When the node cannot be read from the API server.
 pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
     let name = ctx.cluster.identity.node();
     let nodes: Api<Node> = Api::all(ctx.cluster.client.clone());
@@ -132,10 +132,10 @@ pub(crate) async fn this_node(ctx: &Context) -> Result<Candidate, Error> {
     Ok(candidate(name, labels, &ctx.cluster.identity))
 }
 
-/// Asked only about a claim that no scheduler has placed. Not watched: the nodes of a large cluster are written all the time, and
-/// every node would hear of every other.
+/// Returns all nodes of the driver. Needed only for a claim without a selected node. The nodes are not watched: in a large cluster
+/// they are written all the time, and every node would receive the events of all others.
 async fn all_nodes(ctx: &Context) -> Result<Vec<Candidate>, Error> {
-    // From the API server's memory: as good as a watch, and no load on its store.
+    // From the API server's cache: as current as a watch, and no load on etcd.
     let cached = ListParams::default().match_any();
     let registered: Api<CSINode> = Api::all(ctx.cluster.client.clone());
     let registered = registered.list(&cached).await;
@@ -198,7 +198,7 @@ mod tests {
     #[case::the_class_names_it(None, only("node-a"), &["node-a", "node-b"], Placement::Here)]
     #[case::the_class_names_another(None, only("node-b"), &["node-a", "node-b"], Placement::Requeue)]
     #[case::another_tells(None, topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["none"]}]}])), &["node-0", "node-a"], Placement::Requeue)]
-    #[case::nobody_knows_the_driver(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
+    #[case::driver_on_no_node(None, json!({"volumeBindingMode": "Immediate"}), &[], Placement::Requeue)]
     fn places(
         #[case] selected: Option<&str>,
         #[case] class: Value,
@@ -212,7 +212,7 @@ mod tests {
     #[case::too_many(None, json!({"volumeBindingMode": "Immediate"}), &["node-b", "node-a"], "2 nodes may")]
     #[case::none(None, only("node-c"), &["node-b", "node-a"], "no node may")]
     #[case::not_this_one(Some("node-a"), only("node-c"), &["node-a"], "do not allow node \"node-a\"")]
-    fn refusals_say_what_to_do(
+    fn refusals_name_the_remedy(
         #[case] selected: Option<&str>,
         #[case] class: Value,
         #[case] nodes: &[&str],
@@ -229,7 +229,7 @@ mod tests {
 
     /// Whatever the class says and wherever the driver runs, at most one node provisions, and at most one tells.
     #[test]
-    fn nodes_agree_without_talking() {
+    fn at_most_one_node_provisions_and_at_most_one_reports() {
         let zone = |values: &[&str]| {
             topologies(json!([{"matchLabelExpressions": [{"key": "zone", "values": values}]}]))
         };
@@ -270,7 +270,7 @@ mod tests {
     #[case::an_empty_term(json!([{}]), false)]
     #[case::one_of_two_terms(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}, {"matchLabelExpressions": [{"key": "zone", "values": ["west"]}]}]), true)]
     #[case::half_a_term(json!([{"matchLabelExpressions": [{"key": "zone", "values": ["west"]}, {"key": "rack", "values": ["1"]}]}]), false)]
-    fn topologies_are_read_as_the_scheduler_does(#[case] terms: Value, #[case] expected: bool) {
+    fn topologies_are_evaluated_as_by_the_scheduler(#[case] terms: Value, #[case] expected: bool) {
         assert_eq!(allows(&fixtures::class(topologies(terms)), &node("node-a")), expected);
     }
 }

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_volumes_get_an_event_and_nothing_is_changed_unless_asked() {
+    async fn both_volumes_get_an_event_and_nothing_is_repaired_unless_requested() {
         let (test_context, settings) = found();
         round(&test_context.ctx, settings, &History::default()).await.unwrap();
         assert_eq!(test_context.volumes.state().foreign.len(), 1);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_are_put_back_where_that_was_asked_for() {
+    async fn files_are_repaired_if_requested() {
         let (test_context, settings) = found();
         let settings = Settings { repair: true, ..settings };
         round(&test_context.ctx, settings, &History::default()).await.unwrap();

@@ -1,7 +1,7 @@
-//! From a claim to a volume and its `PersistentVolume`.
+//! Creates the volume of a claim and its PersistentVolume.
 //!
-//! The volume's id follows from the claim's UID, and every step can be repeated: whatever a crash interrupts,
-//! the next attempt ends with one volume and one object.
+//! The volume's id is derived from the claim's UID, and every step can be repeated. Whatever a crash interrupts, the next attempt
+//! ends with one volume and one PersistentVolume.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec},
@@ -32,32 +32,32 @@ use crate::{
 /// What to do about a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Plan {
-    /// Not this node's or driver's.
+    /// The claim belongs to another node or driver.
     Ignore,
-    /// Not this node's as things stand, without anybody having said whose.
+    /// The claim does not belong to this node now, but no event announces that it does later: check again.
     Requeue,
-    /// The claim has its volume; kube-controller-manager binds the two.
+    /// The claim has its PersistentVolume; kube-controller-manager binds the two.
     UpToDate,
-    /// Make a volume.
+    /// Create a volume.
     Create(Creation),
 }
 
-/// The volume to make.
+/// The volume to create.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Creation {
     pub(crate) id: VolumeId,
     pub(crate) spec: VolumeSpec,
     pub(crate) reclaim_policy: ReclaimPolicy,
     pub(crate) mount_options: Option<Vec<String>>,
-    /// What it is a copy of.
+    /// The volume or snapshot to copy.
     pub(crate) source: Option<OwnedContentSource>,
     pub(crate) node_loss: Policy,
 }
 
-/// Decides.
+/// Decides what to do about a claim.
 ///
 /// # Errors
-/// [`Refusal`] when the claim is ours and cannot be served as it is; [`Error::NameTaken`].
+/// [`Refusal`] if the claim belongs to this node but cannot be served as it is; [`Error::NameTaken`].
 pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -103,7 +103,7 @@ pub(crate) fn plan(
             return Err(Refusal::SourceMode(mode.clone()).into());
         }
         if requested < data_source.capacity {
-            return Err(Refusal::SourceSize { of_source: data_source.capacity, asked: requested }.into());
+            return Err(Refusal::SourceSize { of_source: data_source.capacity, requested }.into());
         }
     }
     Ok(Plan::Create(Creation {
@@ -124,7 +124,7 @@ fn reclaim_policy(class: &StorageClass, name: &str) -> Result<ReclaimPolicy, Ref
     }
 }
 
-/// What the kubelet hands to the driver when the volume is published, and would be refused in every pod.
+/// Checks the mount options now. The kubelet passes them to the driver, which would otherwise reject them in every pod.
 fn check_mount_options(class: &StorageClass, name: &str, kind: VolumeKind) -> Result<(), Refusal> {
     match (kind, &class.mount_options) {
         (VolumeKind::Filesystem, Some(options)) => MountFlags::from_options(options)
@@ -135,7 +135,7 @@ fn check_mount_options(class: &StorageClass, name: &str, kind: VolumeKind) -> Re
     }
 }
 
-/// Checks what does not depend on the class.
+/// Checks the fields of the claim that do not depend on the class.
 fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
     if spec.selector.is_some() {
         return Err(Refusal::Selector);
@@ -159,10 +159,10 @@ fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
     }
 }
 
-/// Makes the volume and its object.
+/// Creates the volume and its PersistentVolume.
 ///
 /// # Errors
-/// When either fails; the next attempt goes on from there.
+/// When either fails. The next attempt continues from there.
 pub(crate) async fn apply(
     claim: &PersistentVolumeClaim,
     creation: Creation,
@@ -176,9 +176,12 @@ pub(crate) async fn apply(
     if ctx.volume(creation.id.as_str()).is_some() {
         return Err(Error::InFlight(creation.id));
     }
-    let shown = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
-    let note =
-        format!("making volume {} for claim {shown:?} on node {}", creation.id, ctx.cluster.identity.node());
+    let claim_name = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+    let note = format!(
+        "creating volume {} for claim {claim_name:?} on node {}",
+        creation.id,
+        ctx.cluster.identity.node()
+    );
     ctx.cluster.events.publish(claim, Reason::Provisioning, note);
 
     let Creation { id, spec, reclaim_policy, mount_options, source, node_loss } = creation;
@@ -187,21 +190,21 @@ pub(crate) async fn apply(
         Some(OwnedContentSource::Volume(source)) => {
             Some(ctx.in_flight.copy(source).ok_or_else(|| Error::InFlight(source.clone()))?)
         }
-        // The store notices one that is deleted meanwhile, over CSI, and makes nothing of it.
+        // If the snapshot is deleted over CSI in the meantime, the store notices and creates no volume.
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
-    let (intents, intent, wanted) = (ctx.intents.clone(), Intent::of(claim), id.clone());
-    let made = ctx.storage.run(move |volumes| {
-        // The record comes first: from here on a crash leaves something that is found again. It stays when
-        // this fails, until an attempt succeeds or the claim is gone.
-        intents.record(&wanted, &intent)?;
+    let (intents, intent, new_id) = (ctx.intents.clone(), Intent::of(claim), id.clone());
+    let creating = ctx.storage.run(move |volumes| {
+        // The record comes first, so that a volume which a crash leaves behind is found again. If creating the volume fails,
+        // the record stays until an attempt succeeds or the claim is deleted.
+        intents.record(&new_id, &intent)?;
         let capacity = match &source {
-            Some(source) => volumes.clone_from(source.as_ref(), &wanted, &spec)?,
-            None => volumes.create(&wanted, &spec)?,
+            Some(source) => volumes.clone_from(source.as_ref(), &new_id, &spec)?,
+            None => volumes.create(&new_id, &spec)?,
         };
         Ok((capacity, volumes.filesystem_uuid()))
     });
-    let (capacity, filesystem_uuid) = made.await?;
+    let (capacity, filesystem_uuid) = creating.await?;
     ctx.capacity.notify_one();
     let kind = spec.kind;
     let description = Description {
@@ -214,8 +217,8 @@ pub(crate) async fn apply(
         mount_options,
         node_loss,
     };
-    let Some(volume) = create_object(claim, pv::build(description, &ctx.cluster.identity), ctx).await? else {
-        return withdraw(id, ctx).await;
+    let Some(volume) = create_pv(claim, pv::build(description, &ctx.cluster.identity), ctx).await? else {
+        return delete_duplicate(id, ctx).await;
     };
     ctx.volume_writes.remember(volume);
     clear(&id, ctx).await?;
@@ -224,30 +227,30 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// Gives up a volume: the claim was sent to another node meanwhile, and has its volume there.
-async fn withdraw(id: VolumeId, ctx: &Context) -> Result<(), Error> {
-    let superfluous = id.clone();
-    if ctx.storage.run(move |volumes| volumes.delete(&superfluous)).await? {
+/// Deletes a volume of this node, because the claim was rescheduled in the meantime and has its volume on another node.
+async fn delete_duplicate(id: VolumeId, ctx: &Context) -> Result<(), Error> {
+    let duplicate = id.clone();
+    if ctx.storage.run(move |volumes| volumes.delete(&duplicate)).await? {
         ctx.trash.notify_one();
     }
-    tracing::info!(volume = %id, "removed a volume that another node has made as well");
+    tracing::info!(volume = %id, "deleted a volume of this node, because another node created one for the same claim");
     clear(&id, ctx).await
 }
 
-/// Takes the record of provisioning away, which is of no use once the volume has its object or is gone.
+/// Removes the record of provisioning, once the volume has its PersistentVolume or was deleted.
 async fn clear(id: &VolumeId, ctx: &Context) -> Result<(), Error> {
-    let (intents, settled) = (ctx.intents.clone(), id.clone());
-    let cleared = tokio::task::spawn_blocking(move || intents.clear(&settled))
+    let (intents, finished) = (ctx.intents.clone(), id.clone());
+    let cleared = tokio::task::spawn_blocking(move || intents.clear(&finished))
         .await
         .map_err(|_panicked| StorageError::Panicked)?;
     if let Err(error) = cleared {
-        tracing::warn!(error = %VolumeError::from(error), "a record of provisioning stays behind, to be looked at later");
+        tracing::warn!(error = %VolumeError::from(error), "could not remove a record of provisioning; the cleanup of orphaned volumes retries");
     }
     Ok(())
 }
 
-/// Creates the object, or finds it created; `None` when the claim has one on another node.
-async fn create_object(
+/// Creates the PersistentVolume or returns the existing one of this claim. Returns `None` if that one is on another node.
+async fn create_pv(
     claim: &PersistentVolumeClaim,
     object: PersistentVolume,
     ctx: &Context,
@@ -256,7 +259,7 @@ async fn create_object(
     match ctx.cluster.volume_api().create(&PostParams::default(), &object.into()).await {
         Ok(created) => Ok(Some(created.into_inner())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            // From an attempt whose answer got lost, or a cache that lags behind.
+            // From an attempt whose response got lost, or the cache lags behind.
             let existing = ctx.cluster.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
@@ -344,7 +347,7 @@ mod tests {
     #[case::many_writers(json!({"spec": {"accessModes": ["ReadWriteMany"]}}), json!({}), "allowed: ReadWriteOnce, ReadWriteOncePod")]
     #[case::no_access_mode(json!({"spec": {"accessModes": []}}), json!({}), "no access mode")]
     #[case::zero(json!({"spec": {"resources": {"requests": {"storage": "0"}}}}), json!({}), "0 bytes")]
-    #[case::no_size(json!({"spec": {"resources": null}}), json!({}), "asks for no size")]
+    #[case::no_size(json!({"spec": {"resources": null}}), json!({}), "requests no size")]
     #[case::negative(json!({"spec": {"resources": {"requests": {"storage": "-1Gi"}}}}), json!({}), "below zero")]
     #[case::absurd(json!({"spec": {"resources": {"requests": {"storage": "9E"}}}}), json!({}), "created")]
     #[case::too_large(json!({"spec": {"resources": {"requests": {"storage": "99E"}}}}), json!({}), "more than 8Ei")]
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_options_are_nothing_to_a_device() {
+    fn mount_options_of_block_volumes_are_not_checked() {
         let block = creation(json!({"spec": {"volumeMode": "Block"}}), json!({"mountOptions": ["discard"]}));
         assert_eq!(block.spec.kind, VolumeKind::Block);
     }
@@ -380,14 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn the_class_of_another_driver_is_none_of_our_business() {
+    fn claims_of_other_drivers_classes_are_ignored() {
         assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(Plan::Ignore));
     }
 
     #[rstest]
     #[case::as_large("1Mi", "Filesystem", Ok(()))]
     #[case::larger("2Mi", "Filesystem", Ok(()))]
-    #[case::smaller("1023Ki", "Filesystem", Err("ask for at least as much"))]
+    #[case::smaller("1023Ki", "Filesystem", Err("request at least as much"))]
     #[case::of_the_other_mode("1Mi", "Block", Err("volumeMode is \"Block\""))]
     fn copies(#[case] size: &str, #[case] mode: &str, #[case] expected: Result<(), &str>) {
         let claim = fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
@@ -408,9 +411,12 @@ mod tests {
     #[rstest]
     #[case::elsewhere(Placement::Elsewhere, Ok(Plan::Ignore))]
     #[case::later(Placement::Requeue, Ok(Plan::Requeue))]
-    #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("asks for no size"))]
-    fn the_place_goes_before_all_else(#[case] placement: Placement, #[case] expected: Result<Plan, &str>) {
-        // Of a claim that is another node's, that one says what is wrong.
+    #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("requests no size"))]
+    fn placement_is_decided_before_the_claim_is_checked(
+        #[case] placement: Placement,
+        #[case] expected: Result<Plan, &str>,
+    ) {
+        // If a claim belongs to another node, that node reports what is wrong with it.
         let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
         let planned = plan(&claim, None, None, placement, None, &fixtures::identity());
         match (planned, expected) {
@@ -424,7 +430,10 @@ mod tests {
     #[case::ours(json!({}), Some(Plan::UpToDate))]
     #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), None)]
     #[case::unclaimed(json!({"spec": {"claimRef": null}}), None)]
-    fn an_object_of_the_name_exists(#[case] volume: Value, #[case] expected: Option<Plan>) {
+    fn an_existing_persistent_volume_of_that_name_must_belong_to_the_claim(
+        #[case] volume: Value,
+        #[case] expected: Option<Plan>,
+    ) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
         let planned = plan(&claim, Some(&class), Some(&volume), Placement::Here, None, &fixtures::identity());

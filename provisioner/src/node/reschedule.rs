@@ -1,8 +1,8 @@
-//! Giving a claim back to the scheduler when its node cannot provide the volume and another could.
+//! Reschedules a claim: returns it to the scheduler when its node cannot provide the volume but another node could.
 //!
-//! The scheduler writes the node it chose into the claim and waits. When that is taken out again it tries the pod anew, and the
-//! capacity that is published meanwhile keeps it from the same choice. It may make it all the same: then the
-//! back-off spaces the attempts, so the two do not chase each other.
+//! The scheduler writes the selected node into the claim and waits. When the provisioner removes that annotation, the scheduler
+//! schedules the pod again. The capacity that this node has published in the meantime normally prevents the same choice. If the
+//! scheduler chooses this node again anyway, back-off spaces the attempts.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
@@ -20,7 +20,7 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// The patch that gives a claim back after a failed attempt to provision it, if another node could do better.
+/// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
 pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Identity) -> Option<Value> {
     let elsewhere = match failure {
         Error::Storage(StorageError::Volume(error)) => error.kind == ErrorKind::NoSpace,
@@ -31,7 +31,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Id
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
     (elsewhere && chosen).then(|| {
         json!({ "metadata": {
-            // Both are preconditions: the API server answers 409 when either differs.
+            // Both are preconditions: the API server returns 409 if either differs.
             "uid": claim.metadata.uid,
             "resourceVersion": claim.metadata.resource_version,
             "annotations": { ownership::SELECTED_NODE: null },
@@ -39,10 +39,10 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Id
     })
 }
 
-/// Gives it back.
+/// Reschedules the claim.
 ///
 /// # Errors
-/// When the API server does not take it; the next failed attempt tries again.
+/// When the write fails; the next failed attempt to provision tries again.
 pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Context) -> Result<(), Error> {
     let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
     match api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
@@ -52,7 +52,7 @@ pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Co
         }
         Err(error) => {
             ctx.claim_writes.forget(&ObjectRef::from_obj(claim));
-            Err(Error::api("give back to the scheduler claim", claim.name_any(), error))
+            Err(Error::api("return to the scheduler claim", claim.name_any(), error))
         }
     }
 }
@@ -75,10 +75,10 @@ mod tests {
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
     #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), false)]
     #[case::under_way(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]
-    #[case::chosen_by_nobody(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
-    #[case::sent_on(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
+    #[case::no_node_selected(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
+    #[case::rescheduled(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
     #[case::bound(json!({"spec": {"volumeName": "v"}}), refused(ErrorKind::NoSpace), false)]
-    fn only_what_another_node_could_do_is_given_back(
+    fn only_claims_that_another_node_could_provision_are_rescheduled(
         #[case] change: Value,
         #[case] failure: Error,
         #[case] expected: bool,

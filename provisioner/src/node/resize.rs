@@ -1,15 +1,14 @@
-//! Growing a volume whose claim asks for more, by the protocol that kubelet and external-resizer speak.
+//! Expands a volume whose claim requests more, by the protocol of the kubelet and external-resizer.
 //!
-//! `RecoverVolumeExpansionFailure` keeps in the claim's status what is being attempted (`allocatedResources`)
-//! and how far it got (`allocatedResourceStatuses`), so that a user may ask for less after a failure. To grow
-//! here is a call that takes milliseconds, can be repeated, and never shrinks. So there is no outcome to be
-//! uncertain about, as external-resizer has to be after a timeout: the size that counts is always the one the
-//! store answers.
+//! `RecoverVolumeExpansionFailure` keeps the attempted size (`allocatedResources`) and its state (`allocatedResourceStatuses`) in
+//! the claim's status, so that a user may request less after a failure. The store expands a volume in milliseconds, the call can
+//! be repeated, and it never shrinks. So no outcome is uncertain, as it is for external-resizer after a timeout: the size that
+//! counts is always the one that the store returns.
 //!
-//! A Filesystem volume is finished here, for its quota is its size. The loop devices of a Block volume have to
-//! be told. The node's driver does that on its own as soon as the image has grown, which is waited for. Where it does not
-//! answer, the last step is the kubelet's: `NodeResizePending`, upon which it calls NodeExpandVolume when it next looks
-//! at the pod, in a minute or more.
+//! The expansion of a Filesystem volume is complete then, because its quota is its size. The capacity of a Block volume's loop
+//! devices must be refreshed. The node's CSI driver does that as soon as the image was expanded, and the provisioner waits for
+//! it. If the driver does not respond, the kubelet does the last step: after `NodeResizePending` it calls NodeExpandVolume when
+//! it next syncs the pod, a minute or more later.
 
 use std::time::Duration;
 
@@ -37,21 +36,21 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// For the node's driver to tell the devices of an image that it has grown, which takes it milliseconds.
+/// How long to wait until the node's driver has refreshed the capacity of the loop devices, which takes milliseconds.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What to do about a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
-    /// As large as asked, or not ours.
+    /// The volume has the requested size, or belongs to another node or driver.
     UpToDate,
-    /// The kubelet's turn.
+    /// The next step is the kubelet's.
     AwaitNode,
-    /// Grow the volume to at least this.
+    /// Expand the volume to at least this size.
     Expand { target: Bytes },
 }
 
-/// Decides.
+/// Decides what to do about a bound claim.
 pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, identity: &Identity) -> Plan {
     let status = claim.status.as_ref();
     let bound = status.and_then(|status| status.phase.as_deref()) == Some("Bound")
@@ -59,8 +58,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
     if !bound || !ownership::is_our_volume(volume, identity) || !ownership::is_volume_of(volume, claim) {
         return Plan::UpToDate;
     }
-    // A bound claim's request was validated when it was bound; a malformed one asks for nothing we could
-    // give.
+    // A bound claim's request was validated when it was bound; a malformed one requests nothing that could be provided.
     let Ok(Some(target)) = requested(claim) else { return Plan::UpToDate };
     let has = recorded(status.and_then(|status| status.capacity.as_ref())).unwrap_or_default();
     if target <= has {
@@ -68,7 +66,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
     }
     let node_has_its_turn = match (kind(volume), ResizeStatus::of(claim)) {
         (VolumeKind::Block, Some(ResizeStatus::NodeInProgress)) => true,
-        // The kubelet has not begun, so a user who asks for still more need not wait for it.
+        // The kubelet has not started, so a further increase of the request does not wait for it.
         (VolumeKind::Block, Some(ResizeStatus::NodePending)) => {
             target <= capacity(volume).unwrap_or_default()
         }
@@ -77,20 +75,20 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
     if node_has_its_turn { Plan::AwaitNode } else { Plan::Expand { target } }
 }
 
-/// What growing the volume came to.
+/// The outcome of expanding the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It is this large now, for whoever uses it.
+    /// The volume has this size, and its pod sees it.
     Grown(Bytes),
-    /// It is this large now; whether the pod's block device shows it is not known.
+    /// The volume has this size; the capacity of the pod's block device may not be refreshed yet.
     AwaitsNode(Bytes),
-    /// It cannot be done; asking for less may help.
+    /// The size is not available; requesting less may succeed.
     Infeasible(String),
-    /// It failed; the same may work later.
+    /// The expansion failed; a retry may succeed.
     Failed(String),
 }
 
-/// The claim's status before growing, if it does not say so already.
+/// Returns the patch of the claim's status before the expansion, or `None` if the status has these values already.
 pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp) -> Option<Value> {
     let status = claim.status.as_ref();
     let allocated = recorded(status.and_then(|status| status.allocated_resources.as_ref()));
@@ -98,8 +96,7 @@ pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp
     let resumes = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInProgress);
     let infeasible = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
     if again && (resumes || infeasible) {
-        // A retry of the same: what the earlier attempt left in the status stands until this one ends
-        // differently.
+        // A retry with the same size: the status of the earlier attempt stays until this attempt ends differently.
         return None;
     }
     StatusPatch::of(claim)
@@ -110,16 +107,16 @@ pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp
         .build()
 }
 
-/// The writes that record an outcome, to be made in this order.
+/// The writes that record an outcome, in this order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Record {
-    /// For the volume, first: a claim never says more than its volume.
+    /// The patch of the PersistentVolume. It comes first, so that a claim never has more than its PersistentVolume.
     pub(crate) volume: Option<Value>,
-    /// For the claim's status.
+    /// The patch of the claim's status.
     pub(crate) claim: Option<Value>,
 }
 
-/// What to write after growing.
+/// Returns the writes after the expansion.
 pub(crate) fn record(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
@@ -139,7 +136,7 @@ pub(crate) fn record(
         },
         Outcome::AwaitsNode(size) => {
             let message =
-                "the volume has grown; waiting for the kubelet to tell the pod's block device".to_owned();
+                "the volume was expanded; waiting for the kubelet to refresh the capacity of the pod's block device".to_owned();
             let pending = Some((ResizeCondition::FileSystemResizePending, message));
             let claim = StatusPatch::of(claim)
                 .allocated(*size)
@@ -165,7 +162,7 @@ fn failure<'a>(claim: &'a PersistentVolumeClaim, why: &str, now: Timestamp) -> S
     )
 }
 
-/// Raises the capacity a volume's object states; never lowers it.
+/// Returns the patch that raises the capacity of a PersistentVolume. It never lowers the capacity.
 fn volume_patch(volume: &PersistentVolume, size: Bytes) -> Option<Value> {
     (capacity(volume).unwrap_or_default() < size).then(|| {
         json!({
@@ -186,11 +183,10 @@ fn kind(volume: &PersistentVolume) -> VolumeKind {
     }
 }
 
-/// Grows the volume and writes down how it went.
+/// Expands the volume and records the outcome.
 ///
 /// # Errors
-/// When growing failed (which is then recorded in the claim), or a write did; the next attempt goes on from
-/// there.
+/// When the expansion failed (which is then recorded in the claim), or a write failed. The next attempt continues from there.
 pub(crate) async fn apply(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
@@ -200,7 +196,7 @@ pub(crate) async fn apply(
     let id = ownership::volume_id(volume, &ctx.cluster.identity)?;
     let begun = match begin(claim, target, (ctx.now)()) {
         Some(patch) => {
-            let note = format!("growing volume {id} to {target}");
+            let note = format!("expanding volume {id} to {target}");
             ctx.cluster.events.publish(claim, Reason::Resizing, note);
             Some(patch_claim(claim, &patch, ctx).await?)
         }
@@ -231,12 +227,13 @@ pub(crate) async fn apply(
             ctx.cluster.events.publish(
                 claim,
                 Reason::VolumeResizeSuccessful,
-                format!("volume {id} has {size} now"),
+                format!("volume {id} now has {size}"),
             );
         }
         Outcome::AwaitsNode(size) => {
-            let note =
-                format!("volume {id} has {size} now; the kubelet has yet to tell the pod's block device");
+            let note = format!(
+                "volume {id} now has {size}; the kubelet has yet to refresh the capacity of the pod's block device"
+            );
             ctx.cluster.events.publish(claim, Reason::FileSystemResizeRequired, note);
         }
         Outcome::Infeasible(_) | Outcome::Failed(_) => {}
@@ -260,7 +257,7 @@ async fn grow(
             }
             _ => {
                 let size = volumes.grow(&id, target)?;
-                // Where that cannot be found out, the kubelet will.
+                // If that is not known, the kubelet does it.
                 let shown = kind == VolumeKind::Filesystem
                     || volumes.await_refreshed(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
                 Ok(Ok(if shown { Outcome::Grown(size) } else { Outcome::AwaitsNode(size) }))

@@ -1,8 +1,7 @@
-//! The part of a claim's status that a resize writes: its vocabulary, and patches to it.
+//! The part of a claim's status that a resize writes: its values, and patches to it.
 //!
-//! Three parties write here: this process, the kubelet and kube-controller-manager. Each patch therefore
-//! names the resource version it was computed from, so that a write onto a claim that has moved on is
-//! refused, not merged.
+//! Three processes write it: this one, the kubelet and kube-controller-manager. Each patch therefore has the resource version
+//! from which it was computed as a precondition. If the claim changed in the meantime, the API server returns a conflict.
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition},
@@ -14,29 +13,29 @@ use serde_json::{Map, Value, json};
 
 use crate::objects::quantity;
 
-/// The resource whose size a claim's requests and status speak of.
+/// The name of the resource in a claim's requests and status.
 pub(crate) const STORAGE: &str = "storage";
 
-/// Set once a resize is done and the node has no part in it; the kubelet then leaves the claim alone.
+/// Annotation of a resize that is complete without the node; the kubelet then does not change the claim.
 pub(crate) const NODE_EXPANSION_NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 
-/// Where a resize stands: `status.allocatedResourceStatuses["storage"]`.
+/// The state of a resize: `status.allocatedResourceStatuses["storage"]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ResizeStatus {
-    /// The provisioner is growing the volume.
+    /// The provisioner is expanding the volume.
     ControllerInProgress,
-    /// The size asked for cannot be given; the user may ask for less.
+    /// The requested size is not available; the user may request less.
     ControllerInfeasible,
-    /// The kubelet has to do its part.
+    /// The kubelet has to expand the volume on the node.
     NodePending,
-    /// The kubelet is doing its part.
+    /// The kubelet is expanding the volume on the node.
     NodeInProgress,
-    /// The kubelet was told by the driver that it cannot be done.
+    /// The driver returned to the kubelet that the volume cannot be expanded on the node.
     NodeInfeasible,
 }
 
 impl ResizeStatus {
-    /// The value as it stands in a claim.
+    /// Returns the value in a claim.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             ResizeStatus::ControllerInProgress => "ControllerResizeInProgress",
@@ -47,8 +46,8 @@ impl ResizeStatus {
         }
     }
 
-    /// The claim's state; `None` when no resize is under way. A state from some future version counts as
-    /// none: to grow the volume again is harmless, to wait for who knows what is not.
+    /// Returns the claim's state, or `None` if no resize is in progress. An unknown state of a future version counts as `None`:
+    /// to expand the volume again is harmless, to wait for an unknown step is not.
     pub(crate) fn of(claim: &PersistentVolumeClaim) -> Option<Self> {
         let value = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?.get(STORAGE)?;
         let known = [
@@ -62,8 +61,7 @@ impl ResizeStatus {
     }
 }
 
-/// The four condition types that belong to resizing. Others on the claim are somebody else's and never
-/// touched.
+/// The four condition types that belong to resizing. Other conditions of the claim are never changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ResizeCondition {
     Resizing,
@@ -93,7 +91,7 @@ impl ResizeCondition {
     }
 }
 
-/// What becomes of the resize conditions a claim already has and a patch does not mention.
+/// What to do with the resize conditions that a claim already has and a patch does not mention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Earlier {
     Keep,
@@ -102,8 +100,8 @@ pub(crate) enum Earlier {
 
 /// Merges one resize condition (or none) into the ones a claim has.
 ///
-/// Conditions of other types keep their place. A condition that already says the same is left as it is, its
-/// transition time included, so that repeating a failure is not a change.
+/// Conditions of other types keep their position. A condition with the same content stays unchanged, including its transition
+/// time, so that repeating a failure is not a change.
 pub(crate) fn merge_conditions(
     existing: &[PersistentVolumeClaimCondition],
     new: Option<(ResizeCondition, String)>,
@@ -123,7 +121,7 @@ pub(crate) fn merge_conditions(
         if !ResizeCondition::owns(&condition.type_) {
             merged.push(condition.clone());
         } else if mentioned.as_ref() == Some(&condition.type_) {
-            // `take` also drops duplicates of the type, which only a hand-made claim has.
+            // `take` also drops duplicates of the type, which only a claim edited by a person has.
             merged.extend(
                 new.take().map(|new| if says_the_same(&new, condition) { condition.clone() } else { new }),
             );
@@ -139,7 +137,7 @@ fn says_the_same(new: &PersistentVolumeClaimCondition, old: &PersistentVolumeCla
     (&new.status, &new.message) == (&old.status, &old.message)
 }
 
-/// The size a claim asks for.
+/// Returns the size that a claim requests.
 ///
 /// # Errors
 /// When the quantity is malformed; `Ok(None)` when there is none.
@@ -148,12 +146,12 @@ pub(crate) fn requested(claim: &PersistentVolumeClaim) -> Result<Option<Bytes>, 
     requests.and_then(|requests| requests.get(STORAGE)).map(quantity::parse).transpose()
 }
 
-/// A recorded size; a malformed one counts as absent, for it records nothing.
+/// Returns a recorded size. A malformed one counts as absent.
 pub(crate) fn recorded(resources: Option<&std::collections::BTreeMap<String, Quantity>>) -> Option<Bytes> {
     quantity::parse(resources?.get(STORAGE)?).ok()
 }
 
-/// A merge patch for a claim's status, collected field by field; only what differs goes in.
+/// A merge patch for a claim's status, which contains only the fields that differ.
 #[derive(Debug)]
 pub(crate) struct StatusPatch<'a> {
     claim: &'a PersistentVolumeClaim,
@@ -220,13 +218,13 @@ impl<'a> StatusPatch<'a> {
         self
     }
 
-    /// The patch, or `None` when the claim already says all of it.
+    /// Returns the patch, or `None` if the claim has all values already.
     pub(crate) fn build(self) -> Option<Value> {
         if self.status.is_empty() && self.annotations.is_empty() {
             return None;
         }
         let mut metadata = Map::new();
-        // Both are preconditions: the API server answers 409 when either differs.
+        // Both are preconditions: the API server returns 409 if either differs.
         metadata.insert("uid".to_owned(), json!(self.claim.metadata.uid));
         metadata.insert("resourceVersion".to_owned(), json!(self.claim.metadata.resource_version));
         if !self.annotations.is_empty() {
@@ -290,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_holds_what_differs_and_its_preconditions() {
+    fn a_patch_has_only_differences_and_preconditions() {
         let claim: PersistentVolumeClaim = serde_json::from_value(json!({
             "metadata": { "uid": "u", "resourceVersion": "7", "annotations": { NODE_EXPANSION_NOT_REQUIRED: "true" } },
             "status": { "capacity": { "storage": "1Mi" }, "allocatedResources": { "storage": "1048576" } },
@@ -318,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_say_is_no_patch() {
+    fn an_unchanged_status_is_no_patch() {
         let claim = PersistentVolumeClaim::default();
         let patch = StatusPatch::of(&claim).resize_status(None).condition(None, Earlier::Drop, NOW);
         assert_eq!(patch.node_expansion_not_required(false).build(), None);

@@ -1,4 +1,4 @@
-//! Who this process is: one driver on one node, and every name that follows from the two.
+//! The identity of this process: one driver on one node, and the names that are derived from the two.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub(crate) struct Identity {
     node: String,
 }
 
-/// Why a driver or node name cannot be used.
+/// The error of an invalid driver or node name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum IdentityError {
     /// Kubernetes takes CSI driver names as DNS names of at most 63 characters.
@@ -29,12 +29,14 @@ pub(crate) enum IdentityError {
     Node(String),
 }
 
-/// Both label values and the last part of a name: at most this many characters.
+/// Longest label value, and longest last part of a label name.
 const LABEL_MAX: usize = 63;
 
 impl Identity {
+    /// Checks the names.
+    ///
     /// # Errors
-    /// When a name cannot serve as what Kubernetes needs it for.
+    /// When a name cannot be used where Kubernetes needs it.
     pub(crate) fn new(driver: &str, node: &str) -> Result<Self, IdentityError> {
         let driver_ok =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
@@ -48,28 +50,28 @@ impl Identity {
         Ok(Identity { driver: driver.to_owned(), node: node.to_owned() })
     }
 
-    /// The CSI driver's name, which is also the provisioner's in storage classes.
+    /// Returns the name of the CSI driver, which storage classes name as their provisioner.
     pub(crate) fn driver(&self) -> &str {
         &self.driver
     }
 
-    /// The node's name.
+    /// Returns the name of the node.
     pub(crate) fn node(&self) -> &str {
         &self.node
     }
 
-    /// The node label the kubelet sets from the driver's topology, and the key of every volume's node
-    /// affinity.
+    /// Returns the node label that the kubelet sets from the driver's topology. It is also the key of the node affinity of every
+    /// PersistentVolume.
     pub(crate) fn topology_key(&self) -> String {
         format!("topology.{}/node", self.driver)
     }
 
-    /// The label on a `PersistentVolume` that names its node, so that each node watches only its own.
+    /// Returns the label on a PersistentVolume that names its node, so that each node watches only its own.
     pub(crate) fn node_label(&self) -> String {
         format!("{}/node", self.driver)
     }
 
-    /// The volume attribute that names the file system a volume lies on.
+    /// Returns the volume attribute that names the file system of a volume.
     pub(crate) fn filesystem_uuid_attribute(&self) -> String {
         format!("{}/filesystem-uuid", self.driver)
     }

@@ -1,6 +1,6 @@
-//! What is to become of a volume whose node is gone: parameters of the class, recorded on the volume's object.
+//! The policy for a volume whose node was deleted: parameters of the class, recorded as annotations on the PersistentVolume.
 //!
-//! There an administrator can change it, and it outlives the class.
+//! An administrator can change the annotations, and they outlive the class.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -8,15 +8,15 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::objects::identity::Identity;
 
-/// What is done about a volume whose node is gone.
+/// The action for a volume whose node was deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum OnNodeLoss {
-    /// It is reported.
+    /// Report the volume in an event.
     #[default]
     Retain,
-    /// The volume's object is deleted, and goes as soon as its claim is gone.
+    /// Delete the PersistentVolume, which Kubernetes removes as soon as its claim is deleted.
     DeleteVolume,
-    /// The claim is deleted, and then the object: whoever makes the claim anew gets a volume on another node.
+    /// Delete the claim, and then the PersistentVolume. A claim that is created again gets a volume on another node.
     DeleteClaim,
 }
 
@@ -36,17 +36,17 @@ impl OnNodeLoss {
     }
 }
 
-/// What is done, and how long a node has to be gone before.
+/// The action, and how long the Node object must have been deleted before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Policy {
     pub(crate) on_node_loss: OnNodeLoss,
     pub(crate) grace: Duration,
 }
 
-/// Longer than a machine takes that is installed anew under its old name.
+/// Longer than it takes to reinstall a machine under its old name.
 const GRACE: Duration = Duration::from_secs(30 * 60);
 
-/// From a second, which is for trying it out, to a year.
+/// From one second, for trials, to a year.
 const GRACE_SECONDS: std::ops::RangeInclusive<u64> = 1..=365 * 24 * 3600;
 
 impl Default for Policy {
@@ -64,7 +64,7 @@ pub(crate) const ALLOWED: [&str; 2] = [
     "nodeLossGraceSeconds (how long the Node object has to be gone, a number from 1 to 31536000)",
 ];
 
-/// A value that cannot be used.
+/// The error of an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PolicyError {
     parameter: &'static str,
@@ -78,10 +78,10 @@ impl fmt::Display for PolicyError {
 }
 
 impl Policy {
-    /// Takes a parameter of a class, and answers whether it is one of these.
+    /// Sets a parameter of a class. Returns `false` if it is no parameter of this policy.
     ///
     /// # Errors
-    /// When its value cannot be used.
+    /// When the value is invalid.
     pub(crate) fn set(&mut self, parameter: &str, value: &str) -> Result<bool, PolicyError> {
         let wrong = |parameter| PolicyError { parameter, value: value.to_owned() };
         match parameter {
@@ -94,7 +94,7 @@ impl Policy {
         Ok(true)
     }
 
-    /// What is recorded on a volume's object; nothing where nothing would be done.
+    /// Returns the annotations for a PersistentVolume; none if the policy is to retain it.
     pub(crate) fn annotations(&self, identity: &Identity) -> BTreeMap<String, String> {
         if self.on_node_loss == OnNodeLoss::Retain {
             return BTreeMap::new();
@@ -105,7 +105,7 @@ impl Policy {
         ])
     }
 
-    /// What is recorded. What cannot be read, anybody having written it, is not acted upon.
+    /// Returns the policy of a PersistentVolume. Annotations are untrusted input: an invalid value means the default policy.
     pub(crate) fn of(volume: &PersistentVolume, identity: &Identity) -> Self {
         let annotations = volume.metadata.annotations.as_ref();
         let recorded = |name: &str| annotations.and_then(|annotations| annotations.get(name));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read() {
+    fn a_recorded_policy_is_read_back() {
         let deleting = policy(OnNodeLoss::DeleteClaim, 90);
         let annotations = json!(deleting.annotations(&fixtures::identity()));
         let volume = fixtures::volume(json!({"metadata": {"annotations": annotations}}));

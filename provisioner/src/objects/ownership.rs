@@ -1,7 +1,7 @@
-//! Is this object ours? Pure and total: anything an API server can hold gets an answer.
+//! Decides which objects belong to this driver and this node. Pure; the functions accept every object that an API server can hold.
 //!
-//! A cluster has one provisioner per node and other drivers besides; what these functions decline is never
-//! touched.
+//! A cluster has one provisioner on each node, and other drivers. This process never changes an object that these functions
+//! reject.
 
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 
@@ -15,33 +15,30 @@ const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// The same under the name older controller managers use.
 const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
-/// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node its first pod goes to.
+/// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node of its first pod.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// Whether the claim waits for a volume of this driver; of which node is another question, see
-/// [`placement`](crate::node::placement).
+/// Returns `true` if the claim waits for a volume of this driver, on whatever node: the placement is decided elsewhere.
 pub(crate) fn is_claim_to_provision(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
     claim.metadata.deletion_timestamp.is_none()
         && bound_volume(claim).is_none()
         && provisioner(claim) == Some(identity.driver())
 }
 
-/// The node that the scheduler, or whoever, has chosen for the claim.
+/// Returns the node that was selected for the claim, normally by the scheduler.
 pub(crate) fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, SELECTED_NODE)
 }
 
-/// The name of the storage class that the claim asks for.
+/// Returns the name of the storage class that the claim requests.
 pub(crate) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.storage_class_name.as_deref()
 }
 
-/// Whether the claim could concern this node, now or once its volume is known; the others are not even
-/// cached.
+/// Returns `true` if the claim could concern this node, now or once its PersistentVolume is known. Other claims are not cached.
 ///
-/// A bound claim that no scheduler and no provisioner was asked about has a volume made by hand, which may be
-/// ours: only the volume tells. A claim that waits for this driver and for which no node was chosen may be for any of
-/// them.
+/// A bound claim without a selected node and a provisioner has a PersistentVolume that a person created. It may be of this node:
+/// only the PersistentVolume shows that. A claim that waits for this driver without a selected node may be for any node.
 pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Identity) -> bool {
     if provisioner(claim).is_some_and(|provisioner| provisioner != identity.driver()) {
         return false;
@@ -52,7 +49,7 @@ pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Ide
     }
 }
 
-/// Who was asked to provision for the claim.
+/// Returns the provisioner of the claim.
 fn provisioner(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, STORAGE_PROVISIONER).or_else(|| annotation(claim, STORAGE_PROVISIONER_BETA))
 }
@@ -61,7 +58,7 @@ fn annotation<'a>(claim: &'a PersistentVolumeClaim, name: &str) -> Option<&'a st
     claim.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-/// The name of the volume the claim is bound to or asks for.
+/// Returns the name of the PersistentVolume that the claim is bound to or requests.
 pub(crate) fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
@@ -72,10 +69,10 @@ fn node_label<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&
     label.map(String::as_str)
 }
 
-/// Whether the volume is one of this driver on this node.
+/// Returns `true` if the PersistentVolume is one of this driver on this node.
 ///
-/// The node label says so, since a node watches by it; an affinity to some other node contradicts it and
-/// wins, for that is what decides where pods run and so where the data is.
+/// The node label decides, because a node watches by it. A node affinity that excludes this node overrides the label, because it
+/// decides where pods run and therefore where the data is.
 pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> bool {
     let Some(spec) = &volume.spec else { return false };
     let labelled_node = node_label(volume, identity);
@@ -87,13 +84,13 @@ pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> b
         })
 }
 
-/// Whether the volume is one of this driver on another node: beyond doubt, so that what is here under its name
+/// Returns `true` if the PersistentVolume is certainly one of this driver on another node, so that a volume of its name on this node
 /// is not its data.
 pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bool {
     other_node(volume, identity).is_some()
 }
 
-/// The other node that a volume of this driver is on.
+/// Returns the node of a PersistentVolume of this driver that is on another node.
 pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
     let labelled_node = node_label(volume, identity);
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
@@ -101,7 +98,7 @@ pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) 
     csi.is_some_and(|csi| csi.driver == identity.driver()).then_some(node)
 }
 
-/// Whether the volume is one of this driver on a node, and can be on no other.
+/// Returns `true` if the PersistentVolume is one of this driver on a node and can be on no other node.
 pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Identity) -> bool {
     let Some(spec) = &volume.spec else { return false };
     let labelled_node = node_label(volume, identity);
@@ -122,7 +119,7 @@ pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Ident
         })
 }
 
-/// Whether the volume was made for this very claim, not for an earlier one of the same name.
+/// Returns `true` if the PersistentVolume was created for this claim and not for an earlier one of the same name.
 pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     reference.is_some_and(|reference| {
@@ -133,10 +130,10 @@ pub(crate) fn is_volume_of(volume: &PersistentVolume, claim: &PersistentVolumeCl
     })
 }
 
-/// The id of a claim's volume, and the name of its `PersistentVolume`, in the form everybody knows.
+/// Returns the id of a claim's volume, which is also the name of its PersistentVolume, in the usual form `pvc-UID`.
 ///
 /// # Errors
-/// When there is no UID, or one that an API server would not have given.
+/// When the claim has no UID, or one that an API server does not assign.
 pub(crate) fn volume_id_for(claim: &PersistentVolumeClaim) -> Result<VolumeId, Refusal> {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let refused = || Refusal::Uid(uid.to_owned());
@@ -146,15 +143,15 @@ pub(crate) fn volume_id_for(claim: &PersistentVolumeClaim) -> Result<VolumeId, R
     VolumeId::parse(&format!("pvc-{uid}")).map_err(|_invalid| refused())
 }
 
-/// The volume handle of a `PersistentVolume` that a person created.
+/// The error of a volume handle that is not a volume id. A person may have created the PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the volume handle is not a volume id: {0}")]
 pub(crate) struct InvalidHandle(pub(crate) String);
 
-/// The volume's id in the store.
+/// Returns the id in the store of the volume of a PersistentVolume.
 ///
 /// # Errors
-/// When the handle, which anybody may write into an object made by hand, is not one.
+/// When the volume handle is not a volume id.
 pub(crate) fn volume_id(volume: &PersistentVolume, identity: &Identity) -> Result<VolumeId, InvalidHandle> {
     let csi =
         volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).filter(|csi| csi.driver == identity.driver());
@@ -162,13 +159,13 @@ pub(crate) fn volume_id(volume: &PersistentVolume, identity: &Identity) -> Resul
     VolumeId::parse(handle).map_err(|error| InvalidHandle(error.to_string()))
 }
 
-/// The file system the volume says it is on.
+/// Returns the UUID of the file system that the PersistentVolume names.
 pub(crate) fn filesystem_uuid<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
     let attributes = volume.spec.as_ref()?.csi.as_ref()?.volume_attributes.as_ref()?;
     attributes.get(&identity.filesystem_uuid_attribute()).map(String::as_str)
 }
 
-/// Whether a term keeps the volume's pods off this node.
+/// Returns `true` if a term keeps the volume's pods off this node.
 fn contradicts(term: &NodeSelectorTerm, identity: &Identity) -> bool {
     let key = identity.topology_key();
     let mut topology = term.match_expressions.iter().flatten().filter(|expression| expression.key == key);

@@ -1,4 +1,4 @@
-//! StorageClass parameters, read all at once. Which there are and what they may say is the store's to know.
+//! Parses all parameters of a StorageClass. The store defines which parameters and values exist.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -11,19 +11,19 @@ mod reserved;
 /// The parameters of a storage class, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameters {
-    /// Of which kind and size mean nothing.
+    /// The settings of volumes; kind and capacity in it have no meaning.
     settings: VolumeSpec,
     pub(crate) node_loss: Policy,
 }
 
-/// Everything that is wrong with a class's parameters, all at once, so that it is mended in one go.
+/// All errors in the parameters of a class together, so that an administrator can correct them in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ParametersError {
     complaints: Vec<String>,
 }
 
 impl Parameters {
-    /// Reads a storage class's parameters.
+    /// Parses the parameters of a storage class.
     ///
     /// # Errors
     /// Names every unknown parameter and malformed value, and what is allowed instead. An unknown parameter
@@ -53,7 +53,7 @@ impl Parameters {
         }
     }
 
-    /// A volume made with them.
+    /// Returns the specification of a volume with these parameters.
     pub(crate) fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
         VolumeSpec { kind, capacity, ..self.settings }
     }

@@ -1,4 +1,4 @@
-//! The `PersistentVolume` object for a volume.
+//! The PersistentVolume of a volume.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 
 use crate::objects::{claim_status::STORAGE, identity::Identity, loss_policy::Policy, quantity};
 
-/// Tells kube-controller-manager that deleting the data is this driver's business.
+/// Tells kube-controller-manager that this driver deletes the data.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// Keeps the object until its data is gone, under the name that external-provisioner's users know it by. Only
-/// volumes with reclaim policy Delete carry it: a retained one may be removed by whoever likes.
+/// The finalizer that keeps a PersistentVolume until its data is deleted, under the name that external-provisioner uses. Only
+/// PersistentVolumes with reclaim policy Delete have it: users may delete a retained one at any time.
 pub(crate) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
-/// What becomes of a volume whose claim is gone.
+/// What happens to a volume when its claim is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReclaimPolicy {
     Delete,
@@ -43,7 +43,7 @@ pub(crate) struct Description<'a> {
     pub(crate) claim: &'a PersistentVolumeClaim,
     pub(crate) id: &'a VolumeId,
     pub(crate) kind: VolumeKind,
-    /// As the store keeps it, which may be a little more than was asked.
+    /// The capacity that the store returned, which may be slightly more than requested.
     pub(crate) capacity: Bytes,
     pub(crate) filesystem_uuid: String,
     pub(crate) reclaim_policy: ReclaimPolicy,
@@ -90,7 +90,7 @@ pub(crate) fn build(description: Description<'_>, identity: &Identity) -> Persis
     }
 }
 
-/// With the UID: a claim that is deleted and made again under the same name does not get the old one's data.
+/// Contains the UID: a newer claim of the same name does not get the data of the old one.
 fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -116,8 +116,8 @@ fn only_on_this_node(identity: &Identity) -> NodeSelector {
     }
 }
 
-/// Returns `true` if the data of a volume is to be deleted: its reclaim policy is Delete, and either its claim was deleted, or no
-/// claim has bound it and its object is being deleted.
+/// Returns `true` if the data of a PersistentVolume has to be deleted: its reclaim policy is Delete, and either its claim was
+/// deleted, or no claim has bound it and the PersistentVolume is being deleted.
 pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
     let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -125,11 +125,11 @@ pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
     policy == Some("Delete") && (phase == Some("Released") || phase == Some("Available") && is_deleted)
 }
 
-/// Adds or removes our entry in the list of finalizers and leaves those of others alone.
+/// Returns the patch that adds or removes this driver's finalizer and leaves all others unchanged.
 ///
-/// By a strategic merge, which names the entry and not the whole list: kube-controller-manager takes its own
-/// finalizer off a volume the moment it is marked, so that with a resource version a conflict would be the
-/// rule and not the exception.
+/// It is a strategic merge patch, which names one entry and not the whole list. kube-controller-manager removes its own
+/// finalizer at the moment when a PersistentVolume is marked for deletion, so with a resource version as a precondition most
+/// patches would end in a conflict.
 pub(crate) fn finalizer_patch(volume: &PersistentVolume, present: bool) -> Value {
     let directive = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     json!({ "metadata": { "uid": volume.metadata.uid, directive: [FINALIZER] } })

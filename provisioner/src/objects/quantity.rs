@@ -1,14 +1,13 @@
-//! Kubernetes quantities ("4Mi", "1.5e3", "500m") to whole bytes and back.
+//! Converts Kubernetes quantities ("4Mi", "1.5e3", "500m") to whole bytes and back.
 //!
-//! Own code, because what is published for it either computes in floating point or in a fixed decimal type
-//! that overflows with a panic; this is a storage driver, and a claim is somebody else's text. The grammar is
-//! that of apimachinery's `resource.Quantity`; where it rounds it rounds up, so nobody gets less than they
-//! asked for.
+//! Published crates for this compute in floating point, or in a fixed decimal type that panics on overflow. A claim is untrusted
+//! input, so neither is suitable. The grammar is that of apimachinery's `resource.Quantity`. Rounding is upwards, so a volume is
+//! never smaller than requested.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use loopfs::Bytes;
 
-/// Why a quantity is not a number of bytes.
+/// The reason why a quantity is not a number of bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QuantityError {
     /// The text does not follow the grammar.
@@ -25,8 +24,7 @@ pub(crate) enum QuantityError {
 /// The largest size Kubernetes itself can express, in bytes.
 const MAX_BYTES: u128 = i64::MAX as u128;
 
-/// Fractional digits of a binary-suffixed number that are looked at; the rest round up. apimachinery keeps
-/// nine.
+/// How many fractional digits of a number with a binary suffix count; the rest is rounded up. apimachinery keeps nine.
 const FRACTION_DIGITS: u32 = 18;
 
 /// Parses a quantity into bytes, rounding fractions of a byte up.
@@ -61,7 +59,7 @@ pub(crate) fn parse(quantity: &Quantity) -> Result<Bytes, QuantityError> {
     }
 }
 
-/// Writes bytes with the largest binary suffix that divides them, as `kubectl` would.
+/// Formats bytes with the largest binary suffix that divides them, as `kubectl` does.
 pub(crate) fn format(bytes: Bytes) -> Quantity {
     const SUFFIXES: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let mut value = bytes.0;
@@ -101,10 +99,10 @@ impl<'a> Number<'a> {
         self.integer.is_empty() && self.fraction.is_empty()
     }
 
-    /// The number times 10^`exponent`, rounded up; `None` when it needs more than 20 digits, for 2^64 has 20.
+    /// Returns the number times 10^`exponent`, rounded up, or `None` if it needs more than 20 digits: 2^64 has 20.
     fn times_power_of_ten(&self, exponent: i32) -> Option<u128> {
         const MOST_DIGITS: i64 = 20;
-        // Where the decimal point ends up, counted from the first digit of the integer part.
+        // The position of the decimal point, counted from the first digit of the integer part.
         let point = i64::try_from(self.integer.len()).ok()? + i64::from(exponent);
         let mut value: u128 = 0;
         let mut dropped = false;
@@ -127,7 +125,7 @@ impl<'a> Number<'a> {
         value.checked_add(u128::from(dropped))
     }
 
-    /// The number times 2^`shift`, rounded up.
+    /// Returns the number times 2^`shift`, rounded up.
     fn times_power_of_two(&self, shift: u32) -> Option<u128> {
         let integer = Number { integer: self.integer, fraction: "", suffix: "" }.times_power_of_ten(0)?;
         let kept = self.fraction.len().min(FRACTION_DIGITS as usize);
@@ -143,7 +141,7 @@ impl<'a> Number<'a> {
     }
 }
 
-/// What a suffix multiplies by.
+/// The factor of a suffix.
 enum Scale {
     Decimal(i32),
     Binary(u32),
@@ -173,7 +171,7 @@ impl Scale {
     }
 }
 
-/// `e3`, `E-2`, `e+10`: the exponent, clamped to where every value is zero or out of range anyway.
+/// Parses `e3`, `E-2`, `e+10`. Returns the exponent, limited to values beyond which every number is zero or out of range.
 fn decimal_exponent(suffix: &str) -> Option<i32> {
     let signed = suffix.strip_prefix(['e', 'E'])?;
     let digits = signed.strip_prefix(['+', '-']).unwrap_or(signed);

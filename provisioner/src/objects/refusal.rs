@@ -1,10 +1,10 @@
-//! Why a claim is refused.
+//! Reasons to refuse a claim.
 
 use loopfs::{Bytes, MountOptionError};
 
 use crate::objects::{parameters::ParametersError, quantity::QuantityError};
 
-/// Why a claim gets no volume until it or its class is changed.
+/// The reason why a claim gets no volume until the claim or its class is changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("storage class {0:?} does not exist")]
@@ -18,48 +18,46 @@ pub(crate) enum Refusal {
     #[error("storage class {class:?}: reclaimPolicy is {policy:?}; allowed: Delete, Retain")]
     ReclaimPolicy { class: String, policy: String },
     #[error(
-        "access mode {0:?} is not supported: the volume is local to one node, and starts empty; allowed: ReadWriteOnce, \
-         ReadWriteOncePod (to read only, mount the claim readOnly in the pod)"
+        "access mode {0:?} is not supported, because the volume is local to one node and starts empty; allowed: ReadWriteOnce, \
+         ReadWriteOncePod (for read-only access, mount the claim readOnly in the pod)"
     )]
     AccessMode(String),
     #[error("the claim has no access mode; allowed: ReadWriteOnce, ReadWriteOncePod")]
     NoAccessMode,
     #[error("volumeMode is {0:?}; allowed: Filesystem, Block")]
     VolumeMode(String),
-    #[error("the claim asks for no size: set spec.resources.requests.storage")]
+    #[error("the claim requests no size; set spec.resources.requests.storage")]
     NoSize,
-    #[error("the claim asks for 0 bytes: set spec.resources.requests.storage to at least 1")]
+    #[error("the claim requests 0 bytes; set spec.resources.requests.storage to at least 1")]
     ZeroSize,
     #[error("spec.resources.requests.storage: {0}")]
     Size(#[from] QuantityError),
     #[error(
-        "the claim wants to be filled from {0}, and an empty volume would not do; a data source can be a PersistentVolumeClaim \
-         or a VolumeSnapshot of the same namespace"
+        "the claim's data source {0} is not supported, so no volume was created; use a PersistentVolumeClaim or a \
+         VolumeSnapshot in the same namespace"
     )]
     DataSource(String),
-    #[error("{source_object}, which is to be copied, {why}")]
+    #[error("the claim's data source, {source_object}, {why}")]
     Source { source_object: String, why: &'static str },
     #[error(
-        "the claim is to be filled from one whose volumeMode is {0:?}, which therefore has to be its own"
+        "the claim's volumeMode differs from that of its data source; the data source's volumeMode is {0:?}"
     )]
     SourceMode(String),
+    #[error("the claim requests {requested}, but its data source has {of_source}; request at least as much")]
+    SourceSize { of_source: Bytes, requested: Bytes },
     #[error(
-        "the claim is to be filled from one of {of_source}, and asks for {asked}; ask for at least as much"
-    )]
-    SourceSize { of_source: Bytes, asked: Bytes },
-    #[error(
-        "spec.selector picks among volumes that exist; it cannot be combined with a class that makes new ones"
+        "spec.selector selects existing volumes; it cannot be combined with a class that creates volumes"
     )]
     Selector,
     #[error("spec.volumeAttributesClassName is {0:?}; volume attributes classes are not supported")]
     AttributesClass(String),
     #[error(
         "storage class {class:?}: its allowedTopologies do not allow node {node:?}, which was selected for the claim; change \
-         them, or the labels of the node, or remove the claim's annotation volume.kubernetes.io/selected-node"
+         the allowedTopologies or the labels of the node, or remove the claim's annotation volume.kubernetes.io/selected-node"
     )]
     Topology { class: String, node: String },
     #[error(
-        "storage class {class:?} has volumeBindingMode Immediate, and {} provide the volume, which is local to its node; set \
+        "storage class {class:?} has volumeBindingMode Immediate, and {} provide a volume, because volumes are local to one node; set \
          volumeBindingMode: WaitForFirstConsumer, or allowedTopologies that allow exactly one node of the driver",
         nodes_may(*nodes)
     )]
@@ -68,6 +66,7 @@ pub(crate) enum Refusal {
     Uid(String),
 }
 
+/// Returns the subject of "provide": how many nodes may.
 fn nodes_may(count: usize) -> String {
     if count == 0 { "no node may".to_owned() } else { format!("{count} nodes may") }
 }

@@ -1,4 +1,4 @@
-//! Which nodes a storage class allows.
+//! Decides which nodes a storage class allows.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::objects::identity::Identity;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) name: String,
-    /// Of its Node object, and the driver's own topology label.
+    /// The labels of its Node object, and the driver's own topology label.
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-/// Whether the class's `allowedTopologies` admit a node, as the scheduler reads them: one of the terms must match, and
-/// of a term all; none at all admits every node, and an empty term none.
+/// Returns `true` if the class's `allowedTopologies` allow a node, as the scheduler evaluates them: all expressions of at least one
+/// term must match. Without terms every node is allowed, and an empty term matches no node.
 pub(crate) fn allows(class: &StorageClass, node: &Candidate) -> bool {
     let terms = class.allowed_topologies.as_deref().unwrap_or_default();
     let matches =
@@ -28,13 +28,13 @@ pub(crate) fn allows(class: &StorageClass, node: &Candidate) -> bool {
         })
 }
 
-/// Whether volumes are made before a pod asks; what the API server takes a class without a mode for.
+/// Returns `true` if volumes of the class are created before a pod uses the claim, which is also the default of the API server.
 pub(crate) fn is_immediate(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref().is_none_or(|mode| mode == "Immediate")
 }
 
 pub(crate) fn candidate(name: &str, mut labels: BTreeMap<String, String>, identity: &Identity) -> Candidate {
-    // The kubelet sets it when the driver registers, which it may be about to do again.
+    // The kubelet sets this label when the driver registers, which may be in progress.
     labels.insert(identity.topology_key(), name.to_owned());
     Candidate { name: name.to_owned(), labels }
 }

@@ -1,16 +1,14 @@
-//! Volumes that are being provisioned, written down before they exist.
+//! Records of volumes that are being provisioned, written before the volumes exist.
 //!
-//! Between a volume and its `PersistentVolume` there is a moment in which only this process knows that they
-//! belong together. The record outlives the process: what it names and no `PersistentVolume` does was left
-//! behind by a crash or by a claim that was deleted meanwhile, and is safe to remove. A volume without a
-//! record is never touched, for it may be one whose object somebody deleted, or the whole of another
-//! cluster's.
+//! Between the creation of a volume and that of its PersistentVolume only this process knows that they belong together. The record
+//! outlives the process. If a record names a volume and no PersistentVolume does, a crash left it behind, or the claim was deleted
+//! in the meantime, and the volume is safe to remove. A volume without a record is never removed here: a user may have deleted its
+//! PersistentVolume, or the store may belong to another cluster.
 //!
-//! A record is the target of a symbolic link, which is there whole or not at all, and durable with its
-//! directory.
+//! A record is the target of a symbolic link. It exists completely or not at all, and an fsync of the directory makes it durable.
 //!
-//! The records lie beside the data directory and not on it. If one of the two is lost, that is harmless: a
-//! record without a volume means nothing, and a volume without a record is kept.
+//! The records are beside the data directory and not in it. Losing one of the two is harmless: a record without a volume has no
+//! effect, and a volume without a record is kept.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +31,7 @@ pub(crate) struct Intents {
     directory: PathBuf,
 }
 
-/// The claim a volume is made for.
+/// The claim for which a volume is created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Intent {
     pub(crate) namespace: String,
@@ -50,7 +48,7 @@ impl Intent {
         }
     }
 
-    /// The claim, to look it up by; compare the UID as well.
+    /// Returns the key of the claim in the cache. The caller must compare the UID as well.
     pub(crate) fn claim(&self) -> ObjectRef<PersistentVolumeClaim> {
         ObjectRef::new(&self.name).within(&self.namespace)
     }
@@ -79,7 +77,7 @@ impl IntentError {
 }
 
 impl Intents {
-    /// The records that belong to a data directory: `/var/lib/loopfs/data` has its in
+    /// Returns the records of a data directory: `/var/lib/loopfs/data` has its in
     /// `/var/lib/loopfs/data.provisioning`.
     pub(crate) fn beside(data_dir: &Path) -> Self {
         let mut name = data_dir.file_name().unwrap_or_default().to_owned();
@@ -87,15 +85,15 @@ impl Intents {
         Intents { directory: data_dir.with_file_name(name) }
     }
 
-    /// Writes a record down; when this returns it survives a power cut.
+    /// Writes a record. When this returns, the record survives a power cut.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the record could not be written or made durable.
     pub(crate) fn record(&self, id: &VolumeId, intent: &Intent) -> Result<(), IntentError> {
         if let Err(error) = fs::create_dir(&self.directory)
             && error.kind() != io::ErrorKind::AlreadyExists
         {
-            return Err(IntentError::at("make the directory", &self.directory)(error));
+            return Err(IntentError::at("create the directory", &self.directory)(error));
         }
         let path = self.path(id);
         let text = serde_json::to_string(intent)
@@ -105,15 +103,15 @@ impl Intents {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(IntentError::at("write", &path)(error))
             }
-            // Whoever wrote it may have died before it was durable.
+            // The process that wrote an existing record may have died before the record was durable.
             _ => File::open(&self.directory)
                 .and_then(|directory| directory.sync_all())
                 .map_err(IntentError::at("fsync", &self.directory)),
         }
     }
 
-    /// Takes a record away. If the machine dies before that is on disk, the record is there again, and found
-    /// to be done.
+    /// Removes a record. If the machine loses power before the removal is durable, the record exists again, and the cleanup of
+    /// orphaned volumes removes it.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -127,10 +125,10 @@ impl Intents {
         }
     }
 
-    /// All records. Files that are none are passed over: whoever put them there may have them.
+    /// Returns all records. Other files are skipped and stay.
     ///
     /// # Errors
-    /// When the directory cannot be read; one that does not exist holds nothing.
+    /// When the directory cannot be read. A missing directory has no records.
     pub(crate) fn list(&self) -> Result<BTreeMap<VolumeId, Intent>, IntentError> {
         let failed = || IntentError::at("read", &self.directory);
         let entries = match fs::read_dir(&self.directory) {
@@ -146,7 +144,9 @@ impl Intents {
             let intent = text.and_then(|text| serde_json::from_slice(text.as_os_str().as_bytes()).ok());
             match (id, intent) {
                 (Some(id), Some(intent)) => drop(intents.insert(id, intent)),
-                _ => tracing::warn!(path = %path.display(), "not a record of provisioning; left alone"),
+                _ => {
+                    tracing::warn!(path = %path.display(), "skipped a file that is not a record of provisioning")
+                }
             }
         }
         Ok(intents)
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_record_is_left_alone() {
+    fn files_that_are_not_records_are_skipped() {
         let scratch = tempfile::tempdir().unwrap();
         let intents = Intents::beside(&scratch.path().join("data"));
         fs::create_dir(&intents.directory).unwrap();

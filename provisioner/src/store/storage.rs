@@ -1,8 +1,8 @@
-//! The node's volume store as the rest of the process sees it: open, or not and why.
+//! The node's volume store for the other tasks: open, or unavailable and why.
 //!
-//! The store may be unusable when the process starts (not mounted, another disk, no quotas) or become so
-//! later. Neither ends the process: it keeps trying, says on the Node object what is wrong and what to do,
-//! and carries on once it is right.
+//! The store may be unusable when the process starts (not mounted, another disk, no quotas) or become so later. The process keeps
+//! running: it retries, records an event on the Node object that says what is wrong and what to do, and continues when the store
+//! is usable.
 
 use std::{fs::File, os::fd::AsFd, sync::Arc, time::Duration};
 
@@ -22,23 +22,23 @@ use crate::{
     },
 };
 
-/// Opens the store.
+/// A function that opens the store.
 pub(crate) type Opener = Arc<dyn Fn() -> Result<Arc<dyn Volumes>, VolumeError> + Send + Sync>;
 
-/// The store, shared by everything in the process.
+/// The store, which all tasks of the process share.
 #[derive(Debug)]
 pub(crate) struct Storage {
     state: watch::Sender<State>,
     foreground: Arc<ForegroundOps>,
 }
 
-/// What is known of it.
+/// The state of the store.
 #[derive(Debug, Clone)]
 pub(crate) enum State {
-    /// Nobody has tried to open it yet.
+    /// No attempt to open it has completed yet.
     Untried,
     Unavailable(String),
-    /// No file system was ever mounted at the data directory. That is no fault of a node that has no disk for volumes.
+    /// No file system was ever mounted at the data directory. On a node without a disk for volumes that is no error.
     Absent(String),
     Open(Arc<dyn Volumes>),
 }
@@ -60,7 +60,7 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// From now on operations go to this store.
+    /// Directs all operations to this store from now on.
     pub(crate) fn open(&self, volumes: Arc<dyn Volumes>) {
         self.state.send_replace(State::Open(volumes));
     }
@@ -77,22 +77,21 @@ impl Storage {
         });
     }
 
-    /// Whether the store is open, as far as is known without asking it: before other steps are taken for its
-    /// sake.
+    /// Checks that the store was open at the last access. For use before steps that are useless without it.
     ///
     /// # Errors
-    /// [`StorageError::Unavailable`] when it is not.
+    /// [`StorageError::Unavailable`] if it was not.
     pub(crate) fn require_open(&self) -> Result<(), StorageError> {
         self.state.borrow().volumes().map(drop)
     }
 
-    /// Returns once it has been opened, or an attempt to open it has failed.
+    /// Returns once the store was opened or an attempt to open it failed.
     pub(crate) async fn tried(&self) {
-        // An error would mean that the sender is gone, and it is right here.
+        // An error would mean that the sender was dropped, but `self` holds it.
         drop(self.changes().wait_for(|state| !matches!(state, State::Untried)).await);
     }
 
-    /// Changes whenever it is opened or lost.
+    /// Returns a receiver that is notified whenever the store opens or becomes unavailable.
     pub(crate) fn changes(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }
@@ -111,7 +110,7 @@ impl Storage {
         self.run_blocking(operation).await
     }
 
-    /// As [`run`](Self::run), for work that nobody waits for: it is given what makes it wait for those who do.
+    /// Runs background work as [`run`](Self::run) does. The operation gets a function that yields to foreground operations.
     ///
     /// # Errors
     /// See [`StorageError`].
@@ -145,15 +144,14 @@ impl Storage {
     }
 }
 
-/// The first retry of opening the store comes after this, and each further one after twice as long,
+/// Wait before the first retry of opening the store. Each further wait is twice as long,
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// but never longer than this. A change of the mount table cuts the wait short.
+/// up to this time. A change of the mount table ends the wait.
 const RETRY_LONGEST: Duration = Duration::from_secs(60);
-/// An open store is looked at this often, besides before every operation.
+/// Interval at which an open store is verified, in addition to the check before every operation.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Opens the store, watches over it and opens it again, for ever. `opened` is called each time it becomes
-/// usable.
+/// Opens the store, verifies it and opens it again until shutdown. Calls `opened` each time the store becomes usable.
 pub(crate) async fn keep_open(
     storage: &Storage,
     open: Opener,
@@ -199,13 +197,13 @@ pub(crate) async fn keep_open(
     }
 }
 
-/// Returns once the open store is not usable any more.
+/// Returns once the open store is unavailable.
 async fn until_lost(storage: &Storage, mounts: &MountTable) {
     let mut state = storage.state.subscribe();
     loop {
         tokio::select! {
             lost = state.wait_for(|state| !matches!(state, State::Open(_))) => {
-                // An error would mean that the sender is gone, and `storage` holds it.
+                // An error would mean that the sender was dropped, but `storage` holds it.
                 return drop(lost);
             }
             () = mounts.changed_within(VERIFY_INTERVAL) => {}
@@ -216,7 +214,7 @@ async fn until_lost(storage: &Storage, mounts: &MountTable) {
     }
 }
 
-/// The kernel's mount table of this mount namespace, which can be polled for changes (proc(5)).
+/// The mount table of this mount namespace, which can be polled for changes (proc(5)).
 struct MountTable {
     mountinfo: Option<Arc<File>>,
 }
@@ -224,15 +222,15 @@ struct MountTable {
 impl MountTable {
     fn open() -> Self {
         let mountinfo = File::open("/proc/self/mountinfo").inspect_err(|error| {
-            tracing::warn!(%error, "cannot watch /proc/self/mountinfo; a mended mount is noticed at the next retry instead");
+            tracing::warn!(%error, "cannot watch /proc/self/mountinfo; a repaired mount is noticed at the next retry instead");
         });
         MountTable { mountinfo: mountinfo.ok().map(Arc::new) }
     }
 
-    /// Returns at the next change, or when the time is up.
+    /// Returns at the next change, or when the time has passed.
     async fn changed_within(&self, time: Duration) {
         let Some(mountinfo) = self.mountinfo.clone() else { return sleep(time).await };
-        // The wait is a thread's; it ends with this future, whose end of the pipe closes when it is dropped.
+        // A thread waits. It ends with this future, which closes its end of the pipe when it is dropped.
         let Ok((ended, _end)) = std::io::pipe() else { return sleep(time).await };
         let polled = tokio::task::spawn_blocking(move || {
             let mut awaited = [
@@ -270,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_is_opened_when_it_can_be_and_again_after_it_was_lost() {
+    async fn a_store_is_opened_when_usable_and_again_after_it_was_unavailable() {
         let volumes = Arc::new(FakeStore::of_size(Bytes(1 << 30)));
         volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
         let model = Arc::clone(&volumes);
@@ -309,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_about_one_volume_leaves_the_store_open() {
+    async fn an_error_of_one_volume_leaves_the_store_open() {
         let storage = Storage::default();
         storage.open(Arc::new(FakeStore::of_size(Bytes(0))));
         let full = fake_store::error(ErrorKind::NoSpace, "full");

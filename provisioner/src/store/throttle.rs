@@ -1,37 +1,38 @@
-//! Work that nobody waits for gives way to what somebody waits for.
+//! Throttles background deletion while the provisioner handles claims.
 //!
-//! Both take the same processors, and the same log of the file system: a claim that is provisioned while a million files
-//! are removed would wait for many of them. So the removal rests while an operation is under way. Only for a moment at a
-//! time, for it shall come to its end on a node that is never idle as well.
+//! Both use the same processors and the same log of the file system. A claim that is provisioned while a million files are
+//! deleted would wait for many of them. Deletion therefore pauses while a foreground operation is in progress. Each pause is
+//! short, so deletion also completes on a node that is never idle.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-/// Worked between two looks at the foreground. Short beside what an operation takes.
+/// Time of background work between two pauses. Short compared with a foreground operation.
 const WORK_SLICE: Duration = Duration::from_millis(10);
-/// Waited at most, however much foreground there is.
+/// Longest pause, however many foreground operations there are.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// The operations that are under way.
+/// The foreground operations in progress.
 #[derive(Debug, Default)]
 pub(crate) struct ForegroundOps {
     in_progress: Mutex<usize>,
     ended: Condvar,
 }
 
-/// One of them, until it is dropped.
+/// A foreground operation, in progress until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ForegroundGuard<'a>(&'a ForegroundOps);
 
 impl ForegroundOps {
+    /// Registers a foreground operation.
     pub(crate) fn enter(&self) -> ForegroundGuard<'_> {
         *self.lock() += 1;
         ForegroundGuard(self)
     }
 
-    /// Returns once nothing is under way, or the time is up.
+    /// Blocks until no foreground operation is in progress or the timeout expires.
     fn wait_until_idle(&self, timeout: Duration) {
         let waited = self.ended.wait_timeout_while(self.lock(), timeout, |in_progress| *in_progress > 0);
         drop(waited);
@@ -50,7 +51,7 @@ impl Drop for ForegroundGuard<'_> {
     }
 }
 
-/// What makes work give way.
+/// Pauses one background task.
 #[derive(Debug)]
 pub(crate) struct BackgroundThrottle {
     foreground: Arc<ForegroundOps>,
@@ -62,7 +63,7 @@ impl BackgroundThrottle {
         BackgroundThrottle { foreground, resumed_at: Instant::now() }
     }
 
-    /// Blocks where it is time to. To be called between two steps of the work.
+    /// Pauses if the time slice is used up. The background task calls it between two steps.
     pub(crate) fn yield_now(&mut self) {
         if self.resumed_at.elapsed() >= WORK_SLICE {
             self.foreground.wait_until_idle(MAX_PAUSE);
@@ -80,7 +81,7 @@ mod tests {
     const EVER: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn nobody_waits_where_nothing_is_under_way() {
+    fn an_idle_foreground_does_not_pause_the_background() {
         let foreground = ForegroundOps::default();
         foreground.wait_until_idle(EVER);
         drop((foreground.enter(), foreground.enter()));
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_to_end_lets_the_work_go_on() {
+    fn the_end_of_the_last_foreground_operation_ends_the_pause() {
         let foreground = ForegroundOps::default();
         let guards = [foreground.enter(), foreground.enter()];
         thread::scope(|scope| {
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_without_end_holds_nobody_up_for_ever() {
+    fn endless_foreground_operations_do_not_stop_the_background() {
         let foreground = Arc::new(ForegroundOps::default());
         let _guard = foreground.enter();
         let mut throttle = BackgroundThrottle::new(Arc::clone(&foreground));

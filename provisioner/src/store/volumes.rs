@@ -1,7 +1,7 @@
-//! What the provisioner asks of a volume store: the few calls of [`loopfs::VolumeStore`] it makes.
+//! The volume store's interface for the provisioner: the calls of [`loopfs::VolumeStore`] that it uses.
 //!
-//! A seam, so that tests can run the I/O paths on machines without XFS project quotas. It adds nothing and
-//! decides nothing; the store itself is tested where it lives, on real kernels.
+//! Tests implement it in order to run the I/O paths on machines without XFS project quotas. It adds nothing and decides nothing.
+//! The store itself is tested in its own crate, on real kernels.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -12,22 +12,22 @@ use loopfs::{
 
 /// A store of volumes. Calls block.
 pub(crate) trait Volumes: Send + Sync + 'static {
-    /// UUID of the file system that holds the volumes, in its usual text form.
+    /// Returns the UUID of the file system of the volumes, in its usual text form.
     fn filesystem_uuid(&self) -> String;
     /// See [`VolumeStore::verify`].
     fn verify(&self) -> Result<(), VolumeError>;
     /// See [`VolumeStore::recover`].
     fn recover(&self) -> Result<String, VolumeError>;
-    /// See [`VolumeStore::create`]; answers the capacity as stored.
+    /// See [`VolumeStore::create`]; returns the recorded capacity.
     fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Bytes, VolumeError>;
-    /// A copy of a volume or snapshot; see [`VolumeStore::clone_from`]. Answers the capacity as stored.
+    /// Copies a volume or snapshot; see [`VolumeStore::clone_from`]. Returns the recorded capacity.
     fn clone_from(
         &self,
         source: ContentSource<'_>,
         id: &VolumeId,
         spec: &VolumeSpec,
     ) -> Result<Bytes, VolumeError>;
-    /// See [`VolumeStore::grow`]; answers the capacity as stored.
+    /// See [`VolumeStore::grow`]; returns the recorded capacity.
     fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
     /// See [`VolumeStore::await_refreshed`].
     fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError>;
@@ -53,7 +53,7 @@ pub(crate) trait Volumes: Send + Sync + 'static {
     fn repair_project(&self, id: &VolumeId) -> Result<u64, VolumeError>;
 }
 
-/// A store's refusal: what kind, and the sentence that names operation, object and remedy.
+/// An error of the store: its kind, and a text that names operation, object and remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct VolumeError {
@@ -62,7 +62,7 @@ pub(crate) struct VolumeError {
 }
 
 impl VolumeError {
-    /// Whether this is about the store as a whole: nothing will work until an operator has mended it.
+    /// Returns `true` if the error concerns the store as a whole: all operations fail until an administrator has repaired it.
     pub(crate) fn concerns_the_store(&self) -> bool {
         matches!(
             self.kind,
@@ -75,22 +75,22 @@ impl VolumeError {
         )
     }
 
-    /// Whether a retry can only succeed after somebody asks for less or makes room.
+    /// Returns `true` if a retry can only succeed after a smaller request or after space was freed.
     pub(crate) fn is_infeasible(&self) -> bool {
         matches!(self.kind, ErrorKind::NoSpace | ErrorKind::InvalidInput | ErrorKind::NotFound)
     }
 }
 
-/// Why an operation on volumes failed.
+/// The error of an operation on volumes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StorageError {
     /// The store is not open.
     #[error("the storage of this node is not usable now: {0}")]
     Unavailable(String),
-    /// The store refused.
+    /// The store returned an error.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// A bug: the operation panicked. The store's own recovery takes care of what it left behind.
+    /// A bug: the operation panicked. The store's own recovery cleans up after it.
     #[error("internal error in the volume store, see the provisioner's log")]
     Panicked,
 }

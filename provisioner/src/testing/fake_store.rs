@@ -1,4 +1,4 @@
-//! A volume store in memory, as far as this crate's tests need to break one.
+//! A fake volume store in memory, with the failures that this crate's tests need.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,14 +19,14 @@ use crate::{
     testing::fixtures,
 };
 
-/// A store of a given size. What is deleted takes its room until the trash is emptied, as in the real one.
+/// A store of a given size. Deleted volumes occupy their space until the trash is emptied, as in the real store.
 pub(crate) struct FakeStore {
     state: Mutex<State>,
     once_made: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     copies: Meeting,
 }
 
-/// Copies that wait for one another.
+/// A barrier for concurrent copies.
 #[derive(Default)]
 struct Meeting {
     wanted: AtomicUsize,
@@ -48,17 +48,17 @@ impl Meeting {
 pub(crate) struct State {
     pub(crate) size: Bytes,
     pub(crate) volumes: BTreeMap<VolumeId, (VolumeKind, Bytes)>,
-    /// What was made from what.
+    /// The data source of each copy.
     pub(crate) copies: BTreeMap<VolumeId, String>,
     pub(crate) snapshots: BTreeMap<SnapshotId, VolumeKind>,
     pub(crate) trash: Vec<Bytes>,
-    /// What a search finds.
+    /// The result of a search for foreign files.
     pub(crate) foreign: Vec<ForeignFiles>,
-    /// What is wrong with the store as a whole.
+    /// The error of all operations.
     pub(crate) broken: Option<VolumeError>,
-    /// What is wrong with its volumes.
+    /// Deleting a volume fails, because it is in use.
     pub(crate) busy: bool,
-    /// Whether somebody tells the devices of images that these have grown.
+    /// The CSI driver refreshes the capacity of loop devices.
     pub(crate) refreshed: bool,
 }
 
@@ -75,18 +75,18 @@ impl FakeStore {
         self.state.lock().unwrap()
     }
 
-    /// Has something happen when the next volume has been made, before its maker knows.
+    /// Calls a function when the next volume was created, before `create` returns.
     #[cfg(feature = "apiserver-tests")]
     pub(crate) fn once_made(&self, happen: impl FnOnce() + Send + 'static) {
         *self.once_made.lock().unwrap() = Some(Box::new(happen));
     }
 
-    /// Has each copy wait until so many are in progress.
+    /// Makes each copy wait until so many are in progress.
     pub(crate) fn copies_meet(&self, wanted: usize) {
         self.copies.wanted.store(wanted, Ordering::Relaxed);
     }
 
-    /// How many copies have begun.
+    /// Returns how many copies have begun.
     pub(crate) fn copies_begun(&self) -> usize {
         *self.copies.arrived.lock().unwrap()
     }

@@ -1,4 +1,4 @@
-//! Any object an API server can hold gets an answer: whole, torn and odd ones go through every pure decision.
+//! Tests that every pure decision accepts every object that an API server can hold: complete, incomplete and unusual ones.
 
 use std::time::Duration;
 
@@ -194,7 +194,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn every_object_that_is_kept_can_be_compared(of_declared in damages(), of_found in damages(), ours in any::<bool>()) {
+    fn malformed_managed_objects_can_be_compared(of_declared in damages(), of_found in damages(), ours in any::<bool>()) {
         let identity = fixtures::identity();
         let manifests = [
             include_str!("../../../csi/deploy/csidriver.yaml"),

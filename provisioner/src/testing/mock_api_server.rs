@@ -1,4 +1,4 @@
-//! An API server of which a test says beforehand what it will be asked and what it answers.
+//! A mock API server: a test declares the expected requests and the response to each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ use crate::{
     testing::{fake_store::FakeStore, fixtures},
 };
 
-/// One request, in full, and its answer.
+/// One complete expected request and its response.
 #[derive(Debug)]
 pub(crate) struct ExpectedRequest {
     method: Method,
@@ -65,7 +65,7 @@ impl ExpectedRequest {
         self
     }
 
-    /// As the API server refuses: with details of the object that the path names.
+    /// Responds with an error as the API server does, with details of the object that the path names.
     pub(crate) fn refuse(self, status: u16, reason: &str) -> Self {
         let details = details(self.path);
         self.refuse_with(status, reason, details)
@@ -88,7 +88,7 @@ impl ExpectedRequest {
         (self, Paused { requested, respond })
     }
 
-    /// As a proxy before the API server refuses.
+    /// Responds with an error as a proxy in front of the API server does.
     pub(crate) fn refuse_by_proxy(mut self, status: u16) -> Self {
         self.status = status;
         self.answer = b"<html>no such page</html>".to_vec();
@@ -117,7 +117,7 @@ pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> ExpectedRequest {
     expect(Method::GET, "/api/v1/persistentvolumes", None).answer(list)
 }
 
-/// What a test holds on to.
+/// A context with a fake store and a mock API server.
 pub(crate) struct TestContext {
     pub(crate) ctx: Arc<Context>,
     pub(crate) volumes: Arc<FakeStore>,
@@ -127,7 +127,7 @@ pub(crate) struct TestContext {
     _scratch: tempfile::TempDir,
 }
 
-/// What the caches hold.
+/// The content of the caches.
 #[derive(Default)]
 pub(crate) struct Caches {
     pub(crate) claims: Vec<PersistentVolumeClaim>,
@@ -135,7 +135,7 @@ pub(crate) struct Caches {
     pub(crate) classes: Vec<StorageClass>,
 }
 
-/// A request that does not come fails a test as much as one that should not have.
+/// A missing request fails a test, as an unexpected one does.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl TestContext {
@@ -167,7 +167,7 @@ impl TestContext {
         TestContext { ctx, volumes, class_cache, event_requests, server, _scratch: scratch }
     }
 
-    /// Checks that all was asked that should have been, and answers the reasons of the events, in order.
+    /// Checks that all expected requests were received. Returns the reasons of the events, in order.
     pub(crate) async fn finish(self) -> Vec<&'static str> {
         let TestContext { ctx, mut event_requests, server, .. } = self;
         drop(ctx);

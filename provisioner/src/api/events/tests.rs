@@ -82,7 +82,7 @@ impl CapacityConfig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_at_once_are_written_at_a_rate_and_in_order() {
+async fn many_requests_are_written_in_order_at_a_limited_rate() {
     let publishing = CapacityConfig::start();
     let start = Instant::now();
     let about = |number: u32| {
@@ -104,7 +104,7 @@ async fn many_at_once_are_written_at_a_rate_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_words_do_not_wait() {
+async fn queued_events_are_written_without_rate_limit_on_shutdown() {
     let (publishing, start) = (CapacityConfig::start(), Instant::now());
     for number in 0..2 * BURST {
         let mut request = request("no space");
@@ -116,7 +116,7 @@ async fn last_words_do_not_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_used_is_kept_for_later_up_to_a_burst() {
+async fn unused_tokens_accumulate_up_to_a_burst() {
     let mut bucket = TokenBucket { next: Instant::now() };
     for idle in [Duration::ZERO, EVENT_INTERVAL * BURST * 2] {
         tokio::time::sleep(idle).await;
@@ -132,7 +132,7 @@ async fn what_is_not_used_is_kept_for_later_up_to_a_burst() {
 
 /// What the API server is sent: one event, and then its count.
 #[tokio::test(start_paused = true)]
-async fn the_same_notice_over_and_over_is_two_writes() {
+async fn repetitions_of_one_request_are_two_writes() {
     let publishing = CapacityConfig::start();
     for _ in 0..4 {
         publishing.queue.send(request("no space")).await.unwrap();
@@ -155,7 +155,7 @@ async fn the_same_notice_over_and_over_is_two_writes() {
         (&json!("Warning"), &json!("ProvisioningFailed"), &json!("no space"), &json!("csi.loopfs.dev"))
     );
     assert_eq!(*repeated_at, format!("{events}/{}", created["metadata"]["name"].as_str().unwrap()));
-    assert_eq!(repeated["series"]["count"], 4, "the third came too soon after the first to be told");
+    assert_eq!(repeated["series"]["count"], 4, "the third came too soon after the first to be written");
 }
 
 #[test]

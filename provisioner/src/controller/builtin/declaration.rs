@@ -1,5 +1,5 @@
-//! Reading a ConfigMap of manifests. All or nothing: of a declaration that is understood in part, the rest would be taken for no
-//! longer declared, and removed.
+//! Parses a ConfigMap of manifests, completely or not at all: if part of a declaration were ignored, its objects would count as
+//! not declared any more and would be deleted.
 
 use std::collections::BTreeMap;
 
@@ -11,40 +11,42 @@ use serde_json::{Map, Value, json};
 use super::kinds::{KINDS, Key, Kind};
 use crate::objects::identity::{Identity, MANAGER};
 
-/// Says who keeps an object, as everybody writes it.
+/// The recommended label for the manager of an object.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Says of which driver it is: several may run in one cluster.
+/// The recommended label for the instance: the driver, because several drivers may run in one cluster.
 const INSTANCE: &str = "app.kubernetes.io/instance";
 
-/// What a ConfigMap declares.
+/// The objects that a ConfigMap declares.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Declaration {
-    /// Of the ConfigMap.
+    /// The resource version of the ConfigMap.
     pub(crate) version: Option<String>,
     pub(crate) objects: BTreeMap<Key, DynamicObject>,
 }
 
-/// Why a ConfigMap is of no use.
+/// The reason why a declaration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DeclarationError {
     #[error("{file}: {message}")]
     Yaml { file: String, message: String },
     #[error(
-        "{file}: {kind:?} of {api_version:?} is no kind that is kept; these are: {}",
+        "{file}: {kind:?} of {api_version:?} is not a supported kind; supported: {}",
         KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ")
     )]
     Kind { file: String, api_version: String, kind: String },
     #[error("{file}: a {kind} has no name")]
     Unnamed { file: String, kind: &'static str },
-    #[error("{file}: {kind} {name} is of namespace {given:?}, and only in {namespace:?} are objects kept")]
+    #[error(
+        "{file}: {kind} {name} has namespace {given:?}; only objects in namespace {namespace:?} can be declared"
+    )]
     Namespace { file: String, kind: &'static str, name: String, given: String, namespace: String },
-    #[error("{file}: {kind} {name} has an aggregationRule, and its rules would be another controller's")]
+    #[error("{file}: {kind} {name} has an aggregationRule, but then another controller writes its rules")]
     Aggregated { file: String, kind: &'static str, name: String },
     #[error("{file}: {kind} {name} is declared twice")]
     Twice { file: String, kind: &'static str, name: String },
 }
 
-/// The labels by which the objects of a driver are known.
+/// Returns the labels of the objects that the provisioners of a driver manage.
 pub(crate) fn labels(identity: &Identity) -> BTreeMap<String, String> {
     BTreeMap::from([
         (MANAGED_BY.to_owned(), MANAGER.to_owned()),
@@ -52,18 +54,18 @@ pub(crate) fn labels(identity: &Identity) -> BTreeMap<String, String> {
     ])
 }
 
-/// The same as a selector.
+/// Returns the label selector of these objects.
 pub(crate) fn selector(identity: &Identity) -> String {
     labels(identity).iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
-/// Whether an object is kept by the provisioners of this driver.
+/// Returns `true` if the provisioners of this driver manage the object.
 pub(crate) fn is_ours(object: &DynamicObject, identity: &Identity) -> bool {
     let found = object.metadata.labels.as_ref();
     labels(identity).iter().all(|(key, value)| found.and_then(|found| found.get(key)) == Some(value))
 }
 
-/// An object as a manifest has it. Of its metadata, only this is kept.
+/// A manifest. Other metadata is not allowed.
 #[derive(Deserialize)]
 struct Manifest {
     #[serde(rename = "apiVersion", default)]
@@ -85,10 +87,10 @@ struct Metadata {
     annotations: Option<BTreeMap<String, String>>,
 }
 
-/// Reads a declaration.
+/// Parses a declaration.
 ///
 /// # Errors
-/// At the first thing that is not understood.
+/// The first error that it finds.
 pub(crate) fn parse(
     config_map: &ConfigMap,
     namespace: &str,
@@ -159,7 +161,7 @@ fn declared(
     Ok((Key::of(known, &object), object))
 }
 
-/// What the API server writes into bindings where it is left out: the group of roles, of users and of groups.
+/// Adds the defaults that the API server sets in bindings: the API group of roles, users and groups.
 fn complete(data: &mut Map<String, Value>) {
     let is_account = |subject: &Value| {
         subject.get("kind").and_then(Value::as_str).is_none_or(|kind| kind == "ServiceAccount")
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifests_that_users_apply_are_a_declaration() {
+    fn the_manifests_of_csi_deploy_are_a_valid_declaration() {
         let declaration = parsed(&[
             ("csidriver.yaml", include_str!("../../../../csi/deploy/csidriver.yaml")),
             ("rbac.yaml", include_str!("../../../../csi/deploy/rbac.yaml")),
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_has_the_group_that_it_would_be_given() {
+    fn subjects_get_the_default_api_group() {
         let binding = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: b}, \
                        roleRef: {kind: ClusterRole, name: r}, \
                        subjects: [{kind: User, name: u}, {kind: ServiceAccount, name: s, namespace: n}]}";
@@ -229,13 +231,13 @@ mod tests {
     #[case::no_object("[]", "a.yaml: invalid type")]
     #[case::other_kind(
         "{apiVersion: v1, kind: Secret, metadata: {name: s}}",
-        "\"Secret\" of \"v1\" is no kind that is kept; these are: CSIDriver, "
+        "\"Secret\" of \"v1\" is not a supported kind; supported: CSIDriver, "
     )]
     #[case::other_version(
         "{apiVersion: storage.k8s.io/v1beta1, kind: CSIDriver, metadata: {name: s}}",
-        "is no kind that is kept"
+        "is not a supported kind"
     )]
-    #[case::no_kind("{metadata: {name: s}}", "\"\" of \"\" is no kind")]
+    #[case::no_kind("{metadata: {name: s}}", "\"\" of \"\" is not a supported kind")]
     #[case::no_name("{apiVersion: storage.k8s.io/v1, kind: CSIDriver}", "a CSIDriver has no name")]
     #[case::owned(
         "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s, ownerReferences: []}}",
@@ -243,11 +245,11 @@ mod tests {
     )]
     #[case::elsewhere(
         "{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: r, namespace: kube-system}}",
-        "Role r is of namespace \"kube-system\", and only in \"loopfs-system\""
+        "Role r has namespace \"kube-system\"; only objects in namespace \"loopfs-system\""
     )]
     #[case::nowhere(
         "{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {name: r}}",
-        "is of namespace \"\""
+        "has namespace \"\""
     )]
     #[case::aggregated(
         "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: r}, aggregationRule: {}}",
@@ -257,7 +259,7 @@ mod tests {
         "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s}}\n---\n{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: s}}",
         "CSIDriver s is declared twice"
     )]
-    fn refuses_what_it_does_not_understand(#[case] text: &str, #[case] expected: &str) {
+    fn invalid_declarations_are_rejected(#[case] text: &str, #[case] expected: &str) {
         match parsed(&[("a.yaml", text)]) {
             Ok(declaration) => assert!(expected.is_empty() && declaration.objects.is_empty()),
             Err(error) => {

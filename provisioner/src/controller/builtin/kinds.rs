@@ -1,4 +1,4 @@
-//! The kinds of objects that are kept, and of each the fields.
+//! The kinds of managed objects, and the fields of each.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub(crate) struct Kind {
     pub(crate) name: &'static str,
     plural: &'static str,
     pub(crate) namespaced: bool,
-    /// The object in which the fields are, or the object itself.
+    /// The member that contains the fields; `None` if the object itself does.
     pub(crate) within: Option<&'static str>,
     pub(crate) fields: &'static [Field],
 }
@@ -21,16 +21,16 @@ pub(crate) struct Kind {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub(crate) name: &'static str,
-    /// What the API server makes of it when it is not given.
+    /// The value that the API server sets if the field is missing.
     pub(crate) default: Default,
-    /// The API server lets nobody change it: the object has to be made anew.
+    /// Immutable: to change the field, the object must be deleted and created again.
     pub(crate) fixed: bool,
 }
 
-/// What a field is when it is not given.
+/// The default of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Default {
-    /// Absent, or empty, which is the same.
+    /// Absent or empty, which have the same meaning.
     Empty,
     Bool(bool),
     Zero,
@@ -157,7 +157,7 @@ pub(crate) const KINDS: &[Kind] = &[
     },
 ];
 
-/// Which object.
+/// The identity of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) kind: &'static str,

@@ -1,9 +1,9 @@
-//! Built-in objects: what the driver needs in the cluster is kept as a ConfigMap declares it.
+//! Built-in objects: keeps the cluster objects that the driver needs in the state that a ConfigMap declares.
 //!
-//! The ConfigMap holds the very manifests that a user applies. Every provisioner watches it and the objects that are labelled as
-//! its driver's, so there is no leader and nobody to wait for; that several repair the same is made harmless: each write is under the
-//! condition that the object still is what the decision was made on, and each decision is made on the declaration as it is then.
-//! A provisioner that has not heard of a new declaration yet could otherwise undo what another has just done about it.
+//! The ConfigMap holds the same manifests that a user applies. Every provisioner watches it and the objects with the labels of its
+//! driver, so there is no leader to wait for. Several provisioners may repair the same object without harm: each write has the
+//! resource version of the decision as a precondition, and each decision is based on the declaration as the API server holds it at
+//! that time. Otherwise a provisioner that has not received a new declaration yet could undo what another has just changed.
 
 pub(crate) mod declaration;
 pub(crate) mod kinds;

@@ -1,4 +1,4 @@
-//! What to do about an object, given how it is declared and how it was found. Pure.
+//! Compares the declared state of an object with its observed state and plans the action. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,28 +11,28 @@ use super::{
 };
 use crate::objects::identity::Identity;
 
-/// What to do.
+/// The action to take for an object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Action {
     Create(Box<DynamicObject>),
-    /// Write the object over what was found, unless that was changed meanwhile.
+    /// Update the existing object, unless it changes in the meantime.
     Update {
         object: Box<DynamicObject>,
         fields: Vec<String>,
     },
-    /// These fields cannot be changed: delete what was found, unless it was changed meanwhile, and create the object.
+    /// These fields are immutable: delete the existing object, unless it changes in the meantime, and create it again.
     Replace {
         found: Preconditions,
         object: Box<DynamicObject>,
         fields: Vec<String>,
     },
-    /// It is not declared any more.
+    /// Delete the object, which is not declared any more.
     Remove(Preconditions),
-    /// It is declared, and somebody else's.
+    /// Report that the object is declared but exists without the labels of this driver.
     Refuse,
 }
 
-/// Decides about one object.
+/// Plans the action for one object. Returns `None` if it is in its declared state.
 pub(crate) fn action(
     kind: &Kind,
     declared: Option<&DynamicObject>,
@@ -42,7 +42,7 @@ pub(crate) fn action(
     match (declared, found) {
         (None, None) => None,
         (Some(declared), None) => Some(Action::Create(Box::new(declared.clone()))),
-        // On its way out; the watch tells when it is gone.
+        // It is being deleted; the watch reports the end of that.
         (_, Some(found)) if found.metadata.deletion_timestamp.is_some() => None,
         (None, Some(found)) => {
             declaration::is_ours(found, identity).then(|| Action::Remove(preconditions(found)))
@@ -67,7 +67,7 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
         differing.push(name.to_owned());
         anew |= known.is_some_and(|field| field.fixed);
         let Some(fields) = fields_mut(kind, &mut object.data) else {
-            // Nothing that this kind could be.
+            // The existing object does not have the form of its kind.
             anew = true;
             continue;
         };
@@ -76,7 +76,7 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
             None => drop(fields.remove(name)),
         }
     }
-    // What others have added is theirs.
+    // Labels and annotations that other writers have added stay.
     for (what, wanted, present) in [
         ("labels", &declared.metadata.labels, &mut object.metadata.labels),
         ("annotations", &declared.metadata.annotations, &mut object.metadata.annotations),
@@ -101,7 +101,7 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
     }
 }
 
-/// The fields to compare: those that are known, and those that a later Kubernetes has and somebody declares.
+/// Returns the fields to compare: the known ones, and declared ones that a later Kubernetes may have added.
 fn names<'a>(kind: &'a Kind, declared: &'a DynamicObject) -> BTreeSet<&'a str> {
     let known = kind.fields.iter().map(|field| field.name);
     let given = fields(kind, &declared.data).into_iter().flat_map(Map::keys).map(String::as_str);
@@ -125,7 +125,7 @@ fn fields_mut<'a>(kind: &Kind, data: &'a mut Value) -> Option<&'a mut Map<String
     }
 }
 
-/// What a field comes to: its default when it is absent or empty.
+/// Returns the effective value of a field: its default if it is absent or empty.
 fn effective<'a>(value: Option<&'a Value>, default: &'a Value) -> &'a Value {
     let is_empty = |value: &&Value| match value {
         Value::Null => true,
@@ -144,7 +144,7 @@ fn preconditions(found: &DynamicObject) -> Preconditions {
     }
 }
 
-/// Decides about all: what is declared, and what was found and is not declared any more.
+/// Plans the actions for all declared objects, and for existing ones that are not declared any more.
 pub(crate) fn steps(
     declaration: &Declaration,
     found: &BTreeMap<Key, DynamicObject>,
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    /// An object as the API server answers it for a manifest.
+    /// An object as the API server returns it for a manifest.
     fn object(manifest: Value, change: Value) -> DynamicObject {
         let labels = json!(declaration::labels(&fixtures::identity()));
         let mut whole =
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// How it comes out: the verb and the fields that differ.
+    /// Returns the planned action and the fields that differ.
     fn decided(kind: &str, found: Value) -> String {
         let kind = Kind::named(kind).unwrap();
         let wanted = object(declared(kind.name), json!({"metadata": {"uid": null, "resourceVersion": null}}));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_created_and_what_is_not_declared_removed_if_ours() {
+    fn missing_objects_are_created_and_undeclared_ones_removed_if_labelled() {
         let kind = Kind::named("StorageClass").unwrap();
         let ours = object(declared(kind.name), json!({}));
         let theirs = object(declared(kind.name), json!({"metadata": {"labels": null}}));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_labels_and_annotations_are_put_back_beside_those_of_others() {
+    fn declared_labels_and_annotations_are_restored_and_others_stay() {
         let kind = Kind::named("StorageClass").unwrap();
         let annotated = json!({"metadata": {"annotations": {"a": "1"}, "labels": {"l": "1"}}});
         let wanted = object(declared(kind.name), annotated);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_the_future_is_kept_where_it_is_declared() {
+    fn a_declared_field_that_is_unknown_is_compared() {
         let kind = Kind::named("CSIDriver").unwrap();
         let wanted = object(json!({"spec": {"fieldOfTheFuture": 5}}), json!({}));
         let found = object(json!({"spec": {"fieldOfTheFuture": 6}}), json!({}));

@@ -27,17 +27,17 @@ use crate::{
     objects::identity::{Identity, MANAGER},
 };
 
-/// All provisioners see a difference at once, and one of them is to mend it: each waits its own part of this.
+/// All provisioners see drift at the same time, and one of them should repair it: each waits for a different part of this time.
 const MAX_JITTER: Duration = Duration::from_secs(2);
 
-/// Where the declaration is.
+/// The ConfigMap of the declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) namespace: String,
     pub(crate) config_map: String,
 }
 
-/// Keeps the objects, for ever.
+/// Reconciles the objects until shutdown.
 pub(crate) async fn run(cluster: Cluster, source: Source) {
     let reconciler = Reconciler { cluster: &cluster, source: &source, backoff: Backoff::default() };
     let mut changes = Box::pin(reconciler.changes());
@@ -54,7 +54,7 @@ pub(crate) async fn run(cluster: Cluster, source: Source) {
         tokio::select! {
             change = changes.next() => match change {
                 Some(change) => reconciler.apply_event(change, &mut state),
-                // A watch has no end; without any, there is nothing left to do.
+                // A watch does not end. Without any watch, there is nothing left to do.
                 None => return,
             },
             () = its_turn => {
@@ -69,28 +69,28 @@ pub(crate) async fn run(cluster: Cluster, source: Source) {
     }
 }
 
-/// What the watches tell.
+/// An event of one of the watches.
 enum Change {
     Declaration(Event<ConfigMap>),
     Objects(&'static Kind, Event<DynamicObject>),
 }
 
-/// What is known of the cluster.
+/// The state of the cluster, as the watches have reported it.
 #[derive(Default)]
 struct ObservedState {
     declaration: Option<DeclarationState>,
-    /// Of the current watch of the ConfigMap, which has not told all yet.
+    /// The ConfigMap of a list that is not complete yet.
     found: Option<ConfigMap>,
     objects: BTreeMap<Key, DynamicObject>,
-    /// What a watch that was begun anew has listed so far, by kind.
+    /// The objects of lists that are not complete yet, by kind.
     listing: BTreeMap<&'static str, BTreeMap<Key, DynamicObject>>,
     synced: BTreeSet<&'static str>,
 }
 
-/// The declaration as it is known.
+/// The declaration, if there is a valid one.
 #[derive(Debug, Clone, PartialEq)]
 enum DeclarationState {
-    /// There is none. That nothing is declared any more has to be said: nothing is removed for it.
+    /// The ConfigMap does not exist. No object is removed for that: an empty declaration must be explicit.
     Missing,
     Invalid(Box<ConfigMap>, DeclarationError),
     Valid(Box<ConfigMap>, Declaration),
@@ -107,7 +107,7 @@ impl DeclarationState {
 }
 
 impl ObservedState {
-    /// Takes in what a watch tells of the objects.
+    /// Applies an event of the watch of a kind.
     fn objects(&mut self, kind: &'static Kind, event: Event<DynamicObject>) {
         match event {
             Event::Apply(object) => drop(self.objects.insert(Key::of(kind, &object), object)),
@@ -125,7 +125,7 @@ impl ObservedState {
         }
     }
 
-    /// What there is to do, once everything is known.
+    /// Returns the actions to take, or none until all watches have received their first list.
     fn steps(&self, identity: &Identity) -> Vec<(Key, Action)> {
         let Some(DeclarationState::Valid(_, declaration)) = &self.declaration else { return vec![] };
         if self.synced.len() < KINDS.len() {
@@ -135,7 +135,7 @@ impl ObservedState {
     }
 }
 
-/// What the outcome of an attempt depends on.
+/// The values on which the outcome of an attempt depends: the versions of the declaration and of the object.
 type RetryKey = (Option<String>, Option<String>);
 
 struct Reconciler<'a> {
@@ -158,8 +158,8 @@ impl Reconciler<'_> {
         }
     }
 
-    /// Everything that is watched: the declaration, and the objects labelled as ours. Those of others are met when one is to
-    /// be created.
+    /// Watches the declaration and the objects with the labels of this driver. Objects of other owners are noticed when one of the
+    /// same name has to be created.
     fn changes(&self) -> impl Stream<Item = Change> + Send + use<> {
         let named = watcher::Config::default().fields(&format!("metadata.name={}", self.source.config_map));
         let declaration = watcher::watcher(self.config_maps(), named).default_backoff();
@@ -172,7 +172,7 @@ impl Reconciler<'_> {
         }
         stream::select_all(watches).filter_map(|change| {
             let change = change.inspect_err(
-                |error| tracing::warn!(%error, "a watch for the built-in objects failed; it is retried"),
+                |error| tracing::warn!(%error, "a watch for the built-in objects failed; it restarts with back-off"),
             );
             std::future::ready(change.ok())
         })
@@ -183,7 +183,7 @@ impl Reconciler<'_> {
             Change::Objects(kind, event) => state.objects(kind, event),
             Change::Declaration(Event::Apply(object)) => self.declare(Some(object), state),
             Change::Declaration(Event::Delete(_)) => self.declare(None, state),
-            // What was declared before stays so until the list is complete.
+            // The previous declaration stays valid until the list is complete.
             Change::Declaration(Event::Init) => state.found = None,
             Change::Declaration(Event::InitApply(object)) => state.found = Some(object),
             Change::Declaration(Event::InitDone) => {
@@ -193,7 +193,7 @@ impl Reconciler<'_> {
         }
     }
 
-    /// Takes a declaration as the one that counts, and says what is wrong with it.
+    /// Replaces the declaration, and reports why the new one is invalid.
     fn declare(&self, config_map: Option<ConfigMap>, state: &mut ObservedState) {
         let declared = DeclarationState::read(config_map, self.source, &self.cluster.identity);
         if state.declaration.as_ref() == Some(&declared) {
@@ -202,14 +202,15 @@ impl Reconciler<'_> {
         match &declared {
             DeclarationState::Valid(..) => {}
             DeclarationState::Invalid(config_map, error) => {
-                let note = format!("the built-in objects are left as they are: {error}");
+                let note =
+                    format!("the declaration is invalid, so the built-in objects stay unchanged: {error}");
                 self.cluster.events.publish(&**config_map, Reason::DeclarationInvalid, note);
             }
             DeclarationState::Missing => {
                 let Source { namespace, config_map } = self.source;
                 let note = format!(
-                    "the built-in objects are left as they are: ConfigMap {namespace}/{config_map}, which is to declare them, does \
-                     not exist; create it, or leave out --builtin-objects"
+                    "ConfigMap {namespace}/{config_map}, which declares the built-in objects, does not exist, so they stay unchanged; \
+                     create it, or leave out --builtin-objects"
                 );
                 self.cluster.events.publish_on_node(&self.cluster.identity, Reason::DeclarationInvalid, note);
             }
@@ -217,7 +218,7 @@ impl Reconciler<'_> {
         state.declaration = Some(declared);
     }
 
-    /// When to look next, if there is anything to do: `turn` or sooner.
+    /// Returns when to repair next, if there is anything to repair: at `turn` or sooner.
     fn next_turn(&self, state: &ObservedState, turn: Option<Instant>, now: Instant) -> Option<Instant> {
         let steps = state.steps(&self.cluster.identity);
         let waits = steps.iter().map(|(key, _)| {
@@ -234,17 +235,17 @@ impl Reconciler<'_> {
         jitter(&[self.cluster.identity.node(), key.kind, &key.name, version], MAX_JITTER)
     }
 
-    /// Does what there is to do.
+    /// Repairs all objects that are not in back-off.
     async fn repair(&self, state: &mut ObservedState) {
-        // As it is now: another provisioner may have acted on one that this one has not heard of.
+        // Another provisioner may have acted on a newer declaration that the watch has not delivered yet.
         match absence::get_opt(&self.config_maps(), &self.source.config_map).await {
             Ok(config_map) => self.declare(config_map, state),
             Err(error) => {
                 tracing::warn!(
                     error = api_message(&error),
-                    "the declaration of the built-in objects cannot be read"
+                    "could not read the declaration of the built-in objects; the next attempt follows with back-off"
                 );
-                // What was to be done is held off as if it had been tried.
+                // The actions wait with back-off, as if they had been attempted.
                 for (key, _) in state.steps(&self.cluster.identity) {
                     let retry_key = retry_key(&key, state);
                     self.backoff.failed(key, retry_key, Instant::now());
@@ -261,16 +262,16 @@ impl Reconciler<'_> {
                 Ok(Outcome::Done) => self.backoff.clear(&key),
                 Ok(Outcome::Refused) => {
                     let note = format!(
-                        "{key} is declared, and one that is not labelled {} exists; it is left alone: label it so to have it kept as \
-                         declared, or remove it, or take it out of the declaration",
+                        "{key} is declared, but the existing {key} is not labelled {}, so it stays unchanged; add the labels to have it kept \
+                         as declared, delete it, or remove it from the declaration",
                         declaration::selector(&self.cluster.identity)
                     );
                     self.publish(state, Reason::ObjectRefused, note);
                     self.backoff.failed(key, retry_key, Instant::now());
                 }
-                // Another was first. The watch brings the newer form, which is not held off.
+                // Another provisioner was first. The watch delivers the newer version, which is not in back-off.
                 Err(error) if error.is_conflict() => {
-                    tracing::debug!(object = %key, %error, "a conflict; the object is compared again");
+                    tracing::debug!(object = %key, %error, "the object changed in the meantime; it is compared again");
                     self.backoff.failed(key, retry_key, Instant::now());
                 }
                 Err(error) => {
@@ -297,8 +298,8 @@ impl Reconciler<'_> {
             Action::Replace { found, object, fields } => {
                 delete(&api, kind, key, found).await?;
                 state.objects.remove(key);
-                // A crash here, or another that is quicker, is the case of an object that does not exist.
-                let why = format!("{}, which cannot be changed", differed(&fields));
+                // After a crash here the object does not exist, and the next reconcile creates it.
+                let why = format!("{}, and the API server does not allow to change that", differed(&fields));
                 self.create(&api, kind, key, &object, state, &why).await
             }
             Action::Remove(found) => {
@@ -307,7 +308,7 @@ impl Reconciler<'_> {
                 self.publish(
                     state,
                     Reason::ObjectRepaired,
-                    format!("removed {key}: it is not declared any more"),
+                    format!("deleted {key}, because it is not declared any more"),
                 );
                 Ok(Outcome::Done)
             }
@@ -336,7 +337,7 @@ impl Reconciler<'_> {
                 let found = found.map_err(failed)?;
                 match plan::action(kind, Some(object), found.as_ref(), &self.cluster.identity) {
                     Some(Action::Refuse) => Ok(Outcome::Refused),
-                    // Another provisioner's, or on its way out: the watch tells.
+                    // Another provisioner created it, or it is being deleted: the watch reports that.
                     _ => Ok(Outcome::Done),
                 }
             }
@@ -348,7 +349,7 @@ impl Reconciler<'_> {
         self.publish(state, Reason::ObjectRepaired, format!("updated {key}: {why}"));
     }
 
-    /// Says it where the objects are declared.
+    /// Records an event on the ConfigMap of the declaration.
     fn publish(&self, state: &ObservedState, reason: Reason, note: String) {
         if let Some(DeclarationState::Valid(config_map, _)) = &state.declaration {
             self.cluster.events.publish(&**config_map, reason, note);
@@ -356,7 +357,7 @@ impl Reconciler<'_> {
     }
 }
 
-/// How an attempt ended.
+/// The outcome of an action.
 enum Outcome {
     Done,
     Refused,
@@ -370,7 +371,7 @@ fn differed(fields: &[String]) -> String {
     format!("{} differed", fields.join(", "))
 }
 
-/// Gone is gone, whoever did it.
+/// Deletes an object, unless it changed since the decision. An object that does not exist any more is no error.
 async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Preconditions) -> Result<(), Error> {
     let parameters = DeleteParams { preconditions: Some(found), ..DeleteParams::default() };
     let deleted = api.delete(&key.name, &parameters).await;

@@ -17,7 +17,7 @@ const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
 const GRACE: Duration = Duration::from_secs(60);
 
-/// On node-b, whose loss takes the claim with it after a minute.
+/// A PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
     let key = "topology.csi.loopfs.dev/node";
     let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["node-b"]}]}]);
@@ -54,7 +54,7 @@ fn node_gone() -> ExpectedRequest {
     expect(Method::GET, NODE, None).refuse(404, "NotFound")
 }
 
-/// What is asked to learn of a volume, up to whether its node is gone.
+/// The request that lists the nodes of all PersistentVolumes.
 fn suspected(volume: &PersistentVolume) -> ExpectedRequest {
     expect(Method::GET, VOLUMES, None).answer(metadata(std::slice::from_ref(volume)))
 }
@@ -89,7 +89,7 @@ fn controller<'a>(cluster: &'a Cluster, mode: NodeLoss, names: &[&str]) -> NodeL
     NodeLossController { cluster, nodes, losses: LossReconciler::new(cluster, mode) }
 }
 
-/// Looks at the start and once more after the grace time; answers the reasons of events.
+/// Reconciles at the start and again after the grace time. Returns the reasons of the events.
 async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
     let test_context = test_context(requests);
     let ctx = Arc::clone(&test_context.ctx);
@@ -103,14 +103,14 @@ async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec
 }
 
 #[tokio::test]
-async fn a_node_that_exists_is_not_gone_whatever_else_is_missing() {
+async fn a_node_without_csinode_is_not_deleted_while_its_node_exists() {
     let volume = volume(json!({}));
     let requests = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
 #[tokio::test]
-async fn a_404_of_a_proxy_is_no_lost_node() {
+async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
@@ -130,7 +130,7 @@ async fn a_404_of_a_proxy_is_no_lost_node() {
 }
 
 #[tokio::test]
-async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
+async fn a_404_of_a_proxy_does_not_prove_that_a_claim_is_deleted() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
@@ -139,7 +139,7 @@ async fn a_404_of_a_proxy_does_not_take_the_claim_for_deleted() {
 }
 
 #[tokio::test]
-async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
+async fn the_claim_is_deleted_after_the_grace_time() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
@@ -156,7 +156,7 @@ async fn the_claim_goes_once_the_node_has_been_gone_long_enough() {
 }
 
 #[tokio::test]
-async fn what_would_be_done_is_told_and_not_done() {
+async fn a_dry_run_reports_and_deletes_nothing() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
@@ -171,7 +171,7 @@ async fn what_would_be_done_is_told_and_not_done() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
+async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
@@ -191,7 +191,7 @@ async fn a_node_that_is_back_at_the_last_moment_keeps_its_volumes() {
 #[case::changed(409, "Conflict")]
 #[case::gone(404, "NotFound")]
 #[tokio::test]
-async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
+async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case] reason: &str) {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
@@ -208,7 +208,7 @@ async fn being_second_is_harmless(#[case] status: u16, #[case] reason: &str) {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
+async fn a_failed_write_is_reported_and_retried_with_back_off() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let refused = vec![claim_read(json!({})), node_gone(), claim_deleted().refuse(403, "Forbidden")];
@@ -226,7 +226,7 @@ async fn what_is_refused_is_told_and_not_asked_for_again_at_once() {
 }
 
 #[tokio::test]
-async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
+async fn a_newer_claim_stays_and_the_persistent_volume_of_the_old_one_is_deleted() {
     let volume = volume(json!({"status": {"phase": "Released"}}));
     let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
     let finalizer = "external-provisioner.volume.kubernetes.io/finalizer";
@@ -248,7 +248,7 @@ async fn a_claim_made_anew_is_left_alone_and_the_object_of_the_old_one_goes() {
 }
 
 #[tokio::test]
-async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
+async fn a_node_that_was_back_has_its_full_grace_time_again() {
     let volume = volume(json!({}));
     let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
     let back = vec![suspected(&volume), node_there()];
@@ -265,7 +265,7 @@ async fn a_node_that_was_back_meanwhile_has_its_grace_time_again() {
 }
 
 #[tokio::test]
-async fn few_look_and_the_later_ones_wait_longer() {
+async fn only_the_first_nodes_in_the_check_order_check() {
     let names: Vec<_> = (0..20).map(|number| format!("node-{number:02}")).collect();
     let all: BTreeSet<_> = names.iter().cloned().collect();
     let orders: BTreeSet<_> = names
@@ -275,7 +275,7 @@ async fn few_look_and_the_later_ones_wait_longer() {
     assert_eq!(orders, (0..20).collect());
     assert_eq!(check_order(&all, &fixtures::identity()), None, "the driver is not registered here");
 
-    // Nobody who does not look asks anything.
+    // A node that does not check sends no request.
     let test_context = test_context(vec![]);
     let ctx = Arc::clone(&test_context.ctx);
     let mut idle = controller(&ctx.cluster, NodeLoss::Enforce, &["node-b"]);

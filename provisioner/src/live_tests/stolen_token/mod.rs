@@ -203,7 +203,7 @@ async fn a_stolen_token_writes_only_objects_of_its_own_node() {
 }
 
 #[tokio::test]
-async fn a_stolen_token_settles_node_losses_and_nothing_else_of_other_nodes() {
+async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
     suite(Component::NodeLoss).await;
 }
 
@@ -214,7 +214,7 @@ async fn a_stolen_token_keeps_builtin_objects_and_gives_no_rights_away() {
 
 /// The API server lets a kubelet read the secrets that the volumes of its pods name.
 #[tokio::test]
-async fn a_stolen_token_opens_no_secret_to_the_kubelet_of_its_node() {
+async fn a_stolen_token_gives_the_kubelet_access_to_no_secret() {
     let cluster = Cluster::connect().await;
     let scene = Scene::set(&cluster).await;
     let pod = json!({

@@ -174,7 +174,7 @@ impl Request {
     /// Sends the request. A write is a dry run: it passes authorization, validation and admission, and changes nothing.
     pub(super) async fn send(&self, client: &Client) -> Verdict {
         match client.request_stream(self.http()).await {
-            // A watch does not end. Its head is the answer.
+            // A watch does not end. Its head is the response.
             Ok(_answered) => Verdict::Allowed,
             Err(error) => Verdict::of(error),
         }
@@ -227,7 +227,7 @@ impl Request {
     }
 }
 
-/// The answer of the API server.
+/// The response of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allowed,

@@ -206,7 +206,7 @@ impl Scene {
         for volume in self.volumes.values() {
             let name = volume["metadata"]["name"].as_str().unwrap();
             cluster.objects().patch(name, &PatchParams::default(), &release).await.unwrap();
-            // One of them is marked for deletion, and gone with its finalizers.
+            // One of them is marked for deletion. It is removed with its finalizers.
             drop(cluster.objects().delete(name, &DeleteParams::default()).await);
         }
         let capacities: Api<CSIStorageCapacity> = Api::namespaced(cluster.admin.clone(), SYSTEM);

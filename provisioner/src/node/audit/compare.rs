@@ -1,4 +1,4 @@
-//! Compares the volumes of the node with the PersistentVolumes that name them. Pure, but for reading the two.
+//! Compares the volumes of the node with the PersistentVolumes that name them.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,11 @@ use crate::{
     store::{intents::Intents, volumes::Volumes},
 };
 
-/// What the node holds.
+/// The volumes of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeVolumes {
     pub(super) volumes: BTreeSet<VolumeId>,
-    /// Of these, or beside them, those that are being made.
+    /// Volumes that are being created, whether they exist already or not.
     pending: BTreeSet<VolumeId>,
     filesystem_uuid: String,
 }
@@ -29,14 +29,14 @@ impl NodeVolumes {
     ) -> Result<Self, crate::store::volumes::VolumeError> {
         Ok(NodeVolumes {
             volumes: volumes.list()?.into_iter().collect(),
-            // After the volumes: one whose record is gone by now has its object.
+            // Read after the volumes: a volume whose record was removed in between has its PersistentVolume.
             pending: intents.list()?.into_keys().collect(),
             filesystem_uuid: volumes.filesystem_uuid(),
         })
     }
 }
 
-/// Decides.
+/// Returns the orphaned volumes, and the PersistentVolumes without a volume. Pure.
 pub(crate) fn compare<'a>(
     node: &NodeVolumes,
     objects: impl IntoIterator<Item = &'a PersistentVolume>,
@@ -55,7 +55,7 @@ pub(crate) fn compare<'a>(
     findings
 }
 
-/// The volume that an object of this driver names, unless that is beyond doubt on another node.
+/// Returns the volume handle of a PersistentVolume of this driver, unless its data is certainly on another node.
 fn handle_on_this_node<'a>(
     object: &'a PersistentVolume,
     node: &NodeVolumes,
@@ -68,9 +68,9 @@ fn handle_on_this_node<'a>(
     (!elsewhere).then_some(csi.volume_handle.as_str())
 }
 
-/// Why an object of this node has no volume, if so.
+/// Returns why a PersistentVolume of this node has no volume, or `None` if it has one.
 fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -> Option<String> {
-    if !ownership::is_our_volume(object, identity) || is_going(object) {
+    if !ownership::is_our_volume(object, identity) || is_being_deleted(object) {
         return None;
     }
     let id = match ownership::volume_id(object, identity) {
@@ -79,7 +79,7 @@ fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -
     };
     match ownership::filesystem_uuid(object, identity) {
         Some(uuid) if uuid != node.filesystem_uuid => Some(format!(
-            "volume {id} is on file system {uuid}, and node {} has {} now; bring the disk back, or delete the claim",
+            "volume {id} is on file system {uuid}, but node {} now has file system {}; bring the disk back, or delete the claim",
             identity.node(),
             node.filesystem_uuid
         )),
@@ -91,17 +91,17 @@ fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -
     }
 }
 
-/// Whether the volume of an object is about to be deleted, or was just now.
-fn is_going(object: &PersistentVolume) -> bool {
+/// Returns `true` if the volume of a PersistentVolume is about to be deleted or was just deleted.
+fn is_being_deleted(object: &PersistentVolume) -> bool {
     let released = object.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released");
     let policy = object.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     object.metadata.deletion_timestamp.is_some() || released && policy == Some("Delete")
 }
 
-/// Objects are read so many at a time.
+/// How many PersistentVolumes are read at a time.
 const PAGE: u32 = 500;
 
-/// Every object of this driver, whoever made it and wherever it is.
+/// Returns all PersistentVolumes of this driver on all nodes, including those that a person created.
 pub(crate) async fn objects(client: &Client, identity: &Identity) -> Result<Vec<PersistentVolume>, Error> {
     let api: Api<PersistentVolume> = Api::all(client.clone());
     let mut parameters = ListParams::default().limit(PAGE);
@@ -158,7 +158,7 @@ mod tests {
     #[case::labelled_wrongly(json!({"metadata": {"labels": {NODE: "node-b"}}}))]
     #[case::says_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
     #[case::of_another_disk_here(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
-    fn what_an_object_names_is_somebodys(#[case] change: Value) {
+    fn a_volume_that_a_persistent_volume_names_is_not_orphaned(#[case] change: Value) {
         assert_eq!(orphans(&held(&[fixtures::VOLUME], &[]), &[fixtures::volume(change)]), ids(&[]));
     }
 
@@ -166,13 +166,13 @@ mod tests {
     #[case::of_another_driver(json!({"spec": {"csi": {"driver": "csi.other.dev"}}}))]
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-another"}}}))]
     #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
-    fn what_no_object_names_is_nobodys(#[case] change: Value) {
+    fn a_volume_that_no_persistent_volume_names_is_orphaned(#[case] change: Value) {
         let node = held(&[fixtures::VOLUME], &[]);
         assert_eq!(orphans(&node, &[fixtures::volume(change)]), node.volumes);
     }
 
     #[test]
-    fn what_is_being_made_is_not_nobodys() {
+    fn a_volume_that_is_being_created_is_not_orphaned() {
         assert_eq!(orphans(&held(&["pvc-1", "pvc-2"], &["pvc-1", "pvc-3"]), &[]), ids(&["pvc-2"]));
     }
 
@@ -185,16 +185,20 @@ mod tests {
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), &[], Some("there is no volume"))]
     #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), &[], None)]
     #[case::elsewhere(json!({"metadata": {"labels": {NODE: "node-b"}}}), &[], None)]
-    fn objects_without_a_volume(#[case] change: Value, #[case] there: &[&str], #[case] why: Option<&str>) {
+    fn persistent_volumes_without_a_volume_are_found(
+        #[case] change: Value,
+        #[case] there: &[&str],
+        #[case] why: Option<&str>,
+    ) {
         let object = fixtures::volume(change);
         let mut found = compare(&held(there, &[]), [&object], &fixtures::identity()).missing;
-        let told = found.remove(&object.name_any());
-        assert_eq!(told.is_some(), why.is_some());
-        assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));
+        let reason = found.remove(&object.name_any());
+        assert_eq!(reason.is_some(), why.is_some());
+        assert!(reason.unwrap_or_default().contains(why.unwrap_or_default()));
     }
 
     #[test]
-    fn only_what_is_found_twice_is_told() {
+    fn only_findings_of_both_comparisons_are_reported() {
         let missing = |names: &[&str]| {
             names.iter().map(|name| ((*name).to_owned(), "later".to_owned())).collect::<BTreeMap<_, _>>()
         };

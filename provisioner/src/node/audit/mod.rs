@@ -1,8 +1,9 @@
-//! Whether volumes and their objects fit together: volumes that no `PersistentVolume` names, and objects whose volume is not there.
+//! Audits the volumes of the node: finds orphaned volumes, which no PersistentVolume names, and PersistentVolumes whose volume
+//! is missing.
 //!
-//! Both are told. A volume that nobody names is removed only where that was asked for, after a time of grace: an object may
-//! have been taken away in order to bind its data anew. What an object names is never removed here, whoever made the object, and an
-//! object is never removed at all.
+//! The provisioner reports both in events. It removes an orphaned volume only if the administrator asked for that, and after a
+//! grace time, because an administrator may have deleted the PersistentVolume in order to bind its data again. The audit never
+//! removes a volume that a PersistentVolume names, even if a person created that, and never a PersistentVolume.
 
 mod compare;
 mod report;

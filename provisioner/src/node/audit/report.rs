@@ -1,4 +1,4 @@
-//! The findings as a list, for a person who asks once.
+//! Lists the findings of one audit, for `--audit`.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -8,12 +8,13 @@ use loopfs::{StoreOptions, VolumeStore};
 use super::compare::{NodeVolumes, compare, objects};
 use crate::{metrics::Findings, objects::identity::Identity, store::intents::Intents};
 
-/// Looks once, and changes nothing.
+/// Audits once and returns the list. Changes nothing.
 ///
 /// # Errors
 /// When the store or the API server cannot be read.
 pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path) -> anyhow::Result<String> {
-    // Twice, with the objects between them: what was being made or deleted meanwhile fits one of the two.
+    // The volumes are read before and after the PersistentVolumes: a volume that is being created or deleted in the meantime is a
+    // finding in at most one of the two comparisons.
     let before = read(data_dir)?;
     let objects = objects(client, identity).await?;
     let after = read(data_dir)?;

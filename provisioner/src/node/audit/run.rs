@@ -21,20 +21,20 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// When to look, and what to do.
+/// When to audit, and what to do with orphaned volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) interval: Duration,
-    /// None keeps all orphans.
+    /// `None` keeps all orphaned volumes.
     pub(crate) collection: Option<Collection>,
 }
 
-/// When orphans are removed.
+/// When orphaned volumes are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Collection {
-    /// A volume is removed when the audits have found it an orphan for this time.
+    /// The audits must have found the volume orphaned for this time.
     pub(crate) after: Duration,
-    /// No volume is removed if a larger share of the volumes are orphans. The API server has then more likely lost objects.
+    /// If a larger share of the volumes is orphaned, none is removed. It is then more likely that the API server has lost objects.
     pub(crate) at_most_percent: u8,
 }
 
@@ -44,8 +44,8 @@ impl Collection {
     }
 }
 
-/// Looks: at the caches, and where something does not fit at the API server and the node once more, in that order. What
-/// was being made or deleted meanwhile fits by then.
+/// Compares the volumes with the caches. If there are findings, compares again with the API server's objects and then the
+/// node's volumes. A volume that was being created or deleted during the first comparison is no finding in the second.
 async fn find(ctx: &Context) -> Result<Findings, Error> {
     let before = node_volumes(ctx).await?;
     let cached = ctx.volumes.state();
@@ -62,7 +62,7 @@ async fn node_volumes(ctx: &Context) -> Result<NodeVolumes, Error> {
     Ok(ctx.storage.run(move |volumes| NodeVolumes::read(volumes, &intents)).await?)
 }
 
-/// Looks for ever.
+/// Audits until shutdown.
 pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
     ctx.synced().await;
     ctx.storage.tried().await;
@@ -77,15 +77,15 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
                 }
                 ctx.audit.set(Some(findings));
             }
-            // Told on the node already.
+            // An event on the node reports it already.
             Err(Error::Storage(StorageError::Unavailable(_))) => ctx.audit.set(None),
             Err(error) => {
-                tracing::warn!(%error, "whether volumes and objects fit together is not known; this is retried");
+                tracing::warn!(%error, "the audit of the volumes failed; the next audit retries");
                 ctx.audit.set(None);
             }
         }
         let mut storage = ctx.storage.changes();
-        // Whether by a change or by time makes no difference; but not as often as a store comes and goes.
+        // The audit runs again after a change or at the interval, but not as often as the store may open and close.
         drop(timeout(settings.interval, storage.changed()).await);
         sleep(MIN_INTERVAL.min(settings.interval)).await;
     }
@@ -93,15 +93,15 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
 
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Since when each is nobody's, as far as this process has seen: a restart begins anew, and a clock that is set
-/// changes nothing.
+/// Returns since when each volume has been orphaned, as this process has seen it. A restart starts the time again, and setting
+/// the clock does not change it.
 fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMap<VolumeId, Instant> {
     let now = Instant::now();
     let of = |id: &VolumeId| (id.clone(), since.get(id).copied().unwrap_or(now));
     findings.orphans.iter().map(of).collect()
 }
 
-/// As many names as an event holds.
+/// How many volume names an event lists.
 const NAMES: usize = 8;
 
 fn report_findings(findings: &Findings, ctx: &Context) {
@@ -118,14 +118,14 @@ fn report_findings(findings: &Findings, ctx: &Context) {
     let names: Vec<_> = findings.orphans.iter().take(NAMES).map(VolumeId::as_str).collect();
     let more = if count > NAMES { ", ..." } else { "" };
     let note = format!(
-        "no PersistentVolume names {count} of this node's volumes, which take their room: {}{more}; loopfs-provisioner --audit \
-         lists all",
+        "{count} volumes on this node have no PersistentVolume but still occupy space: {}{more}; run \
+         `loopfs-provisioner --audit` to list all of them",
         names.join(", ")
     );
     ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumes, note);
 }
 
-/// Removes the orphans that have been such for long enough, unless there are suspiciously many.
+/// Removes the volumes that have been orphaned for the grace time, unless suspiciously many are orphaned.
 async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx: &Context) {
     let grace = collection.after;
     let orphans = since.keys().filter(|id| could_be_ours(id)).count();
@@ -135,14 +135,14 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
     let volumes = match node_volumes(ctx).await {
         Ok(node) => node.volumes.iter().filter(|id| could_be_ours(id)).count(),
         Err(error) => {
-            tracing::warn!(%error, "the volumes could not be counted, so no orphan is removed; this is retried");
+            tracing::warn!(%error, "could not count the volumes, so no orphaned volume is removed; the next audit retries");
             return;
         }
     };
     if !collection.allows(orphans, volumes) {
         let note = format!(
-            "no PersistentVolume names {orphans} of {volumes} volumes, more than the {} % of --collect-at-most, so none is removed; \
-             check that the API server has not lost objects (restored from an old backup), and if the volumes may go, remove \
+            "{orphans} of {volumes} volumes have no PersistentVolume, more than the {} % of --collect-at-most, so none is removed; \
+             check that the API server has not lost objects (restored from an old backup); if the volumes are not needed, remove \
              them with --collect-at-most=100",
             collection.at_most_percent
         );
@@ -153,7 +153,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
         match collect_one(id, ctx).await {
             Ok(true) => {
                 let note = format!(
-                    "removed volume {id}, which no PersistentVolume has named for {} s (--collect-after)",
+                    "removed volume {id}, which had no PersistentVolume for {} s (--collect-after)",
                     grace.as_secs()
                 );
                 ctx.cluster.events.publish_on_node(
@@ -165,7 +165,9 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
                 ctx.retry_generation.bump();
             }
             Ok(false) => {}
-            Err(error) => tracing::warn!(volume = %id, %error, "a volume that is nobody's is kept"),
+            Err(error) => {
+                tracing::warn!(volume = %id, %error, "could not remove an orphaned volume; the next audit retries")
+            }
         }
     }
 }
@@ -175,7 +177,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
         return Ok(false);
     }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
-    // An object may have come since, under the name that it would have.
+    // A PersistentVolume of the expected name may have been created since.
     let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
     let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
@@ -186,12 +188,13 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     Ok(ctx.storage.run(move |volumes| volumes.delete(&orphan)).await?)
 }
 
-/// Others make volumes in the store too, over CSI, and give them other names.
+/// Returns `true` if the volume has a name that a provisioner gives. The CSI driver creates volumes in the store too, with
+/// other names.
 fn could_be_ours(id: &VolumeId) -> bool {
     id.as_str().starts_with("pvc-")
 }
 
-/// Whether the claim for which a volume was made is there: its object may be made again.
+/// Returns `true` if the claim of a volume exists, so that its PersistentVolume may be created again.
 fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
     ctx.claims.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
 }
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_grace_begins_anew_for_what_was_somebodys_meanwhile() {
+    fn the_grace_time_starts_again_after_a_volume_had_a_persistent_volume() {
         let of = |orphans| Findings { orphans, ..Findings::default() };
         let long_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let since: HashMap<_, _> = ids(&["a", "b"]).into_iter().map(|id| (id, long_ago)).collect();

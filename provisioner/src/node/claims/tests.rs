@@ -1,4 +1,4 @@
-//! Whole reconciles of claims: against an API server that knows what it will be asked, and a store in memory.
+//! Tests of whole reconciles of claims, with a mock API server and a fake store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ fn caches(volumes: Vec<PersistentVolume>) -> Caches {
     Caches { claims: vec![], volumes, classes: vec![fixtures::class(json!({}))] }
 }
 
-/// The object as it is sent: what the API server and others add is not in it.
+/// The PersistentVolume as it is sent, without the fields that the API server and controllers add.
 fn sent() -> Value {
     let mut sent = serde_json::to_value(fixtures::volume(json!({"status": null}))).unwrap();
     fixtures::merge(
@@ -56,13 +56,13 @@ async fn a_claim_gets_a_volume_with_one_write() {
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
     assert!(test_context.ctx.intents.list().unwrap().is_empty());
-    // The cache lags behind; nothing is done twice.
+    // The watch cache lags behind; nothing is done twice.
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
 #[tokio::test]
-async fn a_crash_after_the_volume_leaves_one_volume_and_one_object() {
+async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
     let id = VolumeId::parse(fixtures::VOLUME).unwrap();
     test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
@@ -72,7 +72,7 @@ async fn a_crash_after_the_volume_leaves_one_volume_and_one_object() {
 }
 
 #[tokio::test]
-async fn a_crash_after_the_object_finds_it() {
+async fn after_a_crash_the_existing_persistent_volume_is_found() {
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
         expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({}))),
@@ -99,7 +99,7 @@ async fn a_volume_whose_object_is_being_deleted_keeps_its_record_for_the_janitor
 }
 
 #[tokio::test]
-async fn the_name_is_taken_by_another_object() {
+async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
     let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
@@ -128,7 +128,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
 }
 
 #[tokio::test]
-async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
+async fn after_an_api_server_failure_the_volume_stays_for_the_next_attempt() {
     let requests = vec![expect(Method::POST, VOLUMES, sent()).refuse(500, "InternalError")];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(
@@ -141,7 +141,7 @@ async fn the_api_server_fails_and_the_volume_stays_for_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
+async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_free() {
     let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     let answer = expect(Method::POST, VOLUMES, {
         let mut larger = sent();
@@ -158,8 +158,8 @@ async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
         TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
     assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
     assert!(test_context.volumes.state().volumes.is_empty());
-    // And sent back by the scheduler.
-    // Its own events and whatever else touches the claim do not cut the wait short; room does.
+    // The scheduler selects this node again.
+    // Watch events of the claim do not shorten the wait; free space does.
     assert_ne!(reconciled(&test_context, large()).await, Action::await_change());
     test_context.volumes.state().size = Bytes(4 * GIB);
     test_context.ctx.retry_generation.bump();
@@ -169,7 +169,7 @@ async fn a_claim_larger_than_the_store_is_given_back_and_waits_for_room() {
 }
 
 #[tokio::test]
-async fn a_refused_claim_leaves_nothing() {
+async fn a_refused_claim_leaves_no_volume_and_no_record() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![]);
     let many = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
     reconciled(&test_context, many).await;
@@ -179,12 +179,12 @@ async fn a_refused_claim_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
+async fn no_volume_is_created_on_a_store_that_became_unavailable() {
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![creates()]);
     test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
     reconciled(&test_context, fixtures::claim(json!({}))).await;
     assert!(test_context.volumes.state().volumes.is_empty());
-    // It is the storage task that opens it again, so even a store that is whole now stays closed here.
+    // Only the storage task opens the store again, so it stays unavailable here even if it is usable now.
     test_context.volumes.state().broken = None;
     test_context.ctx.retry_generation.bump();
     reconciled(&test_context, fixtures::claim(json!({}))).await;
@@ -197,7 +197,7 @@ async fn nothing_is_made_on_a_store_that_is_not_what_it_was() {
 }
 
 #[tokio::test]
-async fn a_change_of_its_class_and_of_no_other_ends_the_back_off_of_a_claim() {
+async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
     let bare = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![bare], ..Caches::default() };
     let mut test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches, vec![creates()]);
@@ -207,14 +207,14 @@ async fn a_change_of_its_class_and_of_no_other_ends_the_back_off_of_a_claim() {
         json!({"metadata": {"name": "other", "resourceVersion": "6"}}),
     )));
     assert_ne!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
-    let mended = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
-    test_context.class_cache.apply_watcher_event(&Event::Apply(mended));
+    let corrected = fixtures::class(json!({"metadata": {"resourceVersion": "7"}}));
+    test_context.class_cache.apply_watcher_event(&Event::Apply(corrected));
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
     test_context.finish().await;
 }
 
-/// A claim that is to be filled from [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
+/// A claim with the data source [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
 fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
     let source = json!({"kind": "PersistentVolumeClaim", "name": "data"});
     fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
@@ -222,7 +222,7 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
 
 #[tokio::test]
 async fn clones_of_one_source_are_copied_concurrently() {
-    // Requests are sent in turn, and neither claim gets as far as its PersistentVolume: there is no space.
+    // The mock API server expects the requests in this order. Neither claim gets its PersistentVolume, because there is no space.
     let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
     let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
     let test_context = TestContext::new(
@@ -249,7 +249,7 @@ async fn clones_of_one_source_are_copied_concurrently() {
 #[case::of_a_claim(clone_named("copy", "uid"), true)]
 #[case::without_source(fixtures::claim(json!({})), false)]
 #[case::with_its_volume(fixtures::bound_claim(json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "other"}}})), false)]
-fn only_claims_that_wait_for_a_copy_have_the_turns_of_copies(
+fn only_claims_that_wait_for_a_copy_use_the_copy_queue(
     #[case] claim: PersistentVolumeClaim,
     #[case] expected: bool,
 ) {
@@ -269,7 +269,7 @@ fn with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
     test_context
 }
 
-/// The claim after patches, as the API server answers it.
+/// The claim after patches, as the API server returns it.
 fn after(claim: PersistentVolumeClaim, version: &str, change: Value) -> Value {
     let mut claim = serde_json::to_value(claim).unwrap();
     fixtures::merge(&mut claim, change);
@@ -286,7 +286,7 @@ fn begins(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) 
 }
 
 #[tokio::test]
-async fn a_filesystem_claim_grows_with_three_writes_the_volume_before_the_claim() {
+async fn a_filesystem_claim_is_expanded_with_three_writes_the_persistent_volume_first() {
     let (begin, begun) = begins(asking("4Mi"), "4Mi");
     let capacity = json!({
         "metadata": {"uid": "volume-uid", "resourceVersion": "200"}, "spec": {"capacity": {"storage": "4Mi"}},
@@ -312,7 +312,7 @@ async fn a_filesystem_claim_grows_with_three_writes_the_volume_before_the_claim(
     let test_context = with_volume("Filesystem", requests);
     assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
-    // Once more on the cache as it was.
+    // Again with the old version in the watch cache.
     assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
@@ -332,7 +332,7 @@ async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_even
 }
 
 #[tokio::test]
-async fn more_than_there_is_is_infeasible() {
+async fn a_request_beyond_the_free_capacity_is_infeasible() {
     let (begin, begun) = begins(asking("2Gi"), "2Gi");
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let why = "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes asked, 1072693248 available";
@@ -347,7 +347,7 @@ async fn more_than_there_is_is_infeasible() {
     let refused = expect(Method::PATCH, STATUS, patch.clone()).answer(after(begun, "102", patch));
     let test_context = with_volume("Filesystem", vec![begin, refused]);
     assert_eq!(reconciled(&test_context, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
-    // The write itself comes back as a watch event, upon which nothing happens.
+    // The write causes a watch event, which changes nothing.
     assert_ne!(reconciled(&test_context, asking("2Gi")).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }

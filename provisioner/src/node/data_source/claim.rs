@@ -12,7 +12,7 @@ use crate::{
     objects::{claim_status::recorded, identity::Identity, ownership, refusal::Refusal},
 };
 
-/// Decides whether a claim as it was found can be copied, and its volume if it has one.
+/// Checks that a claim can be copied, given its PersistentVolume if it has one, and returns its volume.
 ///
 /// # Errors
 /// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
@@ -28,7 +28,7 @@ fn resolve(
     let phase = source.status.as_ref().and_then(|status| status.phase.as_deref());
     let bound = phase == Some("Bound") && ownership::bound_volume(source).is_some();
     let Some(volume) = volume.filter(|_| bound) else {
-        return Err(refused("has no volume yet; it is copied once it has").into());
+        return Err(refused("has no volume yet; it is copied once it has one").into());
     };
     if !ownership::is_volume_of(volume, source) {
         return Err(refused("does not have the volume that it names").into());
@@ -57,7 +57,7 @@ fn describe(claim: &str) -> String {
 /// Finds the volume of the claim `name` in the namespace of `claim`.
 ///
 /// # Errors
-/// When that cannot be copied here, or the API server does not tell.
+/// When it cannot be copied on this node, or the API server cannot be asked.
 pub(super) async fn find(
     claim: &PersistentVolumeClaim,
     name: &str,

@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{error::Error, node::context::Context};
 
-/// Finds what the claim is to be filled with.
+/// Finds the volume or snapshot that the claim names as its data source.
 ///
 /// # Errors
-/// When that cannot be copied here, or the API server does not tell.
+/// When it cannot be copied on this node, or the API server cannot be asked.
 pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Option<DataSource>, Error> {
     match reference(claim)? {
         None => Ok(None),

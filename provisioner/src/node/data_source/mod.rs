@@ -1,4 +1,4 @@
-//! What a claim's volume is to be filled with: nothing, or what another claim of its namespace holds, or a VolumeSnapshot of it.
+//! The data source of a claim: none, another claim of its namespace, or a VolumeSnapshot of its namespace.
 
 mod claim;
 mod find;

@@ -1,7 +1,7 @@
-//! A VolumeSnapshot as the source of a claim: which snapshot of the store it stands for.
+//! A VolumeSnapshot as the data source of a claim: finds the snapshot of the store that it refers to.
 //!
-//! The objects are those of the CSI snapshotter, which a cluster may have or not, and their handle is what this driver's
-//! CSI service answered: the snapshot's name in the store of its node. They are read as anybody may have written them.
+//! The objects belong to the CSI snapshotter, which a cluster may not have. Their handle is the value that this driver's CSI
+//! service returned: the snapshot's name in the store of its node. They are untrusted input: any user may have written them.
 
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
 use kube::{
@@ -18,10 +18,10 @@ use crate::{
     objects::{identity::Identity, ownership, quantity, refusal::Refusal},
 };
 
-/// On the content of a snapshot that the snapshotter of one node has in hand: that node.
+/// The label on the content of a snapshot that names the node whose snapshotter manages it.
 const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 
-/// What counts of a VolumeSnapshot.
+/// The fields of a VolumeSnapshot that are needed here.
 #[derive(Debug, Default, Deserialize)]
 struct Snapshot {
     status: Option<SnapshotStatus>,
@@ -35,7 +35,7 @@ struct SnapshotStatus {
     restore_size: Option<String>,
 }
 
-/// What counts of a VolumeSnapshotContent.
+/// The fields of a VolumeSnapshotContent that are needed here.
 #[derive(Debug, Default, Deserialize)]
 struct Content {
     #[serde(default)]
@@ -65,10 +65,10 @@ struct ContentStatus {
     ready_to_use: Option<bool>,
 }
 
-/// Finds the snapshot of the store that a claim is to be filled with.
+/// Finds the snapshot of the store that a claim names as its data source.
 ///
 /// # Errors
-/// When it cannot be copied here, or the API server does not tell.
+/// When it cannot be copied on this node, or the API server cannot be asked.
 pub(super) async fn find(
     claim: &PersistentVolumeClaim,
     name: &str,
@@ -95,7 +95,7 @@ pub(super) async fn find(
     resolve(&snapshot, &content, &ctx.cluster.identity)
 }
 
-/// None where it is not there. Where its kind is not, the API server answers 404 and no reason.
+/// Returns `None` if the object does not exist. If its kind does not exist, the API server returns 404 without a reason.
 fn found(answer: kube::Result<DynamicObject>) -> kube::Result<Option<DynamicObject>> {
     match answer {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
@@ -115,7 +115,7 @@ fn read<T: for<'a> Deserialize<'a>>(object: &DynamicObject) -> Option<T> {
     T::deserialize(&object.data).ok()
 }
 
-/// The content that a snapshot is bound to.
+/// Returns the name of the content that a snapshot is bound to.
 pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
     let name = snapshot.name_any();
     if snapshot.metadata.deletion_timestamp.is_some() {
@@ -128,7 +128,7 @@ pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
     }
 }
 
-/// Decides whether a snapshot as it was found can be copied.
+/// Checks that a VolumeSnapshot can be copied, and returns its snapshot.
 ///
 /// # Errors
 /// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
@@ -147,7 +147,7 @@ pub(crate) fn resolve(
     if spec.driver.as_deref() != Some(identity.driver()) {
         return Err(refused("is of another driver"));
     }
-    // Else whoever can write a VolumeSnapshot would read the snapshots of others.
+    // Otherwise a user who can create a VolumeSnapshot could read the snapshots of other users.
     let names_it = spec.volume_snapshot_ref.is_some_and(|reference| {
         reference.uid.is_some()
             && reference.uid == snapshot.metadata.uid
@@ -155,7 +155,7 @@ pub(crate) fn resolve(
             && reference.name == snapshot.metadata.name
     });
     if !names_it {
-        return Err(refused("is bound to a VolumeSnapshotContent of another one"));
+        return Err(refused("is bound to the VolumeSnapshotContent of another VolumeSnapshot"));
     }
     let content_status = content_status.unwrap_or_default();
     if content_status.ready_to_use != Some(true) {
@@ -172,7 +172,7 @@ pub(crate) fn resolve(
     let size = status.restore_size.map(|size| quantity::parse(&Quantity(size))).transpose();
     Ok(DataSource {
         id: OwnedContentSource::Snapshot(id),
-        // Where it is not known, the store refuses to make a device of a directory.
+        // If the mode is unknown, the store refuses to create a Block volume from a directory.
         mode: spec.source_volume_mode,
         capacity: size.map_err(Refusal::Size)?.unwrap_or(Bytes(0)),
     })
@@ -236,17 +236,17 @@ mod tests {
 
     #[rstest]
     #[case::other_driver(json!({"spec": {"driver": "csi.other.dev"}}), "another driver")]
-    #[case::other_snapshot(json!({"spec": {"volumeSnapshotRef": {"uid": "another"}}}), "of another one")]
-    #[case::of_the_bank(json!({"spec": {"volumeSnapshotRef": {"namespace": "bank"}}}), "of another one")]
-    #[case::without_uid(json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), "of another one")]
-    #[case::unreferenced(json!({"spec": {"volumeSnapshotRef": null}}), "of another one")]
+    #[case::other_snapshot(json!({"spec": {"volumeSnapshotRef": {"uid": "another"}}}), "of another VolumeSnapshot")]
+    #[case::of_the_bank(json!({"spec": {"volumeSnapshotRef": {"namespace": "bank"}}}), "of another VolumeSnapshot")]
+    #[case::without_uid(json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), "of another VolumeSnapshot")]
+    #[case::unreferenced(json!({"spec": {"volumeSnapshotRef": null}}), "of another VolumeSnapshot")]
     #[case::not_ready(json!({"status": {"readyToUse": false}}), "not ready")]
     #[case::no_status(json!({"status": null}), "not ready")]
     #[case::elsewhere(json!({"metadata": {"labels": {MANAGED_BY: "node-b"}}}), "on node \"node-b\"")]
     #[case::path(json!({"status": {"snapshotHandle": "../../etc"}}), "handle")]
     #[case::no_handle(json!({"status": {"snapshotHandle": null}}), "handle")]
     #[case::nonsense(json!({"spec": {"driver": 7}}), "not of the form")]
-    fn what_is_not_copied(#[case] change: Value, #[case] why: &str) {
+    fn snapshots_that_cannot_be_copied_are_refused(#[case] change: Value, #[case] why: &str) {
         let error = resolve(&snapshot(json!({})), &content(change), &fixtures::identity()).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }

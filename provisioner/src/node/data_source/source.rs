@@ -9,27 +9,27 @@ use crate::objects::refusal::Refusal;
 pub(super) const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
 pub(super) const SNAPSHOT_KIND: &str = "VolumeSnapshot";
 
-/// What to copy.
+/// The volume or snapshot to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DataSource {
     pub(crate) id: OwnedContentSource,
-    /// None where it is not known.
+    /// The volume mode; `None` if it is unknown.
     pub(crate) mode: Option<String>,
-    /// The least that a copy can have.
+    /// The smallest capacity of a copy.
     pub(crate) capacity: Bytes,
 }
 
-/// The object to copy.
+/// A reference to the object to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataSourceRef<'a> {
     Claim(&'a str),
     Snapshot(&'a str),
 }
 
-/// The object to copy, if any.
+/// Returns the reference to the object to copy, if any.
 ///
 /// # Errors
-/// [`Refusal::DataSource`] for any other source.
+/// [`Refusal::DataSource`] for any other data source.
 pub(crate) fn reference(claim: &PersistentVolumeClaim) -> Result<Option<DataSourceRef<'_>>, Refusal> {
     let Some(PersistentVolumeClaimSpec { data_source, data_source_ref, .. }) = &claim.spec else {
         return Ok(None);

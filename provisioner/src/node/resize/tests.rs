@@ -1,4 +1,4 @@
-//! The resize protocol as tables: every state a claim can be in, and what each outcome writes.
+//! Tests of the resize protocol as tables: every state of a claim, and the writes of each outcome.
 
 use rstest::rstest;
 
@@ -8,7 +8,7 @@ use crate::testing::fixtures;
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 const MIB: u64 = 1 << 20;
 
-/// A bound claim that asks for 4Mi, in a resize state, of which 1Mi is recorded.
+/// A bound claim that requests 4Mi, in a resize state, with a recorded capacity of 1Mi.
 fn claim(resize_status: Option<&str>, allocated: Option<&str>) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({
         "spec": { "resources": { "requests": { "storage": "4Mi" } } },
@@ -25,7 +25,7 @@ fn volume(mode: &str, capacity: &str) -> PersistentVolume {
 
 const GROW: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 
-/// Every state, for both kinds, before and after the volume's object says that it has grown.
+/// Every state, for both kinds, before and after the PersistentVolume has the new capacity.
 #[rstest]
 #[case::fresh("Filesystem", None, "1Mi", GROW)]
 #[case::under_way("Filesystem", Some("ControllerResizeInProgress"), "1Mi", GROW)]
@@ -60,14 +60,14 @@ fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &st
 #[case::malformed_request(json!({"spec": {"resources": {"requests": {"storage": "much"}}}}), json!({}))]
 #[case::volume_of_an_earlier_claim(json!({}), json!({"spec": {"claimRef": {"uid": "earlier"}}}))]
 #[case::volume_of_another_node(json!({}), json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}))]
-fn left_alone(#[case] claim_change: Value, #[case] volume_change: Value) {
+fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_change: Value) {
     let mut change = json!({"spec": {"resources": {"requests": {"storage": "4Mi"}}}});
     fixtures::merge_keeping_nulls(&mut change, claim_change);
     let (claim, volume) = (fixtures::bound_claim(change), fixtures::volume(volume_change));
     assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::UpToDate);
 }
 
-/// What `begin` writes, by the state it finds: nothing for a retry of the same, else the same patch always.
+/// The writes of `begin` by the state of the claim: none for a retry with the same size, otherwise always the same patch.
 #[rstest]
 #[case::fresh(None, None, true)]
 #[case::a_smaller_request_than_before(Some("ControllerResizeInfeasible"), Some("9Mi"), true)]
@@ -94,7 +94,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<&str> {
 }
 
 #[test]
-fn a_filesystem_volume_is_finished_here() {
+fn a_filesystem_volume_is_resized_without_the_kubelet() {
     let under_way = fixtures::bound_claim(json!({
         "status": {
             "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress", "example.com/iops": "NodeResizePending" },
@@ -130,7 +130,7 @@ fn a_filesystem_volume_is_finished_here() {
 }
 
 #[test]
-fn a_block_volume_whose_devices_nobody_told_is_handed_to_the_kubelet() {
+fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let record = record(&begun, &volume("Block", "1Mi"), &Outcome::AwaitsNode(Bytes(4 * MIB)), NOW);
     assert!(record.volume.is_some());
@@ -141,8 +141,8 @@ fn a_block_volume_whose_devices_nobody_told_is_handed_to_the_kubelet() {
 }
 
 #[test]
-fn a_volume_that_is_larger_than_asked_is_recorded_as_it_is() {
-    // A crash between growing to 9Mi and recording it, after which the user asked for 4Mi.
+fn a_volume_larger_than_requested_is_recorded_with_its_size() {
+    // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(9 * MIB)), NOW);
     assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
@@ -161,7 +161,7 @@ fn a_volumes_capacity_is_never_lowered() {
 #[rstest]
 #[case::infeasible(Outcome::Infeasible("no space".to_owned()), Some(json!({ "storage": "ControllerResizeInfeasible" })))]
 #[case::failed(Outcome::Failed("no space".to_owned()), None)]
-fn a_failure_is_told_once(#[case] outcome: Outcome, #[case] status: Option<Value>) {
+fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: Option<Value>) {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
     let volume = volume("Block", "1Mi");
     let Record { volume: None, claim: Some(patch) } = record(&begun, &volume, &outcome, NOW) else {
@@ -171,15 +171,15 @@ fn a_failure_is_told_once(#[case] outcome: Outcome, #[case] status: Option<Value
     assert_eq!(patch["status"]["conditions"][0]["type"], "ControllerResizeError");
     assert_eq!(patch["status"]["conditions"][0]["message"], "no space");
 
-    let mut told = serde_json::to_value(&begun).unwrap();
-    fixtures::merge(&mut told, patch);
-    let told: PersistentVolumeClaim = serde_json::from_value(told).unwrap();
-    assert_eq!(record(&told, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
+    let mut claim_after = serde_json::to_value(&begun).unwrap();
+    fixtures::merge(&mut claim_after, patch);
+    let claim_after: PersistentVolumeClaim = serde_json::from_value(claim_after).unwrap();
+    assert_eq!(record(&claim_after, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
 }
 
-/// The story of RecoverVolumeExpansionFailure: too much, then less, then it fits.
+/// The case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
 #[test]
-fn infeasible_then_less_then_done() {
+fn a_smaller_request_succeeds_after_an_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
     let mut claim = serde_json::to_value(claim(None, None)).unwrap();
     let read = |claim: &Value| serde_json::from_value::<PersistentVolumeClaim>(claim.clone()).unwrap();
@@ -219,10 +219,10 @@ const STATES: [Option<&str>; 7] = [
     Some("ResizeByMagic"),
 ];
 
-/// Every state with every request, and every outcome of it: what is written leads to a state that says what happened, and
-/// writing it once more changes nothing.
+/// Every state with every request and every outcome: the writes lead to a state that describes the outcome, and repeating them
+/// changes nothing.
 #[test]
-fn every_state_and_every_event() {
+fn every_state_and_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
         let sizes = [Bytes(target), Bytes(target + MIB)];
         let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
