@@ -19,7 +19,7 @@ const SELF_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The content of the endpoints.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct HealthEndpoints {
     pub(crate) monitor: Arc<StorageMonitor>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) audit: Arc<Audit>,
@@ -28,7 +28,7 @@ pub(crate) struct Pages {
     pub(crate) endpoint: PathBuf,
 }
 
-impl monitoring::Pages for Pages {
+impl monitoring::HealthEndpoints for HealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let (monitor, findings) = (Arc::clone(&self.monitor), self.audit.findings());
         let sample = blocking::run(move || Ok(Sample::collect(&monitor, findings))).await;
@@ -38,7 +38,7 @@ impl monitoring::Pages for Pages {
 
     /// Checks that the process serves calls, even if its storage is unavailable. The check uses the driver's own
     /// socket, so it also detects that the socket was removed or replaced.
-    async fn alive(&self) -> Result<(), String> {
+    async fn liveness(&self) -> Result<(), String> {
         let name = async {
             let socket = Endpoint::try_from(format!("unix://{}", self.endpoint.display()))?;
             let mut identity = IdentityClient::new(socket.connect().await?);
@@ -57,7 +57,7 @@ impl monitoring::Pages for Pages {
 
     /// Reports the same as Identity.Probe, except on a node that never had storage. The driver is not registered there
     /// and no pod depends on it, so it must not delay the rollout to the nodes that have storage.
-    async fn ready(&self) -> Result<(), String> {
+    async fn readiness(&self) -> Result<(), String> {
         match self.probe.health().await {
             Ok(Readiness::Ready) => Ok(()),
             Ok(Readiness::Starting) => Err("the storage is being opened".to_owned()),

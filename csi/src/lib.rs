@@ -153,11 +153,16 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         tasks.spawn(Arc::clone(&audit).run(operations, Arc::clone(&monitor), stop.clone()));
     }
     if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
-        let pages =
-            http::Pages { monitor: Arc::clone(&monitor), probe, audit, calls, endpoint: endpoint.clone() };
+        let endpoints = http::HealthEndpoints {
+            monitor: Arc::clone(&monitor),
+            probe,
+            audit,
+            calls,
+            endpoint: endpoint.clone(),
+        };
         let stop = stop.clone();
         tasks.spawn(async move {
-            monitoring::serve(listeners, pages, stop).await;
+            monitoring::serve(listeners, endpoints, stop).await;
             Ok(())
         });
     }

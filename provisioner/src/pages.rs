@@ -41,7 +41,7 @@ impl Pages {
     }
 }
 
-impl monitoring::Pages for Pages {
+impl monitoring::HealthEndpoints for Pages {
     async fn metrics(&self) -> Result<Registry, String> {
         let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.census()?))).await;
         let store =
@@ -53,12 +53,12 @@ impl monitoring::Pages for Pages {
 
     /// Every part of the process runs, or the first to end would have ended it; and this one answers. Restarting it mends
     /// neither a disk nor an API server.
-    async fn alive(&self) -> Result<(), String> {
+    async fn liveness(&self) -> Result<(), String> {
         Ok(())
     }
 
     /// Whether a claim would get its volume now. Succeeds on a node without storage, which is given no claims.
-    async fn ready(&self) -> Result<(), String> {
+    async fn readiness(&self) -> Result<(), String> {
         let ctx = &self.ctx;
         let caches = [
             ("claims", &ctx.claims_synced),
@@ -87,7 +87,7 @@ mod tests {
     use http::Method;
     use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
     use monitoring::{
-        Pages as _,
+        HealthEndpoints as _,
         documentation::{documented, served},
     };
     use prometheus_client::encoding::text;
@@ -178,13 +178,13 @@ mod tests {
     async fn ready_is_who_has_read_all_and_reaches_both_sides() {
         let refused = version().refuse(503, "ServiceUnavailable");
         let (bench, pages) = bench(Caches::default(), vec![version(), refused]);
-        assert_eq!(pages.ready().await, Ok(()));
-        let told = pages.ready().await.unwrap_err();
+        assert_eq!(pages.readiness().await, Ok(()));
+        let told = pages.readiness().await.unwrap_err();
         assert!(told.contains("the API server does not answer"), "{told}");
         bench.volumes.state().broken = Some(volume_model::error(ErrorKind::NotMounted, "mount it"));
-        let told = pages.ready().await.unwrap_err();
+        let told = pages.readiness().await.unwrap_err();
         assert!(told.contains("mount it"), "{told}");
-        assert_eq!(pages.alive().await, Ok(()), "a restart would not mend it");
+        assert_eq!(pages.liveness().await, Ok(()), "a restart would not mend it");
         drop(pages);
         bench.finish().await;
     }
@@ -197,7 +197,7 @@ mod tests {
             let (bench, pages) = bench(Caches { volumes, ..Caches::default() }, answers);
             let broken = volume_model::error(ErrorKind::NeverMounted, "nothing is mounted there");
             bench.volumes.state().broken = Some(broken);
-            match pages.ready().await {
+            match pages.readiness().await {
                 Ok(()) => assert!(ready, "a volume names the node"),
                 Err(reason) => assert!(!ready && reason.contains("nothing is mounted there"), "{reason}"),
             }
@@ -221,6 +221,6 @@ mod tests {
             now: bench.ctx.now,
         }));
         pages.ctx.claims_synced.open();
-        assert!(pages.ready().await.unwrap_err().contains("the volumes that the API server holds"));
+        assert!(pages.readiness().await.unwrap_err().contains("the volumes that the API server holds"));
     }
 }
