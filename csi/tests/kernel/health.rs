@@ -12,7 +12,6 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
 use crate::scene::{MIB, Scene, read_from, write_to};
-use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
 /// A way to break the storage of a node, and to mend it.
@@ -29,11 +28,7 @@ fn a_file_system_that_cannot_be_written_is_told_of_until_it_can(
     #[case] breakage: Breakage,
     #[case] says: &[&str],
 ) {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
     match breakage {
@@ -63,7 +58,6 @@ fn a_file_system_that_cannot_be_written_is_told_of_until_it_can(
     driver.delete_volume(delete("v")).unwrap();
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 

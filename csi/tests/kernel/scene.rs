@@ -15,6 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
+use crate::scratch_disk::ScratchDisk;
 use crate::support::{Client, Directories, Driver, PATIENCE};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -31,6 +32,8 @@ pub(crate) struct Scene {
     pub(crate) store: VolumeStore,
     pub(crate) directories: Directories,
     driver: Option<Driver>,
+    /// The file system of all tests. `directories.data` may be another one.
+    data: PathBuf,
     before: Vec<String>,
     scratch: TempDir,
 }
@@ -55,7 +58,18 @@ impl Scene {
         let directories = Directories::make(scratch.path(), &data);
         let strict = MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         mount(Some("kubelet"), &directories.kubelet, Some("tmpfs"), strict, None::<&str>).unwrap();
-        Self { store, directories, driver: None, before, scratch }
+        Self { store, directories, driver: None, data, before, scratch }
+    }
+
+    /// Returns a node whose volumes are on the second disk, with that disk and a driver that is ready. The test stops the
+    /// driver and drops the disk before it calls [`finish`](Self::finish).
+    pub(crate) fn on_scratch_disk() -> (Self, ScratchDisk, Driver) {
+        let mut scene = Self::without_driver();
+        let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+        scene.directories.data = disk.data.clone();
+        let driver = Driver::start(&scene.directories);
+        driver.wait_until_ready();
+        (scene, disk, driver)
     }
 
     pub(crate) fn scratch(&self) -> &Path {
@@ -120,10 +134,10 @@ impl Scene {
         self.store.empty_trash().unwrap();
         // Idle loop devices are removed in the background.
         let start = Instant::now();
-        while holdings(&self.directories.data) != self.before && start.elapsed() < PATIENCE {
+        while holdings(&self.data) != self.before && start.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(holdings(&self.directories.data), self.before, "the test has left something behind");
+        assert_eq!(holdings(&self.data), self.before, "the test has left something behind");
     }
 }
 

@@ -11,7 +11,6 @@ use nix::sys::stat::Mode;
 use tonic::Code;
 
 use crate::scene::{Scene, path_from};
-use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
 fn show(source: &Path, target: &Path) {
@@ -52,19 +51,17 @@ fn the_driver_waits_for_its_file_system_and_notices_its_loss() {
     driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
-    scene.directories.data = here;
     scene.finish();
 }
 
 #[test]
 fn a_file_system_without_quotas_is_refused_and_the_option_named() {
     let mut scene = Scene::without_driver();
-    let here = std::mem::replace(&mut scene.directories.data, path_from("LOOPFS_TEST_XFS_NOQUOTA"));
+    scene.directories.data = path_from("LOOPFS_TEST_XFS_NOQUOTA");
     let driver = Driver::start(&scene.directories);
     assert_refused(driver.settled(), Code::FailedPrecondition, &["project quotas are off", "prjquota"]);
     assert!(!scene.directories.registration_socket().exists());
     driver.stop();
-    scene.directories.data = here;
     scene.finish();
 }
 
@@ -83,17 +80,12 @@ fn another_file_system_than_the_one_that_was_initialised_is_refused() {
     assert!(!scene.directories.registration_socket().exists());
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
-    scene.directories.data = here;
     scene.finish();
 }
 
 #[test]
 fn a_disk_that_was_unmounted_lazily_and_mounted_again_is_opened_again() {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
     let mounted = |path: &Path| mountinfo::at(&mountinfo::read().unwrap(), path).unwrap().id;
@@ -114,7 +106,6 @@ fn a_disk_that_was_unmounted_lazily_and_mounted_again_is_opened_again() {
     driver.delete_volume(delete("v")).unwrap();
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 

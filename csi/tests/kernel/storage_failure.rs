@@ -112,11 +112,7 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, says: &st
 #[case::shut_down(Kind::ShutDown, "shut down")]
 #[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
 fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Kind, #[case] says: &str) {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     let volumes = publish_volumes(&driver, &scene, kind);
 
     let failure = Failure::begin(kind, &disk);
@@ -141,7 +137,6 @@ fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Ki
     }
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 
@@ -151,11 +146,7 @@ fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Ki
 #[case::shut_down(Kind::ShutDown)]
 #[case::unmounted(Kind::Unmounted)]
 fn unpublishing_succeeds_when_the_disk_failed_a_moment_ago(#[case] kind: Kind) {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     let volumes = publish_volumes(&driver, &scene, kind);
     let failure = Failure::begin(kind, &disk);
     for volume in &volumes {
@@ -172,7 +163,6 @@ fn unpublishing_succeeds_when_the_disk_failed_a_moment_ago(#[case] kind: Kind) {
     }
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 
@@ -187,11 +177,7 @@ fn unstage_when_free(driver: &Driver, scene: &Scene, volume: &str) {
 
 #[test]
 fn unpublishing_waits_for_no_lock_of_a_process_that_the_frozen_disk_stops() {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     let volumes = publish_volumes(&driver, &scene, Kind::Frozen);
     driver.create_volume(create("new", 1 << 20, mount(&[]))).unwrap();
     let store = VolumeStore::open(&disk.data, StoreOptions::default()).unwrap();
@@ -215,7 +201,6 @@ fn unpublishing_waits_for_no_lock_of_a_process_that_the_frozen_disk_stops() {
     }
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 
