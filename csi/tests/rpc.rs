@@ -388,7 +388,7 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     assert_eq!(status, 200);
     let refused = r#"loopfs_csi_rpcs_total{method="Probe",code="FailedPrecondition"}"#;
     assert!(metrics.contains(refused) && metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
-    assert!(!metrics.contains("loopfs_csi_store"), "what is not known is not told: {metrics}");
+    assert!(!metrics.contains("loopfs_csi_store"), "unknown values must be omitted: {metrics}");
     assert_eq!(http::get(address, "/").0, 404);
     assert_eq!(
         http::request(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").0,

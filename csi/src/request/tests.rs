@@ -70,13 +70,11 @@ fn access_modes(
     #[case] access: Access,
     #[case] single_target: bool,
 ) {
-    let asked =
-        reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
-    assert_eq!((asked.mode, asked.single_target), (PublishMode::Block(access), single_target));
-    let asked =
-        reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
+    let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
+    assert_eq!((read.mode, read.single_target), (PublishMode::Block(access), single_target));
+    let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
     let flags = MountFlags { read_only: access == Access::ReadOnly, ..MountFlags::default() };
-    assert_eq!((asked.mode, asked.single_target), (PublishMode::Mount(flags), single_target));
+    assert_eq!((read.mode, read.single_target), (PublishMode::Mount(flags), single_target));
 }
 
 #[rstest]

@@ -245,8 +245,8 @@ fn each_name_has_a_volume_of_its_own() {
 #[case::device(VolumeKind::Block)]
 fn concurrent_create_calls_create_one_volume(#[case] kind: VolumeKind) {
     let scene = Scene::new();
-    let answers = scene.node().create_at_once(&create("v", FOUR, capability_of(kind)), 16);
-    let (created, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+    let results = scene.node().create_concurrently(&create("v", FOUR, capability_of(kind)), 16);
+    let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
     assert!(!created.is_empty());
     for answer in refused {
         assert_refused(answer, Code::Aborted, &["in progress"]);
@@ -313,7 +313,7 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
     fs::create_dir(&foreign).unwrap();
 
     let listed = node.list_volumes(list(0, "")).unwrap();
-    let told: Vec<_> = listed
+    let reported: Vec<_> = listed
         .entries
         .iter()
         .map(|entry| {
@@ -324,7 +324,7 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("device", FOUR, true, false),
             ("directory", FOUR, true, true),
@@ -339,13 +339,13 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
     assert!(condition("directory").contains("77"), "{}", condition("directory"));
     assert!(condition("foreign").contains("not made by it"), "{}", condition("foreign"));
     let health = node.controller_list_volume_health(Default::default()).unwrap();
-    let told: Vec<_> = health
+    let reported: Vec<_> = health
         .entries
         .iter()
         .map(|entry| (entry.volume_id.as_str(), entry.health_statuses[0].status()))
         .collect();
     let (degraded, lost) = (wire::VolumeHealthErrorType::Degraded, wire::VolumeHealthErrorType::Inaccessible);
-    assert_eq!(told, [("directory", degraded), ("foreign", lost)]);
+    assert_eq!(reported, [("directory", degraded), ("foreign", lost)]);
     for (volume, troubles) in [("directory", 1), ("device", 0)] {
         let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
         let on_node = node.node_get_volume_health(request).unwrap().volume_health.unwrap();
@@ -397,7 +397,7 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
 /// Repeated beside volumes whose sizes leave different remainders.
 #[rstest]
 fn a_volume_of_the_advertised_maximum_size_can_be_created(
-    #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] asked: Option<VolumeKind>,
+    #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] requested: Option<VolumeKind>,
     #[values("thick", "thin")] provisioning: &str,
 ) {
     let scene = Scene::new();
@@ -409,7 +409,7 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
             node.create_volume(create_within(&name, (4096 * beside, 0), mount(&[]))).unwrap();
         }
         let request = wire::GetCapacityRequest {
-            volume_capabilities: asked.and_then(capability_of).into_iter().collect(),
+            volume_capabilities: requested.and_then(capability_of).into_iter().collect(),
             parameters: parameters(),
             ..Default::default()
         };
@@ -417,7 +417,7 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
         let maximum = capacity.maximum_volume_size.unwrap();
         // The maximum is not far below the free space, either.
         assert!(maximum > capacity.available_capacity / 100 * 98, "{capacity:?}");
-        for kind in asked.map_or(vec![VolumeKind::Filesystem, VolumeKind::Block], |kind| vec![kind]) {
+        for kind in requested.map_or(vec![VolumeKind::Filesystem, VolumeKind::Block], |kind| vec![kind]) {
             let request = wire::CreateVolumeRequest {
                 parameters: parameters(),
                 ..create_within("largest", (maximum, maximum), capability_of(kind))
@@ -496,7 +496,7 @@ fn validation_confirms_the_properties_of_a_volume() {
     let scene = Scene::new();
     let node = scene.node();
     let volume = created(node.create_volume(create("v", FOUR, mount(&[]))));
-    let asked = |parameters: &[(&str, &str)], context: std::collections::HashMap<String, String>| {
+    let requested = |parameters: &[(&str, &str)], context: std::collections::HashMap<String, String>| {
         let parameters =
             parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let request = wire::ValidateVolumeCapabilitiesRequest {
@@ -506,14 +506,14 @@ fn validation_confirms_the_properties_of_a_volume() {
         };
         node.validate_volume_capabilities(request).unwrap()
     };
-    let confirmed = asked(&[("bytesPerInode", "2048")], volume.volume_context.clone()).confirmed.unwrap();
+    let confirmed = requested(&[("bytesPerInode", "2048")], volume.volume_context.clone()).confirmed.unwrap();
     assert_eq!(confirmed.volume_capabilities, Vec::from_iter(mount(&[])));
     assert_eq!(confirmed.volume_context, volume.volume_context);
     assert_eq!(confirmed.parameters.len(), 1);
 
     let key = format!("{DRIVER}/filesystem-uuid");
-    let foreign = asked(&[], [(key, "00000000-1111-4222-8333-444444444444".to_owned())].into());
-    let ratio = asked(&[("bytesPerInode", "4096")], Default::default());
+    let foreign = requested(&[], [(key, "00000000-1111-4222-8333-444444444444".to_owned())].into());
+    let ratio = requested(&[("bytesPerInode", "4096")], Default::default());
     let kind = node.validate_volume_capabilities(validate("v", block())).unwrap();
     let several = capability(
         block().unwrap().access_type.unwrap(),

@@ -50,7 +50,7 @@ fn a_staged_device_cannot_be_deleted_until_it_is_unstaged() {
 #[test]
 fn a_killed_driver_leaves_no_undeletable_volume() {
     let scene = Scene::without_driver();
-    scene.volume("shown", VolumeKind::Filesystem);
+    scene.volume("published", VolumeKind::Filesystem);
     scene.volume("not", VolumeKind::Filesystem);
     let target = scene.target("target");
     let directories = &scene.directories;
@@ -61,18 +61,18 @@ fn a_killed_driver_leaves_no_undeletable_volume() {
         (process, client)
     };
     let (process, node) = take_over();
-    node.node_publish_volume(publish("shown", &target, mount(&[]))).unwrap();
+    node.node_publish_volume(publish("published", &target, mount(&[]))).unwrap();
     process.signal(Signal::SIGKILL);
     drop(node);
-    refusal(&scene, "shown");
+    refusal(&scene, "published");
     // As after a driver that was killed between the record and the mount.
     scene.store.record_use(&id("not"), &scene.target("never")).unwrap();
 
     let (process, node) = take_over();
-    assert!(refusal(&scene, "shown").contains(target.to_str().unwrap()));
+    assert!(refusal(&scene, "published").contains(target.to_str().unwrap()));
     assert!(scene.store.delete(&id("not")).unwrap());
-    node.node_unpublish_volume(unpublish("shown", &target)).unwrap();
-    assert!(scene.store.delete(&id("shown")).unwrap());
+    node.node_unpublish_volume(unpublish("published", &target)).unwrap();
+    assert!(scene.store.delete(&id("published")).unwrap());
     drop(node);
     assert!(process.signal(Signal::SIGTERM).success());
     scene.finish();

@@ -73,7 +73,7 @@ fn metrics_match_the_node_and_the_readme() {
     let count = names.len();
     names.sort_unstable();
     names.dedup_by_key(|line| line.rsplit_once(' ').unwrap().0.to_owned());
-    assert_eq!(names.len(), count, "a series is told twice:\n{text}");
+    assert_eq!(names.len(), count, "a metric appears twice:\n{text}");
 
     loopfs::assign_project(File::open(&directory).unwrap(), loopfs::ProjectId::new(77).unwrap()).unwrap();
     assert!(scene.store.delete(&id("b")).unwrap());

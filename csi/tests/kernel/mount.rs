@@ -279,9 +279,9 @@ fn concurrent_publish_calls_leave_one_mount() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
-    let answers = scene.node().publish_at_once(&publish("v", &target, mount(&[])), 16);
-    assert!(answers.iter().any(Result::is_ok));
-    for refused in answers.into_iter().filter(Result::is_err) {
+    let results = scene.node().publish_concurrently(&publish("v", &target, mount(&[])), 16);
+    assert!(results.iter().any(Result::is_ok));
+    for refused in results.into_iter().filter(Result::is_err) {
         assert_refused(refused, Code::Aborted, &["in progress"]);
     }
     assert_eq!(scene.mounts_at(&target), 1);

@@ -34,7 +34,10 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     write_to(&device, b"kept").unwrap();
     process.signal(Signal::SIGKILL);
     drop(node);
-    assert!(directories.endpoint.exists() && directories.registration_socket().exists(), "nobody cleared up");
+    assert!(
+        directories.endpoint.exists() && directories.registration_socket().exists(),
+        "the killed driver has removed its sockets"
+    );
     assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device)), (1, 1));
 
     let (process, node) = take_over();
@@ -100,15 +103,15 @@ fn a_volume_is_complete_or_absent_after_the_driver_is_killed() {
         let process = Process::start(&scene.directories);
         let node = process.connect();
         node.wait_until_ready();
-        let (sender, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| create_and_delete(&node, round, &{ sender }).unwrap_err());
             // The next call is in progress then, a little further in each round.
-            let mut answers: Vec<Known> = told.iter().take(2 + round).collect();
+            let mut results: Vec<Known> = receiver.iter().take(2 + round).collect();
             process.signal(Signal::SIGKILL);
-            assert_eq!(answers.len(), 2 + round, "a call was refused before");
-            answers.extend(told.iter());
-            for known in answers {
+            assert_eq!(results.len(), 2 + round, "a call was refused before");
+            results.extend(receiver.iter());
+            for known in results {
                 match known {
                     Known::Created(name) => drop(there.insert(id(&name))),
                     Known::Deleting(name) => drop(there.remove(&id(&name))),
@@ -117,7 +120,7 @@ fn a_volume_is_complete_or_absent_after_the_driver_is_killed() {
             }
         });
         let found = BTreeSet::from_iter(scene.store.list().unwrap());
-        assert!(found.is_superset(&there), "{there:?} were made, {found:?} are left");
+        assert!(found.is_superset(&there), "{there:?} were created, {found:?} are left");
         assert!(found.is_disjoint(&gone), "{gone:?} were deleted, {found:?} are left");
         for volume in &found {
             assert_eq!(scene.store.volume(volume).unwrap().capacity(), Bytes(MIB));
@@ -162,12 +165,12 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
         let process = Process::start(&scene.directories);
         let node = process.connect();
         node.wait_until_ready();
-        let (sender, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| copy(&node, round, &{ sender }).unwrap_err());
-            known.extend(told.iter().take(1 + round));
+            known.extend(receiver.iter().take(1 + round));
             process.signal(Signal::SIGKILL);
-            known.extend(told.iter());
+            known.extend(receiver.iter());
         });
     }
     let snapshots = scene.store.snapshots().unwrap();

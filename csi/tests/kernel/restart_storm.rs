@@ -215,7 +215,7 @@ fn volumes_survive_fifty_killed_drivers() {
     let mut calls = Vec::new();
     let mut storm = begun.elapsed();
     std::thread::scope(|scope| {
-        let (answered, answers) = mpsc::channel();
+        let (answered, results) = mpsc::channel();
         let threads: Vec<_> = shares
             .iter_mut()
             .map(|share| {
@@ -236,7 +236,7 @@ fn volumes_survive_fifty_killed_drivers() {
             .collect();
         drop(answered);
         // Fewer messages arrive if a client has panicked. Joining it reports the reason.
-        let wait_for = |count: usize| answers.iter().take(count).count() == count;
+        let wait_for = |count: usize| results.iter().take(count).count() == count;
         let published = wait_for(VOLUMES);
         storm = begun.elapsed();
         while published && calls.len() < KILLS {
@@ -247,7 +247,7 @@ fn volumes_survive_fifty_killed_drivers() {
             // The kill must come at a moment that no event announces.
             std::thread::sleep(Duration::from_micros(chance.below(LAST_CALL.as_micros() as u64)));
             process.take().map(|process| process.signal(Signal::SIGKILL));
-            calls.push(life + answers.try_iter().count());
+            calls.push(life + results.try_iter().count());
             let next = started();
             *callers.ended.lock().unwrap_or_else(PoisonError::into_inner) = next.ended();
             process = Some(next);
@@ -306,8 +306,8 @@ fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
     assert_eq!(devices, expected, "devices are those of the published Block volumes");
     let mounts = mountinfo::read().unwrap();
     for volume in volumes {
-        let shown = mounts.iter().filter(|mount| mount.mount_point == volume.target).count();
-        assert_eq!((shown, volume.target.exists()), (usize::from(volume.published), volume.published));
+        let mounted = mounts.iter().filter(|mount| mount.mount_point == volume.target).count();
+        assert_eq!((mounted, volume.target.exists()), (usize::from(volume.published), volume.published));
         assert_eq!(scene.store.volume(&id(&volume.name)).unwrap().capacity(), Bytes(volume.size));
     }
     say(&format!(

@@ -99,13 +99,13 @@ fn a_second_volume_of_a_name_must_have_the_same_settings(
     assert_refused(refused, Code::AlreadyExists, &["v", name, default, other]);
     assert_eq!(node.create_volume(created_with("v", &[(name, default)])).unwrap().volume, volume);
 
-    let asked = |value: &str| {
+    let request = |value: &str| {
         let parameters = [(name.to_owned(), value.to_owned())].into();
         let request = wire::ValidateVolumeCapabilitiesRequest { parameters, ..validate("v", block()) };
         node.validate_volume_capabilities(request).unwrap()
     };
-    assert_eq!(asked(default).confirmed.unwrap().parameters.len(), 1);
-    let answer = asked(other);
+    assert_eq!(request(default).confirmed.unwrap().parameters.len(), 1);
+    let answer = request(other);
     assert_eq!(answer.confirmed, None);
     assert!(answer.message.contains(name) && answer.message.contains(default), "{}", answer.message);
     scene.finish();

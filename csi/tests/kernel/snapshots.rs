@@ -104,8 +104,8 @@ fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
         assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), (name.as_str(), size));
         assert_eq!(volume.content_source, request.volume_content_source);
         assert_eq!(created(scene.node().create_volume(request)), volume);
-        let told = scene.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
-        assert_eq!(told, volume);
+        let reported = scene.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
+        assert_eq!(reported, volume);
         assert_holds(&publish_volume(&scene, &name, kind), seed);
     }
     // Each copy is independent.
@@ -337,7 +337,7 @@ fn concurrent_calls_create_one_snapshot_or_copy(#[case] kind: VolumeKind) {
     scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
     write(&publish_volume(&scene, "v", kind), 5);
     let request = create_snapshot("s", "v");
-    for answer in scene.node().create_snapshot_at_once(&request, 8) {
+    for answer in scene.node().create_snapshot_concurrently(&request, 8) {
         match answer {
             Ok(answer) => assert_eq!(answer.snapshot.unwrap().snapshot_id, "s"),
             Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
@@ -345,9 +345,9 @@ fn concurrent_calls_create_one_snapshot_or_copy(#[case] kind: VolumeKind) {
     }
     // Concurrent copies of one source do not disturb each other.
     let request = from_snapshot("c", "s", FOUR, capability_of(kind));
-    let answers = scene.node().create_at_once(&request, 8);
-    assert!(answers.iter().any(Result::is_ok));
-    for status in answers.into_iter().filter_map(Result::err) {
+    let results = scene.node().create_concurrently(&request, 8);
+    assert!(results.iter().any(Result::is_ok));
+    for status in results.into_iter().filter_map(Result::err) {
         assert_eq!(status.code(), Code::Aborted, "{status}");
     }
     created(scene.node().create_volume(request));
@@ -378,15 +378,15 @@ fn a_snapshot_is_on_the_node_of_its_volume() {
     let scene = Scene::new();
     let node = scene.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
-    let asked = |node: &str| wire::CreateSnapshotRequest {
+    let request = |node: &str| wire::CreateSnapshotRequest {
         accessibility_requirements: on(node),
         ..create_snapshot("s", "v")
     };
     let field = ["accessibility_requirements"];
-    assert_refused(node.create_snapshot(asked("node-2")), Code::ResourceExhausted, &field);
+    assert_refused(node.create_snapshot(request("node-2")), Code::ResourceExhausted, &field);
     assert_eq!(scene.store.snapshots().unwrap(), []);
-    node.create_snapshot(asked(NODE)).unwrap();
-    assert_refused(node.create_snapshot(asked("node-2")), Code::AlreadyExists, &field);
+    node.create_snapshot(request(NODE)).unwrap();
+    assert_refused(node.create_snapshot(request("node-2")), Code::AlreadyExists, &field);
     scene.finish();
 }
 

@@ -210,7 +210,7 @@ impl Client {
     }
 
     /// Makes many publish calls concurrently, and returns their results.
-    pub(crate) fn publish_at_once(
+    pub(crate) fn publish_concurrently(
         &self,
         request: &wire::NodePublishVolumeRequest,
         calls: usize,
@@ -226,7 +226,7 @@ impl Client {
     }
 
     /// Makes many create calls concurrently, and returns their results.
-    pub(crate) fn create_at_once(
+    pub(crate) fn create_concurrently(
         &self,
         request: &wire::CreateVolumeRequest,
         calls: usize,
@@ -242,7 +242,7 @@ impl Client {
     }
 
     /// Makes many CreateSnapshot calls concurrently, and returns their results.
-    pub(crate) fn create_snapshot_at_once(
+    pub(crate) fn create_snapshot_concurrently(
         &self,
         request: &wire::CreateSnapshotRequest,
         calls: usize,

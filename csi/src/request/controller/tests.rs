@@ -53,11 +53,11 @@ fn a_request_to_create_is_read() {
 #[case::here(nodes(&["node-1"]), true)]
 #[case::elsewhere(nodes(&["node-2", "node-3"]), false)]
 fn a_volume_is_accessible_if_its_topology_requirements_include_this_node(
-    #[case] asked: Option<wire::TopologyRequirement>,
+    #[case] requirements: Option<wire::TopologyRequirement>,
     #[case] here: bool,
 ) {
     let request = wire::CreateVolumeRequest {
-        accessibility_requirements: asked,
+        accessibility_requirements: requirements,
         ..create(vec![block(Mode::SingleNodeWriter)])
     };
     assert_eq!(reader().create(request).unwrap().accessible_here, here);
