@@ -8,11 +8,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::driver::DriverName;
 
-/// CSI driver for node-local volumes: directories with a quota, and images shown as block devices.
+/// CSI driver for node-local volumes: directories with a quota, and images that are attached as block devices.
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
 pub struct Args {
-    /// Name of the driver, as in the CSIDriver object. It has no default: the manifests are its one home
+    /// Name of the driver, as in the CSIDriver object. There is no default, because only the manifests define the name
     #[arg(long, env = "DRIVER_NAME")]
     pub driver_name: DriverName,
 
@@ -28,57 +28,60 @@ pub struct Args {
     #[arg(long, env = "CSI_ENDPOINT", value_parser = socket_path)]
     pub endpoint: PathBuf,
 
-    /// The orchestrator's directory: volumes are published beneath it and nowhere else
+    /// The kubelet's directory. The driver publishes volumes below it and nowhere else
     #[arg(long, default_value = "/var/lib/kubelet", value_parser = absolute_path)]
     pub kubelet_dir: PathBuf,
 
-    /// The kubelet's plugins_registry directory. Without it the driver does not register itself
+    /// The kubelet's plugins_registry directory. Without this option, the driver does not register
     #[arg(long, requires = "kubelet_csi_socket", value_parser = absolute_path)]
     pub registration_dir: Option<PathBuf>,
 
-    /// Path of the endpoint's socket as the kubelet sees it
+    /// Path of the endpoint's socket in the kubelet's mount namespace
     #[arg(long, requires = "registration_dir", value_parser = socket_path)]
     pub kubelet_csi_socket: Option<PathBuf>,
 
-    /// Where to serve /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Not served without
+    /// Address for /metrics, /healthz and /readyz over HTTP: ADDRESS:PORT, or :PORT for all addresses. Without this
+    /// option, the driver does not serve them
     #[arg(long)]
     pub metrics_address: Option<HttpAddress>,
 
-    /// Where to serve /healthz and /readyz alone, for the probes of the kubelet, in the same form. Not served without
+    /// Address for /healthz and /readyz alone, in the same form, for the kubelet's probes. Without this option, the
+    /// driver does not serve them there
     #[arg(long)]
     pub probe_address: Option<HttpAddress>,
 
-    /// How often all volumes are looked over for what is wrong with them, in seconds; done where metrics are served
+    /// Interval in seconds at which the driver checks the condition of all volumes. It does so only if metrics are
+    /// served
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub audit_interval: u64,
 
-    /// What to log, and how
+    /// Contents and format of the log
     #[command(flatten)]
     pub log: LogArgs,
 }
 
-/// What to log, and how.
+/// Contents and format of the log.
 #[derive(Clone, Debug, Parser)]
 pub struct LogArgs {
-    /// Least severe level to log, or directives as in target=level,target=level
+    /// Least severe level to log, or directives of the form target=level,target=level
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub log_level: EnvFilterText,
 
-    /// How a line is written
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// Form of a log line.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Log directives that have been checked; [`EnvFilter`] itself cannot be cloned.
+/// Validated log directives. [`EnvFilter`] itself cannot be cloned.
 #[derive(Clone, Debug)]
 pub struct EnvFilterText(String);
 
@@ -92,7 +95,7 @@ impl std::str::FromStr for EnvFilterText {
 }
 
 impl LogArgs {
-    /// Sends this process's log to standard error from now on.
+    /// Initialises logging of this process to standard error.
     pub fn init(&self) {
         let Self { log_level: EnvFilterText(directives), log_format } = self;
         let log = tracing_subscriber::fmt()
@@ -110,7 +113,8 @@ fn absolute_path(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err("must be an absolute path".to_owned()) }
 }
 
-/// What fits `sockaddr_un`, less the dot and the suffix of the hidden name a socket is made under (see `socket.rs`).
+/// The capacity of `sockaddr_un`, less the dot and the suffix of the hidden name under which a socket is created (see
+/// `socket.rs`).
 const MAX_SOCKET_PATH_LEN: usize = 107 - ".".len() - ".new".len();
 
 fn socket_path(text: &str) -> Result<PathBuf, String> {
@@ -133,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn the_command_line_definition_is_valid() {
         Args::command().debug_assert();
     }
 
@@ -145,12 +149,12 @@ mod tests {
     #[case::network("tcp://127.0.0.1:1", None)]
     #[case::no_file("unix:///", None)]
     #[case::empty("", None)]
-    fn endpoints(#[case] text: &str, #[case] path: Option<&str>) {
+    fn endpoint_is_an_absolute_unix_path(#[case] text: &str, #[case] path: Option<&str>) {
         assert_eq!(socket_path(text).ok(), path.map(PathBuf::from));
     }
 
     #[test]
-    fn registration_needs_the_socket_as_the_kubelet_sees_it() {
+    fn registration_requires_the_kubelet_csi_socket() {
         let base =
             ["loopfs-csi", "--driver-name=a.b", "--node-name=n", "--data-dir=/d", "--endpoint=unix:///s"];
         assert!(Args::try_parse_from(base).is_ok());

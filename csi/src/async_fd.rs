@@ -1,4 +1,4 @@
-//! Waiting for a descriptor without blocking a thread.
+//! Waits for a descriptor without blocking a thread.
 
 use std::io;
 use std::os::fd::OwnedFd;

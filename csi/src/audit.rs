@@ -1,4 +1,4 @@
-//! Looks over all volumes from time to time: what is wrong with one is logged when it is found, and counted.
+//! The audit: checks the condition of all volumes at an interval, logs changes, and counts abnormal volumes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::request::List;
 use crate::storage::StorageMonitor;
 use crate::volumes::VolumeOperations;
 
-/// What was wrong when it was looked last.
+/// The findings of the latest audit.
 #[derive(Debug)]
 pub(crate) struct Findings {
     abnormal: BTreeMap<VolumeId, (AbnormalReason, String)>,
@@ -22,13 +22,13 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// How many volumes each reason was found of; those found of none too.
+    /// Returns the number of abnormal volumes for each reason, including reasons without volumes.
     pub(crate) fn by_reason(&self) -> impl Iterator<Item = (AbnormalReason, usize)> {
         let count = |reason| self.abnormal.values().filter(|(found, _)| *found == reason).count();
         AbnormalReason::ALL.into_iter().map(move |reason| (reason, count(reason)))
     }
 
-    /// Since 1970.
+    /// Returns the end of the audit, as the time since the Unix epoch.
     pub(crate) fn ended(&self) -> Duration {
         self.ended
     }
@@ -38,7 +38,7 @@ impl Findings {
     }
 }
 
-/// The audit, and what it has found.
+/// The audit and its latest findings.
 #[derive(Debug)]
 pub(crate) struct Audit {
     interval: Duration,
@@ -50,12 +50,12 @@ impl Audit {
         Self { interval, found: watch::Sender::new(None) }
     }
 
-    /// None before the first, and while volumes cannot be looked at.
+    /// Returns the latest findings. Returns `None` before the first audit, and if the volumes could not be checked.
     pub(crate) fn findings(&self) -> Option<Arc<Findings>> {
         self.found.borrow().clone()
     }
 
-    /// Looks again and again, until `stop`.
+    /// Checks all volumes at the interval, until `stop`.
     pub(crate) async fn run(
         self: Arc<Self>,
         operations: VolumeOperations,
@@ -74,9 +74,9 @@ impl Audit {
                     }
                     Err(error) => {
                         self.found.send_replace(None);
-                        // Why the storage is closed was said when it was.
+                        // The reason was logged when the storage became unavailable.
                         if !matches!(error, Error::StorageUnavailable(_) | Error::StorageStarting) {
-                            tracing::warn!(%error, "volumes could not be looked over; this is retried");
+                            tracing::warn!(%error, "could not check the condition of the volumes; the next audit retries");
                         }
                     }
                 }
@@ -107,17 +107,17 @@ async fn check_volumes(operations: &VolumeOperations) -> Result<Findings, Error>
     })
 }
 
-/// Says what has changed.
+/// Logs the changes since the previous audit.
 fn log_changes(
     known: &BTreeMap<VolumeId, (AbnormalReason, String)>,
     now: &BTreeMap<VolumeId, (AbnormalReason, String)>,
 ) {
     for (volume, (reason, message)) in now {
         if known.get(volume).is_none_or(|(before, _)| before != reason) {
-            tracing::warn!(%volume, %reason, "abnormal: {message}");
+            tracing::warn!(%volume, %reason, "the volume is abnormal: {message}");
         }
     }
     for volume in known.keys().filter(|volume| !now.contains_key(volume)) {
-        tracing::info!(%volume, "not abnormal any more, or deleted");
+        tracing::info!(%volume, "the volume is healthy again, or was deleted");
     }
 }

@@ -1,11 +1,11 @@
-//! How long to wait before the next attempt.
+//! Exponential back-off between attempts.
 
 use std::time::Duration;
 
 const MIN_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(30);
 
-/// Doubles from one second to thirty.
+/// Delays that double from one second to thirty.
 #[derive(Debug)]
 pub(crate) struct Backoff(Duration);
 
@@ -18,7 +18,7 @@ impl Backoff {
         self.0 = MIN_DELAY;
     }
 
-    /// The wait that is due now.
+    /// Returns the delay before the next attempt, and doubles the one after it.
     pub(crate) fn next(&mut self) -> Duration {
         let due = self.0;
         self.0 = (due * 2).min(MAX_DELAY);
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_a_bound_and_start_anew() {
+    fn delays_double_up_to_the_maximum_and_restart_after_reset() {
         let mut backoff = Backoff::new();
         let seconds: Vec<u64> = (0..7).map(|_| backoff.next().as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30]);

@@ -1,10 +1,10 @@
-//! Work that blocks in system calls, off the event loop.
+//! Runs blocking work outside the event loop.
 
 use tracing::Span;
 
 use crate::error::{Error, Result};
 
-/// Runs work that blocks in system calls. It goes on if the caller hang up.
+/// Runs work that blocks in system calls. The work continues if the client disconnects.
 pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let span = Span::current();
     match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_an_internal_error() {
+    async fn a_panic_in_the_work_is_an_internal_error() {
         let outcome = run(|| -> Result<()> { panic!("on purpose") }).await;
         assert_eq!(outcome.unwrap_err().code(), Code::Internal);
     }

@@ -3,34 +3,34 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Name of the CSI driver: what the specification allows for `GetPluginInfoResponse.name`, in lower case, so that it is
-/// also a Kubernetes object name and label prefix.
+/// The name of the CSI driver. It has the form that the specification allows for `GetPluginInfoResponse.name`, in lower
+/// case, so that it is also a valid Kubernetes object name and label prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverName(String);
 
-/// Longest name the specification allows.
+/// The maximum length that the specification allows.
 const MAX_NAME_LEN: usize = 63;
 
 impl DriverName {
-    /// The name itself.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Key of the topology segment, and of the node label, whose value is the node a volume lives on.
+    /// Returns the key of the topology segment and of the node label. The value is the node on which a volume is.
     #[must_use]
     pub fn topology_key(&self) -> String {
         format!("topology.{self}/node")
     }
 
-    /// Key in a volume's context that says which file system holds the volume.
+    /// Returns the key in a volume's context that identifies the file system of the volume.
     #[must_use]
     pub fn filesystem_uuid_key(&self) -> String {
         format!("{self}/filesystem-uuid")
     }
 
-    /// File name of the registration socket.
+    /// Returns the file name of the registration socket.
     #[must_use]
     pub fn registration_socket(&self) -> String {
         format!("{self}-reg.sock")
@@ -81,12 +81,12 @@ mod tests {
     #[case("../a", false)]
     #[case("a/b", false)]
     #[case(&"a".repeat(64), false)]
-    fn names(#[case] name: &str, #[case] valid: bool) {
+    fn names_of_domain_form_are_valid(#[case] name: &str, #[case] valid: bool) {
         assert_eq!(name.parse::<DriverName>().is_ok(), valid);
     }
 
     #[test]
-    fn derived_names() {
+    fn derived_names_contain_the_driver_name() {
         let name = "csi.loopfs.dev".parse::<DriverName>().unwrap();
         assert_eq!(name.topology_key(), "topology.csi.loopfs.dev/node");
         assert_eq!(name.filesystem_uuid_key(), "csi.loopfs.dev/filesystem-uuid");

@@ -1,4 +1,4 @@
-//! What can go wrong in a call. [`crate::services`] says which gRPC code each is.
+//! The errors of calls. [`crate::services`] maps each of them to a gRPC code.
 
 use std::path::PathBuf;
 
@@ -15,45 +15,45 @@ pub(crate) enum Error {
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
 
-    /// The volume cannot be used in the way that was asked.
+    /// The volume does not support the requested access type.
     #[error("volume_capability: {0}")]
     WrongAccessType(String),
 
     #[error("another operation on {0} is in progress; retry when it has finished")]
     OperationPending(Object),
 
-    /// Something that will pass by itself.
+    /// A condition that passes by itself.
     #[error("{0}; retry")]
     Temporary(String),
 
-    /// The node's file system is missing, foreign or not enforcing quotas.
+    /// The node's file system is missing, is not the recorded one, or does not enforce quotas.
     #[error("this node's volumes cannot be reached: {0}")]
     StorageUnavailable(String),
 
-    /// The driver has started a moment ago.
+    /// The driver has just started and has not opened the storage yet.
     #[error("this node's volumes cannot be reached: they are being opened")]
     StorageStarting,
 
     #[error(transparent)]
     Storage(#[from] loopfs::Error),
 
-    /// Published at the target already, in another way than is asked now.
+    /// The volume is published at the target already, with other flags or another access.
     #[error("{0}")]
     PublishedDifferently(String),
 
-    /// There is a volume of that name, and it is not what is asked.
+    /// A volume or snapshot of this name exists and differs from the request.
     #[error("{0}")]
     Incompatible(String),
 
-    /// Not on this node; elsewhere it may be possible.
+    /// The request cannot be fulfilled on this node, but possibly on another one.
     #[error("{0}")]
     NotOnThisNode(String),
 
-    /// A list cannot be continued from there.
+    /// A list cannot be continued from this token.
     #[error("{0}")]
     StaleToken(String),
 
-    /// The state of the node does not allow it.
+    /// The state of the node does not permit the operation.
     #[error("{0}")]
     Precondition(String),
 
@@ -63,22 +63,22 @@ pub(crate) enum Error {
     #[error("there is no snapshot {0}")]
     NoSuchSnapshot(SnapshotId),
 
-    /// What a new volume shall be filled with, and cannot be.
+    /// The content source of a new volume cannot be used.
     #[error("{0}")]
     UnsuitableSource(String),
 
-    /// What a new volume shall be filled with, and is not there.
+    /// The content source of a new volume does not exist.
     #[error("{0}")]
     SourceNotFound(String),
 
-    /// The volume is not where it was said to be.
+    /// The volume is not published at the path of the request.
     #[error("{0}")]
     NotPublished(String),
 
     #[error("{0}")]
     OutOfRange(String),
 
-    /// A system call on a target path.
+    /// A system call on a target path failed.
     #[error("{operation} {}: {errno}", path.display())]
     Target { operation: &'static str, path: PathBuf, errno: Errno },
 
@@ -87,7 +87,7 @@ pub(crate) enum Error {
     Defect(String),
 }
 
-/// Why a request can never succeed as it is.
+/// The reason why a request can never succeed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub(crate) struct InvalidRequest {

@@ -1,4 +1,4 @@
-//! What is served over HTTP: `/metrics`, `/healthz` and `/readyz`.
+//! The HTTP endpoints `/metrics`, `/healthz` and `/readyz`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::proto::csi::GetPluginInfoRequest;
 use crate::proto::csi::identity_client::IdentityClient;
 use crate::storage::{Probe, Readiness, StorageMonitor};
 
-/// How long the gRPC server may take to say its name.
+/// The maximum time of a call to the driver's own gRPC server.
 const SELF_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the pages say.
+/// The content of the endpoints.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct HealthEndpoints {
     pub(crate) monitor: Arc<StorageMonitor>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) audit: Arc<Audit>,
@@ -28,7 +28,7 @@ pub(crate) struct Pages {
     pub(crate) endpoint: PathBuf,
 }
 
-impl monitoring::Pages for Pages {
+impl monitoring::HealthEndpoints for HealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let (monitor, findings) = (Arc::clone(&self.monitor), self.audit.findings());
         let sample = blocking::run(move || Ok(Sample::collect(&monitor, findings))).await;
@@ -36,9 +36,9 @@ impl monitoring::Pages for Pages {
         Ok(metrics::register(&self.calls, &sample))
     }
 
-    /// Whether the process does its work, be its storage usable or not: asked on its own socket, so that one that was
-    /// removed or taken by another is noticed too.
-    async fn alive(&self) -> Result<(), String> {
+    /// Checks that the process serves calls, even if its storage is unavailable. The check uses the driver's own
+    /// socket, so it also detects that the socket was removed or replaced.
+    async fn liveness(&self) -> Result<(), String> {
         let name = async {
             let socket = Endpoint::try_from(format!("unix://{}", self.endpoint.display()))?;
             let mut identity = IdentityClient::new(socket.connect().await?);
@@ -48,16 +48,16 @@ impl monitoring::Pages for Pages {
         let socket = self.endpoint.display();
         match tokio::time::timeout(SELF_CALL_TIMEOUT, name).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("the driver does not answer on {socket}: {error:#}")),
+            Ok(Err(error)) => Err(format!("the driver does not respond on {socket}: {error:#}")),
             Err(_elapsed) => {
-                Err(format!("the driver has not answered on {socket} for {SELF_CALL_TIMEOUT:?}"))
+                Err(format!("the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}"))
             }
         }
     }
 
-    /// As Identity.Probe, except on a node that never had storage: the driver is not registered there and nothing waits for
-    /// it, so it must not hold up the rollout to the nodes that have storage.
-    async fn ready(&self) -> Result<(), String> {
+    /// Reports the same as Identity.Probe, except on a node that never had storage. The driver is not registered there
+    /// and no pod depends on it, so it must not delay the rollout to the nodes that have storage.
+    async fn readiness(&self) -> Result<(), String> {
         match self.probe.health().await {
             Ok(Readiness::Ready) => Ok(()),
             Ok(Readiness::Starting) => Err("the storage is being opened".to_owned()),

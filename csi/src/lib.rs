@@ -1,23 +1,25 @@
-//! A CSI driver for the volumes of [`loopfs`]: directories with a quota, and images shown as block devices.
+//! A CSI driver for the volumes of [`loopfs`]: directories with a quota, and images that are attached as block devices.
 //!
-//! It serves Identity, Controller and Node on a unix socket and registers with the kubelet. It knows no Kubernetes API and
-//! holds no credentials; it is the part that mounts.
+//! The driver serves the Identity, Controller and Node services on a unix socket and registers with the kubelet. It has
+//! no Kubernetes client and no credentials. It is the component that mounts.
 //!
 //! # Snapshots and clones
-//! A snapshot, and a volume made from a snapshot or another volume, shares its blocks with what it was made from until one of
-//! the two is written. The source may be in use.
+//! A snapshot shares its blocks with its source until one of the two is written. So does a volume that is created from
+//! a snapshot or from another volume. The source may be in use.
 //!
-//! **What it holds.** Of a device: what it held at one moment, between two writes, as a loss of power would leave it
-//! (crash-consistent). What programs have written to the device node by then is in it; what a file system on the device
-//! keeps in memory is not. Of a directory: each file as it was at one moment, but not all files at the same one, for they are
-//! copied one after the other while programs go on. Stop them, or have them flush and pause, for more than that.
+//! **Content.** The snapshot of a device contains the state at one moment between two writes, as after a power loss
+//! (crash-consistent). It includes everything that programs have written to the device node by then, but not the data
+//! that a file system on the device keeps in memory. The snapshot of a directory contains each file as it was at one
+//! moment, but different files at different moments, because they are copied one after another while programs continue.
+//! For more consistency, stop the programs, or have them flush and pause.
 //!
-//! **What it takes.** Of a device: no time that grows with its size, and at first no space. Its whole size is promised all the same
-//! (with 1/128 and 1 MiB for its extents), to the snapshot as to the volume, so that no write to any of them ever lacks
-//! space. Of a directory: time for each file, and space for inodes and directories. What is copied counts against the limit of a new
-//! volume in full, shared or not; a snapshot is never written, and its limit is what it holds.
+//! **Cost.** Copying a device takes a time that does not depend on its size, and initially no space. The store
+//! nevertheless reserves the whole size, with 1/128 and 1 MiB more for its extents, for the snapshot as for the volume,
+//! so that no write to any of them runs out of space. Copying a directory takes time for each file, and space for
+//! inodes and directories. Copied data counts in full against the limit of a new volume, even if it is shared. A
+//! snapshot is never written, so its limit equals its content.
 //!
-//! **How long it lives.** A snapshot outlives its volume and a volume its snapshot. All of them are on one node.
+//! **Lifetime.** A snapshot can outlive its volume, and a volume its snapshot. All of them are on one node.
 
 #![forbid(unsafe_code)]
 
@@ -68,13 +70,14 @@ use topology::ThisNode;
 use transport::{connection, socket};
 use volumes::{VolumeOperations, Volumes};
 
-/// How long running calls may take to finish once the process is asked to end; a pod is killed after 30 seconds.
+/// The maximum time that running calls may take to finish after the shutdown was requested. The kubelet kills a pod
+/// after 30 seconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Runs the driver until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What kept it from starting, or which of its tasks ended by itself, and why.
+/// The driver could not start, or one of its tasks ended before the shutdown.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
@@ -83,8 +86,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let mut serving = std::pin::pin!(serving);
     tokio::select! {
         ended = &mut serving => return ended,
-        _ = terminate.recv() => tracing::info!("SIGTERM: running calls are finished first"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: running calls are finished first"),
+        _ = terminate.recv() => tracing::info!("received SIGTERM; the driver exits when its running calls have finished"),
+        _ = interrupt.recv() => tracing::info!("received SIGINT; the driver exits when its running calls have finished"),
     }
     stop.cancel();
     serving.await
@@ -150,11 +153,16 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         tasks.spawn(Arc::clone(&audit).run(operations, Arc::clone(&monitor), stop.clone()));
     }
     if let Some(listeners) = Listeners::bind(metrics_address, probe_address).await? {
-        let pages =
-            http::Pages { monitor: Arc::clone(&monitor), probe, audit, calls, endpoint: endpoint.clone() };
+        let endpoints = http::HealthEndpoints {
+            monitor: Arc::clone(&monitor),
+            probe,
+            audit,
+            calls,
+            endpoint: endpoint.clone(),
+        };
         let stop = stop.clone();
         tasks.spawn(async move {
-            monitoring::serve(listeners, pages, stop).await;
+            monitoring::serve(listeners, endpoints, stop).await;
             Ok(())
         });
     }
@@ -163,7 +171,8 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     if let Some(registrar) = registrar {
         let stop = stop.clone();
         tasks.spawn(async move {
-            // The scheduler counts on every driver that is registered.
+            // The scheduler relies on every registered driver, so the driver registers only when its storage is
+            // available.
             match stop.run_until_cancelled(monitor.wait_until_available()).await {
                 Some(()) => registrar.run(stop).await,
                 None => Ok(()),
@@ -175,13 +184,14 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     finish(tasks, &stop).await
 }
 
-/// Each task is needed: the first to end ends the others. Waits for all of them, though not for ever.
+/// Waits for all tasks, for at most [`SHUTDOWN_TIMEOUT`] after the first one has ended. Each task is needed, so the end
+/// of the first one stops the others.
 async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
     let Some(first) = tasks.join_next().await else { return Ok(()) };
-    let asked = stop.is_cancelled();
+    let requested = stop.is_cancelled();
     stop.cancel();
-    let mut outcome =
-        ended(first).and_then(|()| if asked { Ok(()) } else { Err(anyhow!("a task ended by itself")) });
+    let mut outcome = ended(first)
+        .and_then(|()| if requested { Ok(()) } else { Err(anyhow!("a task ended before the shutdown")) });
     let rest = async {
         while let Some(next) = tasks.join_next().await {
             // The first failure is the cause of the others.
@@ -189,13 +199,13 @@ async fn finish(mut tasks: JoinSet<anyhow::Result<()>>, stop: &CancellationToken
         }
     };
     if tokio::time::timeout(SHUTDOWN_TIMEOUT, rest).await.is_err() {
-        tracing::warn!("calls or connections are still open and are cut off");
+        tracing::warn!("the shutdown timeout has passed; open calls and connections are aborted");
     }
     outcome
 }
 
 fn ended(task: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {
-    task.map_err(|panic| anyhow!("a defect: {panic}")).flatten()
+    task.map_err(|panic| anyhow!("a task panicked: {panic}")).flatten()
 }
 
 struct Services {
@@ -208,7 +218,7 @@ struct Services {
 impl Services {
     async fn serve(
         self,
-        (listener, _removed_at_the_end): (tokio::net::UnixListener, socket::SocketFile),
+        (listener, _removed_on_drop): (tokio::net::UnixListener, socket::SocketFile),
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
         Server::builder()

@@ -1,16 +1,16 @@
-//! What an operation works on: a volume, a snapshot or a target path.
+//! The objects of operations: volumes, snapshots and target paths.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use loopfs::{OwnedContentSource, SnapshotId, VolumeId};
 
-/// What an operation can be on.
+/// The object of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Object {
     Volume(VolumeId),
     Snapshot(SnapshotId),
-    /// Where a volume is published.
+    /// A path at which a volume is published.
     Target(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! Paths beneath the orchestrator's directory, reached without following a symbolic link.
+//! Paths below the kubelet directory, opened without following symbolic links.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,11 +13,11 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use crate::error::{Error, Result};
 use crate::request::TargetPath;
 
-/// The orchestrator's directory, beneath which volumes are published.
+/// The kubelet directory, below which volumes are published.
 #[derive(Debug)]
 pub(crate) struct PublishRoot {
     directory: OwnedFd,
-    /// Without symbolic links, as `/proc/self/mountinfo` spells it.
+    /// The path without symbolic links, as in `/proc/self/mountinfo`.
     path: PathBuf,
 }
 
@@ -28,7 +28,7 @@ impl PublishRoot {
         Ok(Self { directory, path })
     }
 
-    /// Where `target` is. None where the directory it would lie in does not exist.
+    /// Opens the parent directory of `target`. Returns `None` if that directory does not exist.
     pub(crate) fn locate(&self, target: &TargetPath) -> Result<Option<Target>> {
         let path = self.path.join(target.relative());
         let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
@@ -42,7 +42,7 @@ impl PublishRoot {
             Ok(parent) => Ok(Some(Target { parent, name: target.name().to_owned(), path })),
             Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
             Err(Errno::ELOOP) => Err(Error::Precondition(format!(
-                "{}: a symbolic link is on the way there, and none is followed beneath {}",
+                "{}: the path contains a symbolic link, and the driver follows none below {}",
                 path.display(),
                 self.path.display()
             ))),
@@ -50,7 +50,7 @@ impl PublishRoot {
         }
     }
 
-    /// What is mounted beneath this directory.
+    /// Returns the mounts below this directory.
     pub(crate) fn mounts(&self) -> Result<Vec<mountinfo::Mount>> {
         let mut mounts = mountinfo::read()?;
         mounts.retain(|mount| mount.mount_point.starts_with(&self.path));
@@ -58,8 +58,8 @@ impl PublishRoot {
     }
 }
 
-/// A path at which a volume is or will be published. The directory it lies in is held open, so that what is made,
-/// mounted and removed are entries of that directory and of no other that has taken its name.
+/// A path at which a volume is or will be published. The parent directory is held open. Files are therefore created,
+/// mounted and removed in that directory, and not in another one that has taken its name.
 #[derive(Debug)]
 pub(crate) struct Target {
     parent: OwnedFd,
@@ -68,12 +68,13 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// For people, and for comparison with mount points.
+    /// Returns the path, for messages and for comparison with mount points.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is there: of a mount its root, of a symbolic link the link itself.
+    /// Returns the status of the root of a mount, or of a symbolic link itself. Returns `None` if nothing exists at the
+    /// path.
     pub(crate) fn status(&self) -> Result<Option<FileStat>> {
         match fstatat(&self.parent, self.name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => Ok(Some(status)),
@@ -82,42 +83,42 @@ impl Target {
         }
     }
 
-    /// The topmost mount there.
+    /// Returns the topmost mount at the path.
     pub(crate) fn mount(&self) -> Result<Option<mountinfo::Mount>> {
         Ok(mountinfo::at(&mountinfo::read()?, &self.path).cloned())
     }
 
-    /// Makes a directory unless one is there.
+    /// Creates a directory unless one exists.
     pub(crate) fn ensure_directory(&self) -> Result<()> {
         match mkdirat(&self.parent, self.name.as_os_str(), Mode::S_IRWXU | Mode::S_IRGRP | Mode::S_IXGRP) {
             Ok(()) => Ok(()),
             Err(Errno::EEXIST) => self.require(SFlag::S_IFDIR, "a directory"),
-            Err(errno) => Err(self.failed("make the directory", errno)),
+            Err(errno) => Err(self.failed("create the directory", errno)),
         }
     }
 
-    /// Makes an empty file unless a file is there.
+    /// Creates an empty file unless a file exists.
     pub(crate) fn ensure_file(&self) -> Result<()> {
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(&self.parent, self.name.as_os_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR) {
-            Ok(_closed_at_once) => Ok(()),
+            Ok(_closed_immediately) => Ok(()),
             Err(Errno::EEXIST) => self.require(SFlag::S_IFREG, "a file"),
-            Err(errno) => Err(self.failed("make the file", errno)),
+            Err(errno) => Err(self.failed("create the file", errno)),
         }
     }
 
-    /// Shows `source` there.
+    /// Bind-mounts `source` at the path.
     pub(crate) fn bind_mount(&self, source: BorrowedFd<'_>, flags: MountFlags) -> Result<()> {
         self.at_path(|path| loopfs::bind_mount(source, path, flags))
     }
 
-    /// Takes away every mount there; whether there was one.
+    /// Unmounts all mounts at the path. Returns `true` if there was one.
     pub(crate) fn unmount(&self) -> Result<bool> {
         self.at_path(loopfs::unmount)
     }
 
-    /// Takes away what publishing made: an empty directory or an empty file. Anything else was not made by this
-    /// driver and stays. A symbolic link is taken away and not followed.
+    /// Removes the empty directory or empty file that a publish call created. Returns an error for anything else,
+    /// because this driver did not create it. Removes a symbolic link itself, without following it.
     pub(crate) fn remove(&self) -> Result<()> {
         let Some(status) = self.status()? else { return Ok(()) };
         let kind = kind_of(&status);
@@ -125,39 +126,49 @@ impl Target {
             SFlag::S_IFDIR => UnlinkatFlags::RemoveDir,
             SFlag::S_IFLNK => UnlinkatFlags::NoRemoveDir,
             SFlag::S_IFREG if status.st_size == 0 => UnlinkatFlags::NoRemoveDir,
-            _ => return Err(self.refuse("was not made by this driver and is left there; remove it")),
+            _ => {
+                return Err(self
+                    .precondition_error("was not created by this driver, so it is not removed; remove it"));
+            }
         };
         match unlinkat(&self.parent, self.name.as_os_str(), how) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
-                Err(self.refuse("is not a mount point, and holds files that are left there; move them away"))
-            }
-            Err(Errno::EBUSY) => {
-                Err(Error::Temporary(format!("{} was mounted on meanwhile", self.path.display())))
-            }
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(self.precondition_error(
+                "is not a mount point, and contains files that the driver does not remove; move them away",
+            )),
+            Err(Errno::EBUSY) => Err(Error::Temporary(format!(
+                "another process has mounted something at {} in the meantime",
+                self.path.display()
+            ))),
             Err(errno) => Err(self.failed("remove", errno)),
         }
     }
 
-    pub(crate) fn refuse(&self, why: &str) -> Error {
+    pub(crate) fn precondition_error(&self, why: &str) -> Error {
         Error::Precondition(format!("{} {why}", self.path.display()))
     }
 
-    fn require(&self, wanted: SFlag, called: &str) -> Result<()> {
+    fn require(&self, required: SFlag, called: &str) -> Result<()> {
         match self.status()? {
-            Some(status) if kind_of(&status) == wanted => Ok(()),
-            Some(_) => Err(self.refuse(&format!("is not {called}, as the volume needs; remove it"))),
-            None => Err(Error::Temporary(format!("{} was removed meanwhile", self.path.display()))),
+            Some(status) if kind_of(&status) == required => Ok(()),
+            Some(_) => {
+                Err(self
+                    .precondition_error(&format!("is not {called}, which the volume requires; remove it")))
+            }
+            None => Err(Error::Temporary(format!(
+                "another process has removed {} in the meantime",
+                self.path.display()
+            ))),
         }
     }
 
-    /// Calls something that takes a path with one whose directory is the one held open.
+    /// Calls a function that takes a path, with a path through the parent directory that is held open.
     fn at_path<T>(&self, call: impl FnOnce(&Path) -> loopfs::Result<T>) -> Result<T> {
         let path =
             PathBuf::from(format!("/proc/self/fd/{}", self.parent.as_fd().as_raw_fd())).join(&self.name);
         call(&path).map_err(|error| match (error.kind(), error.errno()) {
             (ErrorKind::Busy, _) => Error::Temporary(format!("{} is in use", self.path.display())),
-            // Said of the path as the caller knows it.
+            // The error contains the path of the request, not the one through /proc.
             (_, Some(errno)) => self.failed("change the mount of", Errno::from_raw(errno)),
             (_, None) => Error::Storage(error),
         })
@@ -168,7 +179,7 @@ impl Target {
     }
 }
 
-/// The file type of a status.
+/// Returns the file type of a status.
 pub(crate) fn kind_of(status: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(status.st_mode & SFlag::S_IFMT.bits())
 }

@@ -1,9 +1,9 @@
-//! Where the volumes are: on this node, and on no other.
+//! The topology of the volumes: all of them are on this node.
 
 use crate::driver::DriverName;
 use crate::proto::csi::Topology;
 
-/// The node this process serves, as orchestrators tell nodes apart.
+/// The node that this process serves, with its topology key.
 #[derive(Clone, Debug)]
 pub(crate) struct ThisNode {
     key: String,
@@ -19,12 +19,12 @@ impl ThisNode {
         &self.name
     }
 
-    /// The topology of everything here.
+    /// Returns the topology of all volumes on this node.
     pub(crate) fn topology(&self) -> Topology {
         Topology { segments: [(self.key.clone(), self.name.clone())].into() }
     }
 
-    /// Whether the node lies in a topology: each of its segments must be one the node has.
+    /// Returns `true` if the node has each segment of the topology.
     pub(crate) fn lies_in(&self, topology: &Topology) -> bool {
         topology.segments.iter().all(|(key, value)| *key == self.key && *value == self.name)
     }
@@ -42,7 +42,10 @@ mod tests {
     #[case::other_node(&[("topology.a.b/node", "m")], false)]
     #[case::other_key(&[("zone", "n")], false)]
     #[case::one_segment_too_many(&[("topology.a.b/node", "n"), ("zone", "z")], false)]
-    fn topologies(#[case] segments: &[(&str, &str)], #[case] lies_in: bool) {
+    fn a_node_lies_in_topologies_whose_segments_it_has(
+        #[case] segments: &[(&str, &str)],
+        #[case] lies_in: bool,
+    ) {
         let node = ThisNode::new(&"a.b".parse().unwrap(), "n".to_owned());
         let segments = segments.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         assert_eq!(node.lies_in(&Topology { segments }), lies_in);

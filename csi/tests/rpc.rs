@@ -1,4 +1,5 @@
-//! The driver on a socket, as any machine can run it: without its file system. What needs one is in `kernel`.
+//! The driver on a socket, without its file system, which any machine can run. Tests that need the file system are in
+//! `kernel`.
 
 mod support;
 
@@ -20,7 +21,7 @@ struct Scene {
     scratch: TempDir,
 }
 
-/// A driver whose data directory is a plain directory, as on a node whose disk is not mounted.
+/// Returns a driver whose data directory is a plain directory, as on a node whose disk is not mounted.
 fn scene() -> Scene {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
@@ -48,7 +49,7 @@ impl Scene {
 }
 
 #[test]
-fn the_driver_says_who_it_is_and_what_it_can_do() {
+fn the_driver_reports_its_name_and_capabilities() {
     use wire::controller_service_capability::{Type as Controller, rpc as controller};
     use wire::node_service_capability::{Type, rpc};
     use wire::plugin_capability::{Type as Plugin, service, volume_expansion};
@@ -139,7 +140,7 @@ fn the_driver_says_who_it_is_and_what_it_can_do() {
 }
 
 #[test]
-fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
+fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
     let scene = scene();
     let data = scene.directories.data.to_str().unwrap().to_owned();
     let why = [data.as_str(), "nothing is mounted there", "prjquota"];
@@ -154,7 +155,7 @@ fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
         Code::FailedPrecondition,
         &why,
     );
-    // The mount table tells that without the file system.
+    // The mount table is sufficient without the file system.
     assert_refused(node.node_get_volume_stats(stats("v", &target)), Code::NotFound, &["not published"]);
     assert_refused(node.node_expand_volume(expand("v", &target, 1, 0)), Code::FailedPrecondition, &why);
     assert_refused(node.create_volume(create("v", 1, block())), Code::FailedPrecondition, &why);
@@ -179,7 +180,7 @@ fn without_its_file_system_the_driver_says_so_and_is_not_registered() {
 }
 
 #[test]
-fn a_workload_can_end_although_the_file_system_is_gone() {
+fn a_workload_can_stop_without_the_file_system() {
     let scene = scene();
     let target = scene.target("target");
     fs::create_dir(&target).unwrap();
@@ -192,7 +193,7 @@ fn a_workload_can_end_although_the_file_system_is_gone() {
 }
 
 #[test]
-fn every_field_missing() {
+fn empty_requests_are_refused() {
     let scene = scene();
     let node = &scene.driver;
     let volume = ["volume_id"];
@@ -216,7 +217,7 @@ fn every_field_missing() {
 }
 
 #[test]
-fn each_field_missing() {
+fn a_request_without_a_required_field_is_refused() {
     let scene = scene();
     let (node, target, none) = (&scene.driver, scene.target("target"), Path::new(""));
     let invalid = Code::InvalidArgument;
@@ -248,7 +249,7 @@ fn each_field_missing() {
 #[case::newline("{kubelet}/a\nb")]
 #[case::nul("{kubelet}/a\0b")]
 #[case::long("{kubelet}/{long}")]
-fn paths_where_nothing_may_be_published(#[case] path: &str) {
+fn paths_outside_the_kubelet_directory_are_refused(#[case] path: &str) {
     let scene = scene();
     let kubelet = scene.directories.kubelet.to_str().unwrap();
     let path = PathBuf::from(path.replace("{kubelet}", kubelet).replace("{long}", &"n/".repeat(4096)));
@@ -273,7 +274,7 @@ fn paths_where_nothing_may_be_published(#[case] path: &str) {
 #[case::nul("a\0b")]
 #[case::newline("a\nb")]
 #[case::long(&"v".repeat(4096))]
-fn names_that_no_volume_has(#[case] volume: &str) {
+fn malformed_volume_ids_are_refused(#[case] volume: &str) {
     let scene = scene();
     let target = scene.target("target");
     let node = &scene.driver;
@@ -290,13 +291,13 @@ fn names_that_no_volume_has(#[case] volume: &str) {
     assert_refused(node.node_unstage_volume(unstage(volume, &target)), Code::InvalidArgument, &["volume_id"]);
     assert_refused(node.controller_get_volume(get(volume)), Code::InvalidArgument, &["volume_id"]);
     assert_refused(node.controller_expand_volume(grow(volume, 1, 0)), Code::InvalidArgument, &["volume_id"]);
-    // There is no such volume, so it is gone.
+    // No such volume can exist, so it counts as deleted.
     node.delete_volume(delete(volume)).unwrap();
     scene.stop();
 }
 
 #[test]
-fn what_others_put_at_a_target_is_left_alone() {
+fn unpublishing_keeps_files_that_the_driver_did_not_create() {
     let scene = scene();
     let outside = scene.scratch.path().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -316,7 +317,7 @@ fn what_others_put_at_a_target_is_left_alone() {
         &["full"],
     );
 
-    // The link itself goes, what it leads to stays.
+    // The link itself is removed, and its target remains.
     let link = scene.target("link");
     symlink(&outside, &link).unwrap();
     scene.driver.node_unpublish_volume(unpublish("v", &link)).unwrap();
@@ -327,7 +328,7 @@ fn what_others_put_at_a_target_is_left_alone() {
 }
 
 #[test]
-fn calls_that_are_not_offered_name_their_capability() {
+fn unimplemented_calls_name_their_capability() {
     let scene = scene();
     let answer = scene.driver.controller_modify_volume(Default::default());
     assert_refused(answer, Code::Unimplemented, &["MODIFY_VOLUME"]);
@@ -338,7 +339,11 @@ fn calls_that_are_not_offered_name_their_capability() {
 #[case::negative(-1, 0, Code::InvalidArgument)]
 #[case::negative_limit(0, i64::MIN, Code::InvalidArgument)]
 #[case::crossed(2, 1, Code::InvalidArgument)]
-fn sizes_that_no_volume_has(#[case] required_bytes: i64, #[case] limit_bytes: i64, #[case] code: Code) {
+fn sizes_that_no_volume_can_have_are_refused(
+    #[case] required_bytes: i64,
+    #[case] limit_bytes: i64,
+    #[case] code: Code,
+) {
     let scene = scene();
     let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
     let request = wire::CreateVolumeRequest { capacity_range, ..create("v", 0, block()) };
@@ -349,7 +354,7 @@ fn sizes_that_no_volume_has(#[case] required_bytes: i64, #[case] limit_bytes: i6
 }
 
 #[test]
-fn a_list_is_continued_only_where_it_ended() {
+fn a_list_continues_only_from_a_returned_token() {
     let scene = scene();
     assert_refused(scene.driver.list_volumes(list(0, "invalid-token")), Code::Aborted, &["starting_token"]);
     assert_refused(scene.driver.list_volumes(list(-1, "")), Code::InvalidArgument, &["max_entries"]);
@@ -361,11 +366,11 @@ fn a_list_is_continued_only_where_it_ended() {
 }
 
 #[test]
-fn what_is_served_over_http_without_the_file_system() {
+fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
-    // The record of a file system that was there before.
+    // The record of a file system that was mounted before.
     fs::write(scratch.path().join("data.filesystem-uuid"), "").unwrap();
     let mut directories = Directories::make(scratch.path(), &data);
     let address = directories.serve_metrics();
@@ -383,13 +388,14 @@ fn what_is_served_over_http_without_the_file_system() {
     assert_eq!(status, 200);
     let refused = r#"loopfs_csi_rpcs_total{method="Probe",code="FailedPrecondition"}"#;
     assert!(metrics.contains(refused) && metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
-    assert!(!metrics.contains("loopfs_csi_store"), "what is not known is not told: {metrics}");
+    assert!(!metrics.contains("loopfs_csi_store"), "unknown values must be omitted: {metrics}");
     assert_eq!(http::get(address, "/").0, 404);
     assert_eq!(
         http::request(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").0,
         405
     );
-    // The kubelet cannot call a driver whose socket was removed, so liveness has to fail once the last verdict is too old.
+    // The kubelet cannot call a driver whose socket was removed, so liveness has to fail once the last result is too
+    // old.
     fs::remove_file(&directories.endpoint).unwrap();
     let start = Instant::now();
     let why = loop {
@@ -417,7 +423,7 @@ fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
 }
 
 #[test]
-fn sockets_of_an_earlier_process_are_cleared_away_and_the_new_one_is_private() {
+fn stale_sockets_are_removed_and_the_new_one_is_private() {
     let scratch = tempfile::tempdir().unwrap();
     let directories = Directories::make(scratch.path(), &scratch.path().join("data"));
     for stale in [&directories.endpoint, &directories.registration_socket()] {
@@ -433,7 +439,7 @@ fn sockets_of_an_earlier_process_are_cleared_away_and_the_new_one_is_private() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_keeps_the_driver_from_starting() {
+fn a_missing_directory_prevents_the_start() {
     let scratch = tempfile::tempdir().unwrap();
     let directories = Directories::make(scratch.path(), scratch.path());
     fs::remove_dir(&directories.kubelet).unwrap();

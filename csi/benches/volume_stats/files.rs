@@ -8,28 +8,28 @@ use nix::sys::stat::{Mode, SFlag, mknodat};
 
 use crate::Result;
 
-/// Directories of a size that people have.
+/// The number of files in a directory, as users have it.
 const IN_EACH: usize = 1000;
-/// How many of them are made between two lines that say so.
-const TOLD: usize = 50;
+/// The number of directories between two progress lines.
+const REPORT_INTERVAL: usize = 50;
 
-/// How many directories so many files are in.
+/// Returns the number of directories for this number of files.
 pub(crate) fn directories(files: usize) -> usize {
     files.div_ceil(IN_EACH)
 }
 
-/// Makes them from as many threads as there are processors: a million take their time.
+/// Creates the files with one thread per processor, because creating a million takes some time.
 pub(crate) fn make(volume: &Path, files: usize) -> Result<()> {
     let threads = std::thread::available_parallelism()?.get();
     let all = directories(files);
-    let made = AtomicUsize::new(0);
+    let created = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let make = |first: usize| {
             for directory in (first..all).step_by(threads) {
                 fill(&volume.join(directory.to_string()), IN_EACH.min(files - directory * IN_EACH))?;
-                let made = made.fetch_add(1, Ordering::Relaxed) + 1;
-                if made.is_multiple_of(TOLD) {
-                    eprintln!("made {made} of {all} directories");
+                let created = created.fetch_add(1, Ordering::Relaxed) + 1;
+                if created.is_multiple_of(REPORT_INTERVAL) {
+                    eprintln!("created {created} of {all} directories");
                 }
             }
             std::io::Result::Ok(())
@@ -46,7 +46,7 @@ fn fill(directory: &Path, files: usize) -> std::io::Result<()> {
     std::fs::create_dir(directory)?;
     let at = File::open(directory)?;
     for file in 0..files {
-        // One system call, where open and close would be two.
+        // mknod(2) is one system call; open(2) and close(2) would be two.
         mknodat(&at, file.to_string().as_str(), SFlag::S_IFREG, Mode::S_IRUSR, 0)?;
     }
     Ok(())

@@ -6,7 +6,7 @@
 //! # cargo bench -p csi --features bench --bench volume_stats -- /mnt/xfs-with-prjquota du
 //! ```
 //!
-//! The file system is one to throw away: it must hold no volumes, and keeps those that are made here.
+//! The file system must be disposable: it must contain no volumes, and the volumes that are created here remain.
 
 mod files;
 #[path = "../../../loopfs/benches/loop/machine.rs"]
@@ -29,18 +29,18 @@ use support::{Client, Directories, Driver, mount, publish, stats, unpublish};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-/// Few files, and many.
+/// The numbers of files of the two volumes.
 const FULL: [usize; 2] = [10, 1_000_000];
 const QUICK: [usize; 2] = [10, 20_000];
 
-/// The counts are visited in turn, again and again: what else the machine does falls on all of them alike.
+/// The number of rounds. Each round measures all volumes, so that other load of the machine affects all of them alike.
 const ROUNDS: usize = 10;
 const CALLS_PER_ROUND: usize = 20;
-/// In the first of the rounds: walking a million files takes its time.
+/// The number of rounds that run du, because walking a million files takes some time.
 const WALKS: usize = 3;
 
 fn main() -> ExitCode {
-    // Cargo itself adds the first of these.
+    // Cargo itself adds the first of these arguments.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let counts = if args.iter().any(|arg| arg == "--quick") { QUICK } else { FULL };
     let words: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with("--")).collect();
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A volume that is published, and how many files it holds.
+/// A published volume and its number of files.
 struct Published {
     id: String,
     target: PathBuf,
@@ -95,7 +95,7 @@ fn run(directory: &Path, du: &[&str], counts: [usize; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Large enough for that many inodes, those of their directories, and what directories take.
+/// Returns a specification that is large enough for this number of inodes, those of their directories, and the blocks of the directories.
 fn spec(files: usize) -> VolumeSpec {
     let inodes = (files + files::directories(files) + 1).next_multiple_of(1024) as u64;
     VolumeSpec::new(VolumeKind::Filesystem, Bytes(inodes * VolumeSpec::BYTES_PER_INODE.get()))
@@ -113,7 +113,7 @@ fn measure(driver: &Client, du: &[&str], volumes: &[Published]) -> Result<()> {
                     stats_times.time(|| driver.node_get_volume_stats(stats(&volume.id, &volume.target)))?;
                 let used =
                     answer.usage.iter().find(|usage| usage.unit() == Unit::Inodes).map(|usage| usage.used);
-                // An answer that leaves files out would be fast for a bad reason.
+                // A response that does not count all files would be fast for a wrong reason.
                 if used != Some((volume.files + files::directories(volume.files) + 1) as i64) {
                     return Err(format!("{} files, and {used:?} inodes in use", volume.files).into());
                 }

@@ -1,4 +1,4 @@
-//! Where to serve.
+//! Addresses of HTTP listeners.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -6,12 +6,12 @@ use std::str::FromStr;
 use anyhow::Context;
 use tokio::net::TcpListener;
 
-/// Where to serve HTTP: `ADDRESS:PORT`, or `:PORT` for all addresses of the pod or node.
+/// The address of an HTTP listener: `ADDRESS:PORT`, or `:PORT` for all addresses of the pod or node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HttpAddress {
     /// One address.
     At(SocketAddr),
-    /// IPv6 and IPv4 where there are both.
+    /// All IPv6 and IPv4 addresses. Only IPv4 addresses on a node without IPv6.
     All(u16),
 }
 
@@ -66,12 +66,12 @@ mod tests {
     #[case::no_address("9809", None)]
     #[case::a_name("localhost:9809", None)]
     #[case::not_a_port(":98090", None)]
-    fn addresses(#[case] text: &str, #[case] address: Option<HttpAddress>) {
+    fn addresses_are_parsed(#[case] text: &str, #[case] address: Option<HttpAddress>) {
         assert_eq!(text.parse().ok(), address);
     }
 
     #[tokio::test]
-    async fn all_addresses_are_listened_on() {
+    async fn a_listener_of_all_addresses_accepts_connections() {
         let listener = HttpAddress::All(0).listen("--metrics-address").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect(("127.0.0.1", port)).await.unwrap();

@@ -1,4 +1,4 @@
-//! The connections of one listener, and which of them is closed when there are too many.
+//! The connections of one listener. If there are too many, the listener closes one.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -30,9 +30,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves HTTP/1 until `stop`.
 ///
-/// A new connection is always accepted. If there are too many, one is closed for it: the oldest of the client that has the
-/// most. A client can therefore use up its own share and nothing else, and a probe, which sends its request immediately,
-/// is answered even while idle connections fill the listener.
+/// The listener always accepts a new connection. If there are too many, it closes the oldest connection of the client
+/// that has the most. A client can therefore use up only its own share. A probe sends its request immediately and
+/// receives a response even while idle connections fill the listener.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -44,7 +44,7 @@ pub(crate) async fn serve(
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    open.admit(peer.ip().to_canonical(), answer(stream, router.clone(), deadlines))
+                    open.admit(peer.ip().to_canonical(), serve_connection(stream, router.clone(), deadlines))
                 }
                 // No descriptor is free, or the client closed the connection before it was accepted.
                 Err(error) => {
@@ -57,7 +57,7 @@ pub(crate) async fn serve(
     stop.run_until_cancelled(accept).await;
 }
 
-async fn answer(stream: TcpStream, router: Router, deadlines: Deadlines) {
+async fn serve_connection(stream: TcpStream, router: Router, deadlines: Deadlines) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(deadlines.headers)
@@ -81,7 +81,7 @@ struct Open {
 }
 
 impl Open {
-    fn admit(&mut self, client: IpAddr, answering: impl Future<Output = ()> + Send + 'static) {
+    fn admit(&mut self, client: IpAddr, connection: impl Future<Output = ()> + Send + 'static) {
         while self.tasks.try_join_next().is_some() {}
         self.clients.retain(|(_, task)| !task.is_finished());
         if self.clients.len() >= MAX_CONNECTIONS {
@@ -92,7 +92,7 @@ impl Open {
                 task.abort();
             }
         }
-        self.clients.push((client, self.tasks.spawn(answering)));
+        self.clients.push((client, self.tasks.spawn(connection)));
     }
 }
 
@@ -120,16 +120,16 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
     const NO_DEADLINES: Deadlines = Deadlines { headers: HOUR, connection: HOUR };
 
-    async fn served<T>(deadlines: Deadlines, asking: impl AsyncFnOnce(SocketAddr) -> T) -> T {
+    async fn served<T>(deadlines: Deadlines, client: impl AsyncFnOnce(SocketAddr) -> T) -> T {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/healthz", get(async || "ok\n"));
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve(listener, router, deadlines, stop.clone()));
-        let answer = asking(address).await;
+        let result = client(address).await;
         stop.cancel();
         serving.await.unwrap();
-        answer
+        result
     }
 
     /// A client with an address of its own: every address of 127.0.0.0/8 is this machine's.
@@ -139,21 +139,21 @@ mod tests {
         socket.connect(server).await.unwrap()
     }
 
-    async fn assert_answered(server: SocketAddr) {
+    async fn assert_response(server: SocketAddr) {
         let mut stream = connect(1, server).await;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
     }
 
     /// Waits until the server has closed the connection; returns what it sent before.
     async fn read_until_closed(stream: &mut TcpStream) -> String {
-        let mut answer = Vec::new();
-        if let Err(error) = stream.read_to_end(&mut answer).await {
+        let mut response = Vec::new();
+        if let Err(error) = stream.read_to_end(&mut response).await {
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
         }
-        String::from_utf8(answer).unwrap()
+        String::from_utf8(response).unwrap()
     }
 
     fn is_open(stream: &TcpStream) -> bool {
@@ -165,14 +165,14 @@ mod tests {
     #[case::of_one_client(false)]
     #[case::of_as_many_clients(true)]
     #[tokio::test]
-    async fn idle_connections_do_not_keep_another_client_from_an_answer(#[case] of_many_clients: bool) {
+    async fn idle_connections_do_not_prevent_a_response_to_another_client(#[case] of_many_clients: bool) {
         const EXCESS: usize = 3;
         served(NO_DEADLINES, async |server| {
             let mut idle = Vec::new();
             for client in (2..).take(MAX_CONNECTIONS + EXCESS - 1) {
                 idle.push(connect(if of_many_clients { client } else { 2 }, server).await);
             }
-            assert_answered(server).await;
+            assert_response(server).await;
             let (closed, open) = idle.split_at_mut(EXCESS);
             for stream in closed {
                 assert_eq!(read_until_closed(stream).await, "");
@@ -195,15 +195,15 @@ mod tests {
 
     #[tokio::test]
     async fn headers_that_are_too_large_are_refused() {
-        let answer = served(NO_DEADLINES, async |server| {
+        let response = served(NO_DEADLINES, async |server| {
             let mut stream = connect(1, server).await;
             let headers = format!("GET /healthz HTTP/1.1\r\nx: {}", "x".repeat(16 * MAX_HEADER_BYTES));
             // The server closes the connection before it has read all of them.
             stream.write_all(headers.as_bytes()).await.ok();
             read_until_closed(&mut stream).await
         });
-        let answer = answer.await;
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        let response = response.await;
+        assert!(response.is_empty() || response.starts_with("HTTP/1.1 431 "), "{response}");
     }
 
     #[rstest]

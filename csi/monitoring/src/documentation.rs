@@ -1,8 +1,8 @@
-//! For tests of the programs: the metrics they serve beside those that their README has.
+//! Compares, for tests of the programs, the metrics that a program serves with those in its README.
 
 use std::collections::BTreeMap;
 
-/// Name and type of each metric on a page, as a query has to name it. A line that cannot be read is left out.
+/// Returns the name and type of each metric of a scrape, as a query has to name it. Skips lines that it cannot parse.
 #[must_use]
 pub fn served(page: &str) -> BTreeMap<String, String> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
@@ -17,7 +17,8 @@ fn suffix(kind: &str) -> &'static str {
     }
 }
 
-/// The same of the table rows in a README whose first cell is a name that begins with `prefix`, and whose second is its type.
+/// Returns the same for the table rows of a README whose first cell is a name with this prefix, and whose second cell
+/// is the type.
 #[must_use]
 pub fn documented(readme: &str, prefix: &str) -> BTreeMap<String, String> {
     let rows = readme.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_and_the_table_that_describes_it_are_the_same() {
+    fn served_and_documented_metrics_compare_equal() {
         let page = "# HELP a_calls Calls.\n# TYPE a_calls counter\na_calls_total 1\n# TYPE a_build info\n# TYPE a_open gauge\n";
         let readme = "| name | type | |\n| `a_calls_total` | counter | x |\n| `a_build_info` | info | |\n| `a_open` | gauge | |\n\
                       | `b_open` | gauge | another program's |\n";

@@ -1,4 +1,4 @@
-//! Gauges that are read once, for the scrape they are told in.
+//! Gauges that are read once, for one scrape.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use prometheus_client::registry::{Registry, Unit};
 
 type Labelled = Family<[(&'static str, &'static str); 1], Gauge>;
 
-/// Registers figures as they are at this moment.
+/// Registers current values as gauges.
 pub trait Gauges {
-    /// A count.
+    /// Registers a count.
     fn count(&mut self, name: &str, help: &str, value: u64);
-    /// Counts told apart by one label.
+    /// Registers counts that differ in the value of one label.
     fn counts(
         &mut self,
         name: &str,
@@ -21,9 +21,9 @@ pub trait Gauges {
         label: &'static str,
         values: impl IntoIterator<Item = (&'static str, u64)>,
     );
-    /// A number of bytes; the name gets `_bytes` at its end.
+    /// Registers a number of bytes. The suffix `_bytes` is appended to the name.
     fn bytes(&mut self, name: &str, help: &str, value: u64);
-    /// A time; the name gets `_seconds` at its end.
+    /// Registers a duration or time. The suffix `_seconds` is appended to the name.
     fn seconds(&mut self, name: &str, help: &str, value: Duration);
 }
 

@@ -1,7 +1,7 @@
-//! What the driver's programs serve over HTTP: `/metrics`, `/healthz` and `/readyz`.
+//! Serves the HTTP endpoints of the driver's programs: `/metrics`, `/healthz` and `/readyz`.
 //!
-//! It knows neither volumes nor Kubernetes nor CSI: a program says what the pages say ([`Pages`]), and this serves them on
-//! its [`Listeners`].
+//! This crate has no knowledge of volumes, Kubernetes or CSI. A program implements [`HealthEndpoints`], and this crate
+//! serves the results on its [`Listeners`].
 
 #![forbid(unsafe_code)]
 
@@ -15,4 +15,4 @@ mod server;
 
 pub use address::HttpAddress;
 pub use gauges::Gauges;
-pub use server::{Listeners, Pages, serve};
+pub use server::{HealthEndpoints, Listeners, serve};

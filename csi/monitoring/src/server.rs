@@ -1,4 +1,4 @@
-//! The pages of a program, and the two listeners that serve them.
+//! The endpoints of a program, and the two listeners that serve them.
 //!
 //! Any client that reaches the pod's address can send requests, so a client's requests cost little: checks are shared
 //! ([`Latest`]) and connections are limited ([`connections`]). Probes have a listener of their own, so that scrapes and
@@ -21,40 +21,41 @@ use crate::address::HttpAddress;
 use crate::connections::{self, Deadlines};
 use crate::latest::{Latest, NoResult};
 
-/// Scrapes within this time get the same metrics.
-const METRICS_AGE: Duration = Duration::from_secs(1);
-/// Probes within this time get the same verdict. Less than the interval at which the kubelet probes, so that each of its
-/// probes gets a verdict of its own.
-const VERDICT_AGE: Duration = Duration::from_secs(2);
-/// A probe waits this long for a running check. Less than the `timeoutSeconds` of the manifests, so that the kubelet
-/// receives the report that the check hangs.
-const VERDICT_TIME: Duration = Duration::from_secs(8);
-/// A scrape waits this long. Counting very many volumes takes its time.
-const METRICS_TIME: Duration = Duration::from_secs(25);
+/// Scrapes within this time return the same metrics.
+const METRICS_MAX_AGE: Duration = Duration::from_secs(1);
+/// Probes within this time return the same result. It is less than the interval at which the kubelet probes, so that
+/// each of its probes returns a new result.
+const CHECK_MAX_AGE: Duration = Duration::from_secs(2);
+/// The maximum time that a probe waits for a running check. It is less than the `timeoutSeconds` of the manifests, so
+/// that the kubelet receives the report that the check hangs.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(8);
+/// The maximum time that a scrape waits for a running check. Counting very many volumes takes some time.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// A client that is slower than this is no Prometheus server and no kubelet.
+/// The deadlines of a connection. Prometheus servers and kubelets are faster.
 const DEADLINES: Deadlines =
     Deadlines { headers: Duration::from_secs(5), connection: Duration::from_secs(30) };
 
-/// The text format's name (OpenMetrics 1.0).
+/// The media type of the text format (OpenMetrics 1.0).
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the pages report.
-pub trait Pages: Send + Sync + 'static {
-    /// `/metrics`: everything that is known now. A figure that cannot be determined is left out, rather than reported as 0
-    /// or with its last value. Called at most once a second, and never twice at the same time.
+/// The contents of the endpoints.
+pub trait HealthEndpoints: Send + Sync + 'static {
+    /// Returns the content of `/metrics`: all current values. A value that cannot be determined is omitted, rather than
+    /// reported as 0 or with its last value. Called at most once a second, and never concurrently.
     fn metrics(&self) -> impl Future<Output = Result<Registry, String>> + Send;
-    /// `/healthz`: whether the process works, even if what it depends on does not. Called at most every two seconds, and
-    /// never twice at the same time.
-    fn alive(&self) -> impl Future<Output = Result<(), String>> + Send;
-    /// `/readyz`: whether it can serve now, or why not. Called as often as [`alive`](Self::alive).
-    fn ready(&self) -> impl Future<Output = Result<(), String>> + Send;
+    /// Returns the result of `/healthz`: `Ok` if the process works, even if its dependencies do not. Called at most
+    /// every two seconds, and never concurrently.
+    fn liveness(&self) -> impl Future<Output = Result<(), String>> + Send;
+    /// Returns the result of `/readyz`: `Ok` if the process can serve now, else the reason. Called as often as
+    /// [`liveness`](Self::liveness).
+    fn readiness(&self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
-/// The sockets on which a program serves its pages.
+/// The sockets on which a program serves its endpoints.
 #[derive(Debug)]
 pub struct Listeners {
-    /// Serves all pages.
+    /// Serves all endpoints.
     pub metrics: Option<TcpListener>,
     /// Serves `/healthz` and `/readyz`.
     pub probes: Option<TcpListener>,
@@ -83,55 +84,55 @@ impl Listeners {
     }
 }
 
-/// Serves the pages until `stop`.
-pub async fn serve<P: Pages>(listeners: Listeners, pages: P, stop: CancellationToken) {
-    let site = Arc::new(Site::new(pages));
+/// Serves the endpoints until `stop`.
+pub async fn serve<E: HealthEndpoints>(listeners: Listeners, endpoints: E, stop: CancellationToken) {
+    let site = Arc::new(Site::new(endpoints));
     let serve = async |listener, router| match listener {
         Some(listener) => connections::serve(listener, router, DEADLINES, stop.clone()).await,
         None => stop.cancelled().await,
     };
-    tokio::join!(serve(listeners.metrics, site.all_pages()), serve(listeners.probes, site.probe_pages()));
+    tokio::join!(serve(listeners.metrics, site.all_routes()), serve(listeners.probes, site.probe_routes()));
 }
 
-struct Site<P> {
-    pages: Arc<P>,
+struct Site<E> {
+    endpoints: Arc<E>,
     metrics: Latest<Result<Bytes, String>>,
-    alive: Latest<Result<(), String>>,
-    ready: Latest<Result<(), String>>,
+    liveness: Latest<Result<(), String>>,
+    readiness: Latest<Result<(), String>>,
 }
 
-impl<P: Pages> Site<P> {
-    fn new(pages: P) -> Self {
+impl<E: HealthEndpoints> Site<E> {
+    fn new(endpoints: E) -> Self {
         Self {
-            pages: Arc::new(pages),
-            metrics: Latest::new(METRICS_AGE, METRICS_TIME),
-            alive: Latest::new(VERDICT_AGE, VERDICT_TIME),
-            ready: Latest::new(VERDICT_AGE, VERDICT_TIME),
+            endpoints: Arc::new(endpoints),
+            metrics: Latest::new(METRICS_MAX_AGE, METRICS_TIMEOUT),
+            liveness: Latest::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
+            readiness: Latest::new(CHECK_MAX_AGE, CHECK_TIMEOUT),
         }
     }
 
-    /// Probes are also answered where metrics are served, for the manifests of earlier releases.
-    fn all_pages(self: &Arc<Self>) -> Router {
+    /// The metrics listener also serves the probes, for the manifests of earlier releases.
+    fn all_routes(self: &Arc<Self>) -> Router {
         let site = Arc::clone(self);
         let metrics = Router::new().route("/metrics", get(async move || site.metrics().await));
-        with_fallbacks(metrics.merge(self.verdicts()), "there are /metrics, /healthz and /readyz\n")
+        with_fallbacks(metrics.merge(self.check_routes()), "there are /metrics, /healthz and /readyz\n")
     }
 
-    fn probe_pages(self: &Arc<Self>) -> Router {
-        with_fallbacks(self.verdicts(), "there are /healthz and /readyz\n")
+    fn probe_routes(self: &Arc<Self>) -> Router {
+        with_fallbacks(self.check_routes(), "there are /healthz and /readyz\n")
     }
 
-    fn verdicts(self: &Arc<Self>) -> Router {
-        let (alive, ready) = (Arc::clone(self), Arc::clone(self));
+    fn check_routes(self: &Arc<Self>) -> Router {
+        let (liveness, readiness) = (Arc::clone(self), Arc::clone(self));
         Router::new()
-            .route("/healthz", get(async move || alive.alive().await))
-            .route("/readyz", get(async move || ready.ready().await))
+            .route("/healthz", get(async move || liveness.liveness().await))
+            .route("/readyz", get(async move || readiness.readiness().await))
     }
 
     async fn metrics(&self) -> Response {
-        let pages = Arc::clone(&self.pages);
+        let endpoints = Arc::clone(&self.endpoints);
         let scrape = async move {
-            let registry = pages.metrics().await?;
+            let registry = endpoints.metrics().await?;
             let mut text = String::new();
             text::encode(&mut text, &registry).map_err(|error: fmt::Error| error.to_string())?;
             Ok(Bytes::from(text))
@@ -143,18 +144,18 @@ impl<P: Pages> Site<P> {
         }
     }
 
-    async fn alive(&self) -> Response {
-        let pages = Arc::clone(&self.pages);
-        verdict(self.alive.get(|| async move { pages.alive().await }).await)
+    async fn liveness(&self) -> Response {
+        let endpoints = Arc::clone(&self.endpoints);
+        check_response(self.liveness.get(|| async move { endpoints.liveness().await }).await)
     }
 
-    async fn ready(&self) -> Response {
-        let pages = Arc::clone(&self.pages);
-        verdict(self.ready.get(|| async move { pages.ready().await }).await)
+    async fn readiness(&self) -> Response {
+        let endpoints = Arc::clone(&self.endpoints);
+        check_response(self.readiness.get(|| async move { endpoints.readiness().await }).await)
     }
 }
 
-fn verdict(result: Result<Result<(), String>, NoResult>) -> Response {
+fn check_response(result: Result<Result<(), String>, NoResult>) -> Response {
     let why = match result {
         Ok(Ok(())) => return "ok\n".into_response(),
         Ok(Err(why)) => why,
@@ -163,9 +164,9 @@ fn verdict(result: Result<Result<(), String>, NoResult>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
 }
 
-fn with_fallbacks(routes: Router, pages: &'static str) -> Router {
+fn with_fallbacks(routes: Router, not_found: &'static str) -> Router {
     routes
-        .fallback(async move || (StatusCode::NOT_FOUND, pages))
+        .fallback(async move || (StatusCode::NOT_FOUND, not_found))
         .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
 }
 
@@ -183,12 +184,12 @@ mod tests {
     use crate::Gauges;
 
     #[derive(Default)]
-    struct Story {
+    struct FakeEndpoints {
         scrapes: AtomicU64,
         readiness_checks: AtomicU64,
     }
 
-    impl Pages for Story {
+    impl HealthEndpoints for FakeEndpoints {
         async fn metrics(&self) -> Result<Registry, String> {
             let mut registry = Registry::default();
             registry.count("scrapes", "Scrapes", self.scrapes.fetch_add(1, Ordering::Relaxed) + 1);
@@ -198,36 +199,36 @@ mod tests {
             Ok(registry)
         }
 
-        async fn alive(&self) -> Result<(), String> {
+        async fn liveness(&self) -> Result<(), String> {
             Ok(())
         }
 
-        async fn ready(&self) -> Result<(), String> {
+        async fn readiness(&self) -> Result<(), String> {
             self.readiness_checks.fetch_add(1, Ordering::Relaxed);
             Err("mount it".to_owned())
         }
     }
 
-    async fn ask(server: SocketAddr, request: &str) -> String {
+    async fn send(server: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(server).await.unwrap();
         stream.write_all(format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
     }
 
-    /// Calls `asking` with the addresses of the metrics and the probes.
-    async fn served<T>(asking: impl AsyncFnOnce(SocketAddr, SocketAddr) -> T) -> T {
+    /// Calls `client` with the addresses of the metrics and the probes.
+    async fn served<T>(client: impl AsyncFnOnce(SocketAddr, SocketAddr) -> T) -> T {
         let address = Some(HttpAddress::At(([127, 0, 0, 1], 0).into()));
         let listeners = Listeners::bind(address, address).await.unwrap().unwrap();
         let at = |listener: &Option<TcpListener>| listener.as_ref().unwrap().local_addr().unwrap();
         let (metrics, probes) = (at(&listeners.metrics), at(&listeners.probes));
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(serve(listeners, Story::default(), stop.clone()));
-        let answer = asking(metrics, probes).await;
+        let serving = tokio::spawn(serve(listeners, FakeEndpoints::default(), stop.clone()));
+        let response = client(metrics, probes).await;
         stop.cancel();
         serving.await.unwrap();
-        answer
+        response
     }
 
     #[rstest]
@@ -237,10 +238,14 @@ mod tests {
     #[case::elsewhere("GET /etc/passwd", "404 Not Found", "there are /metrics, /healthz and /readyz\n")]
     #[case::post("POST /metrics", "405 Method Not Allowed", "only GET and HEAD\n")]
     #[tokio::test]
-    async fn pages(#[case] request: &str, #[case] status: &str, #[case] body: &str) {
-        let answer = served(async |metrics, _probes| ask(metrics, request).await).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
-        assert!(answer.ends_with(body), "{answer}");
+    async fn the_metrics_listener_serves_all_endpoints(
+        #[case] request: &str,
+        #[case] status: &str,
+        #[case] body: &str,
+    ) {
+        let response = served(async |metrics, _probes| send(metrics, request).await).await;
+        assert!(response.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{response}");
+        assert!(response.ends_with(body), "{response}");
     }
 
     #[rstest]
@@ -253,15 +258,15 @@ mod tests {
         #[case] status: &str,
         #[case] body: &str,
     ) {
-        let answer = served(async |_metrics, probes| ask(probes, request).await).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
-        assert!(answer.ends_with(body), "{answer}");
+        let response = served(async |_metrics, probes| send(probes, request).await).await;
+        assert!(response.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{response}");
+        assert!(response.ends_with(body), "{response}");
     }
 
     #[tokio::test]
-    async fn metrics_are_told_in_the_text_format() {
-        let answer = served(async |metrics, _probes| ask(metrics, "GET /metrics").await).await;
-        assert!(answer.contains(METRICS_TYPE), "{answer}");
+    async fn metrics_have_the_openmetrics_text_format() {
+        let response = served(async |metrics, _probes| send(metrics, "GET /metrics").await).await;
+        assert!(response.contains(METRICS_TYPE), "{response}");
         let lines = [
             "scrapes 1",
             r#"kinds{kind="a"} 2"#,
@@ -270,29 +275,29 @@ mod tests {
             "age_seconds 1.5",
         ];
         for line in lines {
-            assert!(answer.contains(&format!("\n{line}\n")), "{line} is not in {answer}");
+            assert!(response.contains(&format!("\n{line}\n")), "{line} is not in {response}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn metrics_are_determined_once_a_second() {
-        let site = Site::new(Story::default());
+    async fn metrics_are_gathered_once_a_second() {
+        let site = Site::new(FakeEndpoints::default());
         let scrape = async || to_bytes(site.metrics().await.into_body(), usize::MAX).await.unwrap();
         let first = scrape().await;
         assert_eq!(scrape().await, first);
-        tokio::time::advance(METRICS_AGE).await;
+        tokio::time::advance(METRICS_MAX_AGE).await;
         assert_ne!(scrape().await, first);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn readiness_is_determined_once_every_two_seconds_however_many_ask() {
-        let site = Site::new(Story::default());
+    async fn readiness_is_checked_once_every_two_seconds_however_many_requests_arrive() {
+        let site = Site::new(FakeEndpoints::default());
         for checks in 1..=3 {
             for _ in 0..100 {
-                assert_eq!(site.ready().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(site.readiness().await.status(), StatusCode::SERVICE_UNAVAILABLE);
             }
-            assert_eq!(site.pages.readiness_checks.load(Ordering::Relaxed), checks);
-            tokio::time::advance(VERDICT_AGE).await;
+            assert_eq!(site.endpoints.readiness_checks.load(Ordering::Relaxed), checks);
+            tokio::time::advance(CHECK_MAX_AGE).await;
         }
     }
 }

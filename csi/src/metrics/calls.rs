@@ -1,4 +1,4 @@
-//! Calls counted and timed where they come in: whichever service they are for, and whatever becomes of them.
+//! Counts and times gRPC calls of all services, whatever their result.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use tonic::server::NamedService;
 
 use crate::proto::METHODS;
 
-/// A call that changes nothing takes half a millisecond, one that waits for a disk up to a kubelet's patience.
+/// A read-only call takes half a millisecond. A call that waits for a disk takes up to the kubelet's timeout.
 const BUCKETS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0];
 
-/// Stands for methods that there are not, so that a caller cannot make series.
+/// The label of methods that do not exist, so that a client cannot create time series.
 const OTHER: &str = "other";
 
 type ByMethod = [(&'static str, &'static str); 1];
 type ByMethodAndCode = [(&'static str, &'static str); 2];
 
-/// What is known of all calls since the process began.
+/// The statistics of all calls since the start of the process.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls {
     ended: Family<ByMethodAndCode, Counter>,
@@ -51,25 +51,25 @@ impl Calls {
         registry.register("rpcs_in_progress", "Calls that have not ended", self.in_progress.clone());
     }
 
-    fn begin(&self, path: &str) -> Call {
+    fn start(&self, path: &str) -> Call {
         let name = path.rsplit('/').next().unwrap_or_default();
         let method = METHODS.iter().find(|method| **method == name).copied().unwrap_or(OTHER);
         self.in_progress.inc();
-        // Until there is an answer: a client that hang up drops the call.
-        Call { calls: self.clone(), method, begun: Instant::now(), code: Code::Cancelled }
+        // The code until the service responds: a client that disconnects drops the call.
+        Call { calls: self.clone(), method, started: Instant::now(), code: Code::Cancelled }
     }
 
-    fn record(&self, method: &'static str, code: Code, took: Duration) {
+    fn record(&self, method: &'static str, code: Code, duration: Duration) {
         self.in_progress.dec();
         self.ended.get_or_create(&[("method", method), ("code", name_of(code))]).inc();
-        self.took.get_or_create(&[("method", method)]).observe(took.as_secs_f64());
+        self.took.get_or_create(&[("method", method)]).observe(duration.as_secs_f64());
     }
 }
 
 struct Call {
     calls: Calls,
     method: &'static str,
-    begun: Instant,
+    started: Instant,
     code: Code,
 }
 
@@ -81,7 +81,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.calls.record(self.method, self.code, self.begun.elapsed());
+        self.calls.record(self.method, self.code, self.started.elapsed());
     }
 }
 
@@ -102,9 +102,9 @@ impl<S: NamedService> NamedService for Metered<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S, Request, Answer> Service<http::Request<Request>> for Metered<S>
+impl<S, Request, ResBody> Service<http::Request<Request>> for Metered<S>
 where
-    S: Service<http::Request<Request>, Response = http::Response<Answer>, Error = Infallible>,
+    S: Service<http::Request<Request>, Response = http::Response<ResBody>, Error = Infallible>,
     S::Future: Send + 'static,
 {
     type Response = S::Response;
@@ -116,11 +116,12 @@ where
     }
 
     fn call(&mut self, request: http::Request<Request>) -> Self::Future {
-        let call = self.calls.begin(request.uri().path());
-        let answer = self.service.call(request);
+        let call = self.calls.start(request.uri().path());
+        let response = self.service.call(request);
         Box::pin(async move {
-            let Ok(response) = answer.await;
-            // An error is told in the head of the response; a message has its code after it, and it is OK.
+            let Ok(response) = response.await;
+            // An error is in the headers of the response. A response with a message has its code in the trailers, and
+            // the code is OK.
             let status = response.headers().get("grpc-status");
             call.end(status.map_or(Code::Ok, |status| Code::from_bytes(status.as_bytes())));
             Ok(response)
@@ -128,7 +129,7 @@ where
     }
 }
 
-/// As other CSI drivers and the kubelet spell them.
+/// Returns the spelling that other CSI drivers and the kubelet use.
 fn name_of(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
@@ -164,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_counted_by_method_and_code_and_made_up_methods_as_one() {
+    fn calls_are_counted_by_method_and_code_and_unknown_methods_together() {
         let calls = Calls::new();
-        let call = calls.begin("/csi.v1.Node/NodePublishVolume");
+        let call = calls.start("/csi.v1.Node/NodePublishVolume");
         assert!(text(&calls).contains("rpcs_in_progress 1\n"));
         call.end(Code::NotFound);
         for made_up in ["/csi.v1.Node/A", "/csi.v1.Node/B", "", "/"] {
-            drop(calls.begin(made_up));
+            drop(calls.start(made_up));
         }
         let text = text(&calls);
         for line in [

@@ -1,4 +1,4 @@
-//! What a Prometheus server is told. The names are listed in README.md, which a test compares with what is served.
+//! The metrics for Prometheus. README.md lists their names, and a test compares that list with the served metrics.
 
 mod calls;
 mod registry;

@@ -1,4 +1,4 @@
-//! The metrics, by name.
+//! The definitions of the metrics.
 
 use monitoring::Gauges;
 use prometheus_client::metrics::info::Info;
@@ -9,14 +9,19 @@ use super::sample::{Sample, StorageSample};
 
 const PREFIX: &str = "loopfs_csi";
 
-/// Everything that is known now. What cannot be found out is left out, rather than told as 0 or as it was.
+/// Returns all current values. A value that cannot be determined is omitted, rather than reported as 0 or with its last
+/// value.
 pub(crate) fn register(calls: &Calls, sample: &Sample) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("build", "Version of the driver", version);
     calls.register(&mut registry);
-    let open = u64::from(sample.storage.is_some());
-    registry.count("storage_open", "Whether volumes can be served: 1, or 0 and the reason in the log", open);
+    let available = u64::from(sample.storage.is_some());
+    registry.count(
+        "storage_open",
+        "1 if the storage is available and volumes can be served, else 0; the log has the reason",
+        available,
+    );
     if let Some(storage) = &sample.storage {
         register_storage(&mut registry, storage);
     }
@@ -29,14 +34,14 @@ pub(crate) fn register(calls: &Calls, sample: &Sample) -> Registry {
 fn register_storage(registry: &mut Registry, storage: &StorageSample) {
     let StorageSample { space, census, devices, idle } = storage;
     registry.bytes("store_capacity", "Size of the data file system", space.total.0);
-    registry.bytes("store_available", "Size of the largest volume that can be made now", space.available.0);
-    registry.bytes("store_promised", "Promised to volumes, whether used or not", space.promised.0);
+    registry.bytes("store_available", "Size of the largest volume that can be created", space.available.0);
+    registry.bytes("store_promised", "Bytes reserved for volumes, whether used or not", space.promised.0);
     let volumes = [("Filesystem", census.directories as u64), ("Block", census.images as u64)];
     registry.counts("volumes", "Volumes by kind", "kind", volumes);
-    let trash = "What deleted volumes left that is not freed yet: files and directories";
+    let trash = "Files and directories of deleted volumes that are not freed yet";
     registry.count("trash_entries", trash, census.trash as u64);
-    registry.count("attached_devices", "Loop devices that are bound to a file", devices.attached as u64);
-    registry.count("idle_devices", "Loop devices that are kept for the next attachments", *idle as u64);
+    registry.count("attached_devices", "Loop devices that are attached to a file", devices.attached as u64);
+    registry.count("idle_devices", "Idle loop devices that are kept for the next attachments", *idle as u64);
     let buffered = "Attached loop devices whose I/O goes through the page cache";
     registry.count("devices_without_direct_io", buffered, devices.without_direct_io as u64);
 }
@@ -44,10 +49,14 @@ fn register_storage(registry: &mut Registry, storage: &StorageSample) {
 fn register_audit(registry: &mut Registry, audit: &crate::audit::Findings) {
     registry.counts(
         "abnormal_volumes",
-        "Volumes that are not as they were made, by reason, as of the last audit",
+        "Abnormal volumes by reason, as of the last audit",
         "reason",
         audit.by_reason().map(|(reason, count)| (reason.as_str(), count as u64)),
     );
-    registry.seconds("audit_timestamp", "When the last audit ended, since 1970", audit.ended());
-    registry.seconds("audit_duration", "How long the last audit took", audit.took());
+    registry.seconds(
+        "audit_timestamp",
+        "End of the last audit, as seconds since the Unix epoch",
+        audit.ended(),
+    );
+    registry.seconds("audit_duration", "Duration of the last audit", audit.took());
 }

@@ -1,4 +1,4 @@
-//! What is found out for each scrape: nothing that looks into a volume.
+//! The values gathered for one scrape. Gathering them does not access any volume.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::audit::Findings;
 use crate::error::Result;
 use crate::storage::StorageMonitor;
 
-/// The node at one moment.
+/// The state of the node at one moment.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// None while it cannot be used.
+    /// `None` while the storage is unavailable.
     pub(crate) storage: Option<StorageSample>,
     pub(crate) audit: Option<Arc<Findings>>,
 }
@@ -25,12 +25,13 @@ pub(crate) struct StorageSample {
 }
 
 impl Sample {
-    /// Lists two directories and sysfs: about 10 µs for each attached device, and 1 µs for each volume. Blocks.
+    /// Gathers the values. Lists two directories and sysfs, which takes about 10 µs for each attached device and 1 µs
+    /// for each volume. Blocks.
     pub(crate) fn collect(monitor: &StorageMonitor, audit: Option<Arc<Findings>>) -> Self {
         match StorageSample::collect(monitor) {
             Ok(storage) => Self { storage: Some(storage), audit },
             Err(error) => {
-                tracing::debug!(%error, "there is nothing to tell of the storage");
+                tracing::debug!(%error, "omitting the metrics of the storage, which is unavailable");
                 Self { storage: None, audit: None }
             }
         }

@@ -1,4 +1,4 @@
-//! What a request asks of a volume: how it is accessed, and by how many.
+//! Volume capabilities: access type and access mode.
 
 use loopfs::{MountFlags, VolumeKind};
 
@@ -8,20 +8,20 @@ use crate::proto::csi::volume_capability::{self as wire, access_mode::Mode};
 
 const FIELD: &str = "volume_capability";
 
-/// The one file system volumes lie on.
+/// The file system of all volumes.
 const FILE_SYSTEM: &str = "xfs";
 
-/// How a volume is accessed.
+/// The access type of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessType {
-    /// As a directory, mounted with these flags.
+    /// A directory, mounted with these flags.
     Mount(MountFlags),
-    /// As a block device.
+    /// A block device.
     Block,
 }
 
 impl AccessType {
-    /// The kind of volume that is accessed so.
+    /// Returns the kind of volume that has this access type.
     pub(crate) fn kind(self) -> VolumeKind {
         match self {
             Self::Mount(_) => VolumeKind::Filesystem,
@@ -30,13 +30,13 @@ impl AccessType {
     }
 }
 
-/// A capability this driver has.
+/// A capability that this driver supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capability {
     pub(crate) access_type: AccessType,
-    /// The access mode asks for reading only.
+    /// `true` if the access mode is read-only.
     pub(crate) read_only: bool,
-    /// The access mode allows one target path.
+    /// `true` if the access mode permits only one target path.
     pub(crate) single_target: bool,
 }
 
@@ -54,7 +54,7 @@ impl Capability {
                 if !fs_type.is_empty() && fs_type != FILE_SYSTEM {
                     return invalid(format!(
                         "fs_type {fs_type:?}: volumes are directories of the node's {FILE_SYSTEM} file system; \
-                         leave fs_type empty, or ask for a block volume and format it in the workload"
+                         leave fs_type empty, or request a block volume and format it in the workload"
                     ));
                 }
                 if !volume_mount_group.is_empty() {
@@ -77,7 +77,7 @@ impl Capability {
                 mode @ (Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter),
             ) => {
                 return invalid(format!(
-                    "access mode {}: a volume lives on one node; ask for a SINGLE_NODE mode",
+                    "access mode {}: a volume is local to one node; request a SINGLE_NODE mode",
                     mode.as_str_name()
                 ));
             }

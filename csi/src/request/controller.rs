@@ -17,54 +17,54 @@ use crate::proto::csi::volume_content_source::{self as source, Type};
 
 const CAPABILITIES: &str = "volume_capabilities";
 
-/// Make a volume.
+/// A request to create a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Create {
     pub(crate) volume: VolumeId,
     pub(crate) kind: VolumeKind,
     pub(crate) capacity: CapacityRange,
     pub(crate) parameters: Parameters,
-    /// What it is filled with at first.
+    /// The source of the volume's initial content.
     pub(crate) source: Option<OwnedContentSource>,
-    /// Whether a volume of this node will do.
+    /// `true` if a volume on this node satisfies the request.
     pub(crate) accessible_here: bool,
 }
 
-/// Say whether a volume is what the caller takes it for.
+/// A request to validate the properties of a volume.
 #[derive(Debug)]
 pub(crate) struct Validate {
     pub(crate) volume: VolumeId,
-    /// Why no volume could be.
+    /// The expected properties, or the reason why no volume can have them.
     pub(crate) expected: Result<Expected>,
 }
 
-/// What a caller takes a volume for.
+/// The properties that a client expects of a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) kind: VolumeKind,
     pub(crate) filesystem: Option<FilesystemUuid>,
-    /// None where nothing is said of them.
+    /// `None` if the request contains no parameters.
     pub(crate) parameters: Option<Parameters>,
 }
 
-/// Name the volumes, or the snapshots.
+/// A request to list volumes or snapshots.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct List<Id> {
     pub(crate) from: Option<PageToken<Id>>,
     pub(crate) at_most: Option<usize>,
 }
 
-/// Say how large a volume can be made.
+/// A request for the free capacity.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CapacityQuery {
-    /// Whether room on this node is what is asked for.
+    /// `true` if the request is about this node.
     pub(crate) here: bool,
-    /// The kind of the volume; `None` if the request names none.
+    /// The kind of the volume. `None` if the request names no capability.
     pub(crate) kind: Option<VolumeKind>,
     pub(crate) parameters: Parameters,
 }
 
-/// Give a volume more capacity.
+/// A request to expand a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ControllerExpand {
     pub(crate) volume: VolumeId,
@@ -84,13 +84,13 @@ impl RequestReader {
         Ok(Create { volume, kind, capacity, parameters, source, accessible_here })
     }
 
-    /// Whether something that is here will do.
+    /// Returns `true` if this node satisfies the requirements.
     pub(super) fn is_accessible(&self, requirements: Option<wire::TopologyRequirement>) -> bool {
         let requisite = requirements.unwrap_or_default().requisite;
         requisite.is_empty() || requisite.iter().any(|topology| self.node.lies_in(topology))
     }
 
-    /// The volume to delete. None: a name that no volume can have, so it is gone.
+    /// Returns the volume to delete. Returns `None` if no volume can have this id, so that it counts as deleted.
     pub(crate) fn delete(&self, request: &wire::DeleteVolumeRequest) -> Result<Option<VolumeId>> {
         required("volume_id", &request.volume_id)?;
         Ok(VolumeId::parse(&request.volume_id).ok())
@@ -130,7 +130,8 @@ impl RequestReader {
         let from = match starting_token {
             "" => None,
             token => Some(PageToken::parse(token).ok_or_else(|| {
-                let text = "starting_token: not one this driver has given out; start with an empty one";
+                let text =
+                    "starting_token: this driver did not return such a token; start with an empty token";
                 Error::StaleToken(text.to_owned())
             })?),
         };
@@ -156,7 +157,7 @@ impl RequestReader {
         if capacity == CapacityRange::default() {
             return Err(InvalidRequest::new(
                 "capacity_range",
-                "must say required_bytes, limit_bytes or both",
+                "must contain required_bytes, limit_bytes or both",
             ));
         }
         let capability =
@@ -181,10 +182,10 @@ fn content_source(source: wire::VolumeContentSource) -> Result<OwnedContentSourc
         None => return Err(InvalidRequest::new(FIELD, "must name a volume or a snapshot").into()),
     };
     required(FIELD, &id)?;
-    read(&id).map_err(|_impossible| source_not_found(FIELD, what, &id))
+    read(&id).map_err(|_invalid| source_not_found(FIELD, what, &id))
 }
 
-/// The one kind of volume that has all these capabilities.
+/// Returns the one kind of volume that has all these capabilities.
 fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind> {
     let kinds = capabilities
         .into_iter()
@@ -195,7 +196,7 @@ fn kind_of_all(capabilities: Vec<wire::VolumeCapability>) -> Result<VolumeKind> 
         [kind, others @ ..] if others.iter().all(|other| other == kind) => Ok(*kind),
         _ => Err(InvalidRequest::new(
             CAPABILITIES,
-            "block and mount are both asked; a volume is either a device or a directory",
+            "block and mount access are both requested, but a volume is either a device or a directory",
         )),
     }
 }
@@ -208,7 +209,10 @@ fn refuse_mutable(parameters: &HashMap<String, String>) -> Result<()> {
     if parameters.is_empty() {
         return Ok(());
     }
-    Err(InvalidRequest::new("mutable_parameters", "no parameter of a volume can be changed; use parameters"))
+    Err(InvalidRequest::new(
+        "mutable_parameters",
+        "the parameters of a volume are fixed at its creation; use parameters",
+    ))
 }
 
 #[cfg(test)]

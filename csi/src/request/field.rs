@@ -7,7 +7,7 @@ use crate::proto::csi as wire;
 
 pub(super) type Result<T, E = InvalidRequest> = std::result::Result<T, E>;
 
-/// Sizes a request accepts.
+/// The sizes that a request accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CapacityRange {
     pub(crate) at_least: Option<Bytes>,
@@ -32,7 +32,7 @@ impl CapacityRange {
         match (range.at_least, range.at_most) {
             (Some(at_least), Some(at_most)) if at_least > at_most => Err(InvalidRequest::new(
                 FIELD,
-                format!("required are {at_least}, above the limit of {at_most}"),
+                format!("required_bytes is {at_least}, which is above limit_bytes {at_most}"),
             )),
             _ => Ok(range),
         }
@@ -50,10 +50,10 @@ pub(super) fn required(field: &'static str, text: &str) -> Result<()> {
     if text.is_empty() { Err(InvalidRequest::new(field, "must not be empty")) } else { Ok(()) }
 }
 
-/// What nothing can be named is not there.
+/// Returns the error for an id that no volume or snapshot can have.
 pub(super) fn source_not_found(field: &str, what: &str, id: &str) -> Error {
     Error::SourceNotFound(format!(
-        "{field}: {what} {:?}: there is none",
+        "{field}: {what} {:?} does not exist",
         id.chars().take(128).collect::<String>()
     ))
 }

@@ -1,4 +1,4 @@
-//! Whatever a message holds, it is read or refused.
+//! Property tests: the reader accepts or refuses any message without a panic.
 
 use loopfs::VolumeId;
 use proptest::collection::{hash_map, vec};
@@ -11,7 +11,7 @@ use crate::proto::csi as wire;
 use crate::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use crate::proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 
-/// Texts that have led programs astray, beside arbitrary ones.
+/// Arbitrary texts, and texts that are often mishandled.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => "\\PC{0,40}",
@@ -62,7 +62,7 @@ fn topology() -> impl Strategy<Value = wire::Topology> {
     hash_map(text(), text(), 0..3).prop_map(|segments| wire::Topology { segments })
 }
 
-/// Reads it as every message there is.
+/// Reads the bytes as each of the request messages.
 fn read_all(bytes: &[u8]) {
     fn read<M: Message + Default>(bytes: &[u8], read: impl FnOnce(M)) {
         if let Ok(message) = M::decode(bytes) {
@@ -99,7 +99,7 @@ proptest! {
         read_all(&bytes);
     }
 
-    /// The messages have most of their fields in common, so one that is read as another one is nearly right.
+    /// The messages have most fields in common, so the bytes of one message are almost valid as another one.
     #[test]
     fn any_node_message(
         volume_id in text(),

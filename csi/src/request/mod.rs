@@ -1,5 +1,5 @@
-//! Protobuf messages into validated domain types. Pure: nothing is looked up, and every optional field is checked here
-//! and nowhere else.
+//! Converts protobuf messages to validated domain types. The conversions are pure functions. They are the only place
+//! where optional fields are checked.
 
 mod capability;
 mod controller;

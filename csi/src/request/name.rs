@@ -1,4 +1,4 @@
-//! From the name an orchestrator suggests to the id of a volume or a snapshot.
+//! The id of a volume or snapshot, derived from the name that the orchestrator suggests.
 
 use std::fmt::Write;
 
@@ -10,19 +10,19 @@ use crate::error::InvalidRequest;
 
 const FIELD: &str = "name";
 
-/// The specification's limit for a string.
+/// The maximum length of a string in the specification.
 const MAX_NAME_LEN: usize = 128;
 
-/// What the id starts with of what has a name that is none.
+/// The prefix of an id that is derived from a name which is not a valid id.
 const DERIVED: &str = "name-";
 
-/// The id of the volume with this name. The same name has the same id in every process, and two names never have one:
-/// an id is the name itself, or the hash of a name that cannot be an id or looks like such a hash.
+/// Returns the id of the volume with this name. The same name has the same id in every process, and two names never
+/// share one. The id is the name itself, or the hash of a name that is not a valid id or looks like such a hash.
 pub(super) fn volume_id(name: &str) -> Result<VolumeId> {
     read(name, VolumeId::parse)
 }
 
-/// The id of the snapshot with this name, likewise.
+/// Returns the id of the snapshot with this name, by the same rule.
 pub(super) fn snapshot_id(name: &str) -> Result<SnapshotId> {
     read(name, SnapshotId::parse)
 }
@@ -35,7 +35,7 @@ fn read<Id>(name: &str, parse: impl Fn(&str) -> loopfs::Result<Id>) -> Result<Id
     if name.len() > MAX_NAME_LEN {
         return invalid(format!("{} bytes long, {MAX_NAME_LEN} allowed", name.len()));
     }
-    if let Some(character) = name.chars().find(|character| is_banned(*character)) {
+    if let Some(character) = name.chars().find(|character| is_forbidden(*character)) {
         return invalid(format!("must not contain {character:?}"));
     }
     match parse(name) {
@@ -58,8 +58,8 @@ fn is_derived(name: &str) -> bool {
     name.strip_prefix(DERIVED).is_some_and(|rest| rest.len() == 64 && rest.bytes().all(digit))
 }
 
-/// Control characters other than the common white space.
-fn is_banned(character: char) -> bool {
+/// Returns `true` for control characters other than the common white space.
+fn is_forbidden(character: char) -> bool {
     character.is_control() && !matches!(character, '\t' | '\n' | '\r')
 }
 
@@ -74,7 +74,7 @@ mod tests {
     #[case("pvc-6f1b0c3e-0000-4000-8000-000000000000")]
     #[case("A.b_c-9")]
     #[case("name-1")]
-    fn a_name_that_can_be_an_id_is_one(#[case] name: &str) {
+    fn a_valid_id_is_the_id_of_its_name(#[case] name: &str) {
         assert_eq!(volume_id(name).unwrap().as_str(), name);
         assert_eq!(snapshot_id(name).unwrap().as_str(), name);
     }
@@ -88,17 +88,17 @@ mod tests {
     #[case::other_script("Bücher")]
     #[case::longest(&"/".repeat(128))]
     #[case::looks_derived("name-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")]
-    fn any_other_name_has_an_id_of_its_own(#[case] name: &str) {
+    fn any_other_name_has_a_derived_id(#[case] name: &str) {
         let id = volume_id(name).unwrap();
         assert!(is_derived(id.as_str()) && id.as_str() != name, "{id}");
         assert_eq!(volume_id(name).unwrap(), id);
         assert_eq!(snapshot_id(name).unwrap().as_str(), id.as_str());
-        // An id that is taken for a name leads to another volume.
+        // The id, used as a name, identifies another volume.
         assert_ne!(volume_id(id.as_str()).unwrap(), id);
     }
 
     #[test]
-    fn an_id_stays_what_it_was_in_earlier_versions() {
+    fn derived_ids_do_not_change_between_versions() {
         assert_eq!(
             volume_id("a b").unwrap().as_str(),
             "name-c8687a08aa5d6ed2044328fa6a697ab8e96dc34291e8c2034ae8c38e6fcc6d65"
@@ -113,7 +113,7 @@ mod tests {
     #[case::escape("a\x1bb")]
     #[case::delete("a\x7fb")]
     #[case::c1("a\u{85}b")]
-    fn names_the_specification_bans(#[case] name: &str) {
+    fn names_that_the_specification_forbids_are_refused(#[case] name: &str) {
         assert!(volume_id(name).is_err());
         assert!(snapshot_id(name).is_err());
     }

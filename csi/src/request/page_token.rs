@@ -1,16 +1,17 @@
-//! Where a page of a list begins.
+//! Tokens of list pages.
 
 use std::fmt;
 use std::str::FromStr;
 
 const AFTER: &str = "after:";
 
-/// Names the last entry of the page before, so that entries that come and go move no page.
+/// The last entry of the previous page. It is an id and not a position, so that created and deleted entries do not
+/// shift the pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PageToken<Id>(pub(crate) Id);
 
 impl<Id: FromStr> PageToken<Id> {
-    /// None for text that this driver has not given out.
+    /// Returns `None` for a text that this driver did not return.
     pub(super) fn parse(text: &str) -> Option<Self> {
         text.strip_prefix(AFTER)?.parse().ok().map(Self)
     }
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_reads_back_as_printed() {
+    fn a_displayed_token_parses_to_itself() {
         let token = PageToken(VolumeId::parse("v-1").unwrap());
         assert_eq!(PageToken::parse(&token.to_string()), Some(token));
         let token = PageToken(SnapshotId::parse("s-1").unwrap());
@@ -44,7 +45,7 @@ mod tests {
     #[case("after:")]
     #[case("after:../v")]
     #[case("2")]
-    fn other_texts_are_no_tokens(#[case] text: &str) {
+    fn other_texts_are_not_tokens(#[case] text: &str) {
         assert_eq!(PageToken::<VolumeId>::parse(text), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Parameters of a volume, as a storage class gives them. Which there are and what they may say is the store's to know.
+//! The parameters of a volume from its StorageClass. The store defines their names and values.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use crate::error::InvalidRequest;
 
 const FIELD: &str = "parameters";
 
-/// What a volume is made with, beside its kind and size.
+/// The settings of a new volume, apart from its kind and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameters {
-    /// Of which kind and size mean nothing.
+    /// The settings. The kind and size in it have no meaning.
     settings: VolumeSpec,
 }
 
 impl Parameters {
-    /// What is not known is refused: a class with a typing mistake would otherwise make volumes it does not describe.
-    /// Everything that is wrong is named at once.
+    /// Refuses unknown parameters, because a StorageClass with a typing error would otherwise create volumes that
+    /// differ from it. The error names all invalid parameters together.
     pub(super) fn read(parameters: &HashMap<String, String>) -> Result<Self> {
         let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
         let mut complaints: Vec<String> = parameters
@@ -32,7 +32,7 @@ impl Parameters {
         if complaints.is_empty() {
             return Ok(Self { settings });
         }
-        // A map has no order, and a message should not change from call to call.
+        // A map has no order, and the message should be the same for each call.
         complaints.sort_unstable();
         let settings = VolumeSpec::SETTINGS.iter().map(Setting::to_string);
         let allowed: Vec<String> = settings.chain([reserved::FSTYPE.to_owned()]).collect();
@@ -40,7 +40,7 @@ impl Parameters {
         Err(InvalidRequest::new(FIELD, problem))
     }
 
-    /// A volume made with them.
+    /// Returns the specification of a volume with these settings.
     pub(crate) fn spec(&self, kind: VolumeKind, capacity: Bytes) -> VolumeSpec {
         VolumeSpec { kind, capacity, ..self.settings }
     }
@@ -59,13 +59,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_is_the_stores_default() {
+    fn missing_parameters_have_the_defaults_of_the_store() {
         let spec = VolumeSpec::new(VolumeKind::Block, Bytes::MIB);
         assert_eq!(read(&[]).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
     }
 
     #[test]
-    fn each_that_is_given_is_taken() {
+    fn each_parameter_sets_its_setting() {
         let all = [
             ("bytesPerInode", "16384"),
             ("directIO", "required"),
@@ -78,14 +78,14 @@ mod tests {
         assert_eq!(spec.image.direct_io, ImageDirectIo::Required);
         assert_eq!(spec.image.logical_block_size, Some(LogicalBlockSize::B4096));
         assert_eq!(spec.image.provisioning, Provisioning::Thin);
-        // So that a setting that is added is also read here.
+        // Fails if the store has a setting that this test does not set.
         assert_eq!(all.map(|(name, _)| name).to_vec(), {
             VolumeSpec::SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>()
         });
     }
 
     #[test]
-    fn a_refusal_lists_every_complaint_and_what_is_allowed() {
+    fn the_error_lists_all_invalid_parameters_and_the_allowed_ones() {
         let error = read(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4"), ("directIO", "off")]);
         assert_eq!(
             error.unwrap_err().to_string(),

@@ -1,4 +1,4 @@
-//! Paths an orchestrator names.
+//! Target paths in requests.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -13,8 +13,8 @@ const MAX_PATH_LEN: usize = 4095;
 /// `NAME_MAX`.
 const MAX_COMPONENT_LEN: usize = 255;
 
-/// A path beneath the orchestrator's directory, by its spelling: it is kept relative to that directory, and holds
-/// neither `..` nor anything else that would lead out of it. Symbolic links are for [`crate::target`] to refuse.
+/// A path below the kubelet directory, relative to that directory. Only its text is checked: it contains neither `..`
+/// nor anything else that leads outside. [`crate::target`] refuses symbolic links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TargetPath {
     full: PathBuf,
@@ -42,27 +42,27 @@ impl TargetPath {
         }
         let relative = match path.strip_prefix(kubelet_dir) {
             Ok(relative) if relative.file_name().is_some() => relative,
-            _ => return invalid(format!("must be beneath {} (--kubelet-dir)", kubelet_dir.display())),
+            _ => return invalid(format!("must be below {} (--kubelet-dir)", kubelet_dir.display())),
         };
         if relative.components().any(|component| component.as_os_str().len() > MAX_COMPONENT_LEN) {
             return invalid(format!("a component is longer than {MAX_COMPONENT_LEN} bytes"));
         }
-        // Spelled anew, without the `//` and `/./` that components() passes over.
+        // Built from its components, without the `//` and `/./` that components() skips.
         let relative: PathBuf = relative.components().collect();
         Ok(Self { full: kubelet_dir.join(&relative), relative })
     }
 
-    /// The directory the target lies in, relative to the orchestrator's.
+    /// Returns the parent directory of the target, relative to the kubelet directory.
     pub(crate) fn parent(&self) -> &Path {
         self.relative.parent().unwrap_or(Path::new(""))
     }
 
-    /// Last component.
+    /// Returns the last component.
     pub(crate) fn name(&self) -> &OsStr {
         self.relative.file_name().unwrap_or_default()
     }
 
-    /// The whole, relative to the orchestrator's directory.
+    /// Returns the path relative to the kubelet directory.
     pub(crate) fn relative(&self) -> &Path {
         &self.relative
     }
@@ -92,7 +92,11 @@ mod tests {
     #[case("/var/lib/kubelet/target", "", "target")]
     #[case("/var//lib/kubelet/./pods//1/", "pods", "1")]
     #[case("/var/lib/kubelet/a b/ü", "a b", "ü")]
-    fn taken(#[case] text: &str, #[case] parent: &str, #[case] name: &str) {
+    fn paths_below_the_kubelet_directory_are_accepted(
+        #[case] text: &str,
+        #[case] parent: &str,
+        #[case] name: &str,
+    ) {
         let path = read(text).unwrap();
         assert_eq!((path.parent(), path.name()), (Path::new(parent), OsStr::new(name)));
     }
@@ -110,13 +114,13 @@ mod tests {
     #[case::newline("/var/lib/kubelet/a\nb")]
     #[case::long_name(&format!("{KUBELET}/{}", "n".repeat(256)))]
     #[case::long_path(&format!("{KUBELET}/{}", "n/".repeat(2048)))]
-    fn refused(#[case] text: &str) {
+    fn other_paths_are_refused(#[case] text: &str) {
         assert!(read(text).is_err());
     }
 
     proptest! {
         #[test]
-        fn what_is_taken_stays_beneath(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
+        fn an_accepted_path_stays_below_the_kubelet_directory(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
             if let Ok(path) = read(&text) {
                 prop_assert!(path.relative().components().all(|part| matches!(part, Component::Normal(_))));
                 prop_assert!(!path.name().is_empty());

@@ -1,4 +1,4 @@
-//! Requests of the Node service, and the reader of all requests.
+//! The reader of all requests, and the requests of the Node service.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::error::InvalidRequest;
 use crate::proto::csi as wire;
 use crate::topology::ThisNode;
 
-/// Make a volume ready on this node.
+/// A request to stage a volume on this node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stage {
     pub(crate) volume: VolumeId,
@@ -20,48 +20,48 @@ pub(crate) struct Stage {
     pub(crate) capability: Capability,
 }
 
-/// Undo [`Stage`].
+/// A request to unstage a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unstage {
     pub(crate) volume: VolumeId,
 }
 
-/// Show a volume at a path.
+/// A request to publish a volume at a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Publish {
     pub(crate) volume: VolumeId,
     pub(crate) filesystem: Option<FilesystemUuid>,
     pub(crate) target: TargetPath,
     pub(crate) mode: PublishMode,
-    /// At most one target at a time.
+    /// `true` if the volume may be published at one target only.
     pub(crate) single_target: bool,
 }
 
-/// How a volume is shown at its target.
+/// The form in which a volume is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PublishMode {
-    /// As a directory.
+    /// As a directory with these mount flags.
     Mount(MountFlags),
     /// As a block device node.
     Block(Access),
 }
 
-/// Undo [`Publish`].
+/// A request to unpublish a volume from a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unpublish {
     pub(crate) volume: VolumeId,
     pub(crate) target: TargetPath,
 }
 
-/// How full a volume is, and how it fares.
+/// A request for the use, capacity and condition of a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stats {
     pub(crate) volume: VolumeId,
-    /// None: a path at which nothing can be published, so nothing is.
+    /// `None` if the path is not below the kubelet directory, so no volume can be published there.
     pub(crate) path: Option<TargetPath>,
 }
 
-/// Give a volume its new size on this node.
+/// A request to refresh the size of an expanded volume on this node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NodeExpand {
     pub(crate) volume: VolumeId,
@@ -69,7 +69,7 @@ pub(crate) struct NodeExpand {
     pub(crate) access_type: Option<AccessType>,
 }
 
-/// Reads requests, given what is fixed for the life of the process.
+/// Reads requests. Has the configuration that is fixed for the life of the process.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestReader {
     filesystem_uuid_key: String,
@@ -85,7 +85,8 @@ impl RequestReader {
 
     pub(crate) fn stage(&self, request: wire::NodeStageVolumeRequest) -> Result<Stage> {
         let volume = volume_id(&request.volume_id)?;
-        // Nothing is kept there, but a path that is not one shows a caller that is confused.
+        // The driver keeps nothing at the staging path. An invalid path is an error all the same, because it indicates
+        // a defect of the client.
         TargetPath::read("staging_target_path", &request.staging_target_path, &self.kubelet_dir)?;
         let capability = Capability::read(request.volume_capability)?;
         let filesystem = self.filesystem(&request.volume_context)?;
@@ -138,7 +139,7 @@ impl RequestReader {
         Ok(NodeExpand { volume, capacity, access_type: access_type.map(|capability| capability.access_type) })
     }
 
-    /// For requests that say nothing else.
+    /// Reads the volume id of a request that has no other field.
     pub(crate) fn volume(&self, text: &str) -> Result<VolumeId> {
         volume_id(text)
     }

@@ -9,7 +9,7 @@ const PREFIX: &str = "csi.storage.k8s.io/";
 /// The file system of all volumes.
 const FILE_SYSTEM: &str = "xfs";
 
-/// `fstype`, as refusals list it.
+/// `fstype`, in the form in which errors list it.
 pub(super) const FSTYPE: &str = "csi.storage.k8s.io/fstype (xfs or empty)";
 
 const OF_A_VOLUME: [&str; 3] = ["pv/name", "pvc/name", "pvc/namespace"];

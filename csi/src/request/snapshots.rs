@@ -9,24 +9,24 @@ use super::{name, reserved};
 use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;
 
-/// Take a snapshot of a volume.
+/// A request to create a snapshot of a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CreateSnapshot {
     pub(crate) snapshot: SnapshotId,
     pub(crate) source: VolumeId,
-    /// Whether a snapshot on this node will do.
+    /// `true` if a snapshot on this node satisfies the request.
     pub(crate) accessible_here: bool,
 }
 
-/// Name the snapshots.
+/// A request to list snapshots.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ListSnapshots {
     pub(crate) list: List<SnapshotId>,
-    /// None: what is asked for can be none of them.
+    /// `None` if no snapshot can match the request.
     pub(crate) filter: Option<Filter>,
 }
 
-/// Which snapshots are meant: those of which all holds.
+/// A filter for snapshots. All conditions must hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) snapshot: Option<SnapshotId>,
@@ -43,16 +43,16 @@ impl RequestReader {
         required(SOURCE, &request.source_volume_id)?;
         let unknown = request.parameters.keys().filter(|name| !reserved::is_of_snapshot(name));
         if let Some(name) = unknown.min() {
-            let problem = format!("unknown parameter {name:?}; a snapshot takes none");
+            let problem = format!("unknown parameter {name:?}; snapshots have no parameters");
             return Err(InvalidRequest::new("parameters", problem).into());
         }
         let source = VolumeId::parse(&request.source_volume_id)
-            .map_err(|_impossible| source_not_found(SOURCE, "volume", &request.source_volume_id))?;
+            .map_err(|_invalid| source_not_found(SOURCE, "volume", &request.source_volume_id))?;
         let accessible_here = self.is_accessible(request.accessibility_requirements);
         Ok(CreateSnapshot { snapshot, source, accessible_here })
     }
 
-    /// The snapshot to delete. None: a name that no snapshot can have, so it is gone.
+    /// Returns the snapshot to delete. Returns `None` if no snapshot can have this id, so that it counts as deleted.
     pub(crate) fn delete_snapshot(
         &self,
         request: &wire::DeleteSnapshotRequest,
@@ -65,7 +65,7 @@ impl RequestReader {
         const FIELD: &str = "snapshot_id";
         required(FIELD, &request.snapshot_id)?;
         SnapshotId::parse(&request.snapshot_id)
-            .map_err(|_impossible| source_not_found(FIELD, "snapshot", &request.snapshot_id))
+            .map_err(|_invalid| source_not_found(FIELD, "snapshot", &request.snapshot_id))
     }
 
     pub(crate) fn list_snapshots(
@@ -77,7 +77,7 @@ impl RequestReader {
     }
 }
 
-/// None where an id can be nobody's.
+/// Returns `None` if no snapshot or volume can have one of the ids.
 fn filter(snapshot: &str, source: &str) -> Option<Filter> {
     let snapshot = (!snapshot.is_empty()).then(|| SnapshotId::parse(snapshot)).transpose().ok()?;
     let source = (!source.is_empty()).then(|| VolumeId::parse(source)).transpose().ok()?;
@@ -112,13 +112,16 @@ mod tests {
     #[case::anywhere(None, true)]
     #[case::here(on("node-1"), true)]
     #[case::elsewhere(on("node-2"), false)]
-    fn a_request_is_read(#[case] asked: Option<wire::TopologyRequirement>, #[case] accessible_here: bool) {
+    fn a_request_is_read(
+        #[case] requirements: Option<wire::TopologyRequirement>,
+        #[case] accessible_here: bool,
+    ) {
         // csi-snapshotter adds these with --extra-create-metadata.
         let parameters = ["volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name"]
             .map(|name| (format!("csi.storage.k8s.io/{name}"), "s".to_owned()))
             .into();
         let request =
-            wire::CreateSnapshotRequest { accessibility_requirements: asked, parameters, ..create() };
+            wire::CreateSnapshotRequest { accessibility_requirements: requirements, parameters, ..create() };
         let expected = CreateSnapshot {
             snapshot: SnapshotId::parse("snapshot-1").unwrap(),
             source: VolumeId::parse("pvc-1").unwrap(),
@@ -177,7 +180,10 @@ mod tests {
     #[case("snapshot-1", Some("snapshot-1"))]
     #[case("../../etc", None)]
     #[case(&"s".repeat(4096), None)]
-    fn what_can_be_no_snapshot_is_gone(#[case] snapshot_id: &str, #[case] snapshot: Option<&str>) {
+    fn an_id_that_no_snapshot_can_have_counts_as_deleted(
+        #[case] snapshot_id: &str,
+        #[case] snapshot: Option<&str>,
+    ) {
         let request =
             wire::DeleteSnapshotRequest { snapshot_id: snapshot_id.to_owned(), ..Default::default() };
         let found = reader().delete_snapshot(&request).unwrap();
@@ -190,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_cannot_be_deleted_or_told_of() {
+    fn an_empty_snapshot_id_is_refused() {
         assert!(reader().delete_snapshot(&wire::DeleteSnapshotRequest::default()).is_err());
         let error = reader().get_snapshot(&wire::GetSnapshotRequest::default()).unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);

@@ -70,13 +70,11 @@ fn access_modes(
     #[case] access: Access,
     #[case] single_target: bool,
 ) {
-    let asked =
-        reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
-    assert_eq!((asked.mode, asked.single_target), (PublishMode::Block(access), single_target));
-    let asked =
-        reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
+    let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(block(mode)) }).unwrap();
+    assert_eq!((read.mode, read.single_target), (PublishMode::Block(access), single_target));
+    let read = reader().publish(wire::NodePublishVolumeRequest { readonly, ..publish(mount(mode)) }).unwrap();
     let flags = MountFlags { read_only: access == Access::ReadOnly, ..MountFlags::default() };
-    assert_eq!((asked.mode, asked.single_target), (PublishMode::Mount(flags), single_target));
+    assert_eq!((read.mode, read.single_target), (PublishMode::Mount(flags), single_target));
 }
 
 #[rstest]
@@ -99,7 +97,7 @@ fn access_modes(
     capability::AccessType::Mount(MountVolume { mount_flags: vec!["loop".to_owned()], ..MountVolume::default() }),
     Mode::SingleNodeWriter
 ))]
-fn capabilities_that_are_refused(#[case] capability: wire::VolumeCapability) {
+fn unsupported_capabilities_are_refused(#[case] capability: wire::VolumeCapability) {
     let error = reader().publish(publish(capability.clone())).unwrap_err().to_string();
     assert!(error.starts_with("volume_capability: ") || error.starts_with("mount_flags: "), "{error}");
     let stage = wire::NodeStageVolumeRequest {
@@ -140,14 +138,17 @@ fn a_publish_request_with_one_fault(
 #[case::crossed(Some((6, 5)), Err(()))]
 #[case::negative(Some((-1, 0)), Err(()))]
 #[case::negative_limit(Some((0, i64::MIN)), Err(()))]
-fn capacity_ranges(#[case] range: Option<(i64, i64)>, #[case] expected: Result<CapacityRange, ()>) {
+fn a_capacity_range_must_be_consistent(
+    #[case] range: Option<(i64, i64)>,
+    #[case] expected: Result<CapacityRange, ()>,
+) {
     let range =
         range.map(|(required_bytes, limit_bytes)| wire::CapacityRange { required_bytes, limit_bytes });
     assert_eq!(CapacityRange::read(range).map_err(drop), expected);
 }
 
 #[test]
-fn what_is_not_the_drivers_business_is_passed_over() {
+fn unused_fields_are_ignored() {
     let mut request = publish(block(Mode::SingleNodeWriter));
     request.volume_context.insert("other/filesystem-uuid".to_owned(), "x".to_owned());
     request.publish_context.insert("a".to_owned(), "b".to_owned());

@@ -1,5 +1,5 @@
-//! The Controller service, for orchestrators that have no provisioner of their own: this node's volumes, and snapshots of
-//! them.
+//! The Controller service, for orchestrators that have no provisioner for these volumes. It manages this node's volumes
+//! and their snapshots.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::request::RequestReader;
 use crate::topology::ThisNode;
 use crate::volumes::{LockMode, MIN_VOLUME_SIZE, Page, SnapshotPage, VolumeOperations};
 
-/// What this version does.
+/// The capabilities of this version.
 const CAPABILITIES: [Capability; 14] = [
     Capability::CreateDeleteVolume,
     Capability::CloneVolume,
@@ -63,10 +63,10 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("CreateVolume", RpcKind::Mutating, &request.name.clone(), async {
             let create = self.requests.create(request)?;
-            let wanted = [(create.volume.clone().into(), LockMode::Change)].into_iter();
-            let wanted = wanted.chain(create.source.clone().map(|source| (source.into(), LockMode::Copy)));
-            let made = self.operations.locked(wanted, move |volumes| volumes.create(&create)).await?;
-            Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&made)) })
+            let locks = [(create.volume.clone().into(), LockMode::Change)].into_iter();
+            let locks = locks.chain(create.source.clone().map(|source| (source.into(), LockMode::Copy)));
+            let created = self.operations.locked(locks, move |volumes| volumes.create(&create)).await?;
+            Ok(wire::CreateVolumeResponse { volume: Some(self.volume(&created)) })
         })
         .await
     }
@@ -78,8 +78,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("DeleteVolume", RpcKind::Mutating, &request.volume_id, async {
             if let Some(volume) = self.requests.delete(&request)? {
-                let wanted = [(volume.clone().into(), LockMode::Remove)];
-                self.operations.locked(wanted, move |volumes| volumes.delete(&volume)).await?;
+                let locks = [(volume.clone().into(), LockMode::Remove)];
+                self.operations.locked(locks, move |volumes| volumes.delete(&volume)).await?;
             }
             Ok(wire::DeleteVolumeResponse {})
         })
@@ -99,7 +99,7 @@ impl Controller for ControllerService {
                 .await?;
             Ok(wire::ControllerExpandVolumeResponse {
                 capacity_bytes: signed(volume.capacity().0),
-                // A loop device has to be told; a quota counts at once.
+                // The capacity of a loop device must be refreshed. A quota takes effect immediately.
                 node_expansion_required: volume.kind() == VolumeKind::Block,
             })
         })
@@ -229,14 +229,18 @@ impl Controller for ControllerService {
         &self,
         _request: Request<wire::ControllerPublishVolumeRequest>,
     ) -> Result<Response<wire::ControllerPublishVolumeResponse>, Status> {
-        Err(unimplemented("a volume is on its node already: PUBLISH_UNPUBLISH_VOLUME"))
+        Err(unimplemented(
+            "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME",
+        ))
     }
 
     async fn controller_unpublish_volume(
         &self,
         _request: Request<wire::ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<wire::ControllerUnpublishVolumeResponse>, Status> {
-        Err(unimplemented("a volume is on its node already: PUBLISH_UNPUBLISH_VOLUME"))
+        Err(unimplemented(
+            "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME",
+        ))
     }
 
     async fn create_snapshot(
@@ -246,13 +250,13 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("CreateSnapshot", RpcKind::Mutating, &request.name.clone(), async {
             let create = self.requests.create_snapshot(request)?;
-            let wanted = [
+            let locks = [
                 (create.snapshot.clone().into(), LockMode::Change),
                 (create.source.clone().into(), LockMode::Copy),
             ];
-            let taken =
-                self.operations.locked(wanted, move |volumes| volumes.create_snapshot(&create)).await?;
-            Ok(wire::CreateSnapshotResponse { snapshot: Some(self.snapshot(&taken)) })
+            let created =
+                self.operations.locked(locks, move |volumes| volumes.create_snapshot(&create)).await?;
+            Ok(wire::CreateSnapshotResponse { snapshot: Some(self.snapshot(&created)) })
         })
         .await
     }
@@ -264,8 +268,8 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("DeleteSnapshot", RpcKind::Mutating, &request.snapshot_id, async {
             if let Some(snapshot) = self.requests.delete_snapshot(&request)? {
-                let wanted = [(snapshot.clone().into(), LockMode::Remove)];
-                self.operations.locked(wanted, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
+                let locks = [(snapshot.clone().into(), LockMode::Remove)];
+                self.operations.locked(locks, move |volumes| volumes.delete_snapshot(&snapshot)).await?;
             }
             Ok(wire::DeleteSnapshotResponse {})
         })
@@ -307,10 +311,10 @@ impl Controller for ControllerService {
         &self,
         _request: Request<wire::ControllerModifyVolumeRequest>,
     ) -> Result<Response<wire::ControllerModifyVolumeResponse>, Status> {
-        Err(unimplemented("no parameter of a volume can be changed: MODIFY_VOLUME"))
+        Err(unimplemented("the parameters of a volume are fixed at its creation: MODIFY_VOLUME"))
     }
 }
 
 fn unimplemented(capability: &str) -> Status {
-    Status::unimplemented(format!("{capability} is no capability of this driver"))
+    Status::unimplemented(format!("{capability} is not a capability of this driver"))
 }

@@ -1,6 +1,7 @@
-//! What is wrong with volumes and with the storage under them, in the words of the specification.
+//! Conversions of the health of volumes and of their storage to CSI messages.
 //!
-//! There are two: the condition, which orchestrators in use ask for, and the health, which version 1.13 has put in its place.
+//! The specification has two of them: the volume condition, which current orchestrators read, and the volume health,
+//! which replaces it in version 1.13.
 
 use loopfs::{AbnormalReason, Condition};
 
@@ -45,15 +46,15 @@ fn error_type(reason: AbnormalReason) -> VolumeError {
     }
 }
 
-/// Health of the storage that all volumes here are on, given why it cannot be used.
-pub(crate) fn of_storage(trouble: Option<String>) -> Vec<StorageBackendHealth> {
-    let unreachable = |message| StorageBackendHealth {
+/// Returns the health of the storage of all volumes on this node, given the reason why it is unavailable.
+pub(crate) fn of_storage(problem: Option<String>) -> Vec<StorageBackendHealth> {
+    let unavailable = |message| StorageBackendHealth {
         status: wire::StorageHealthErrorType::StorageUnreachable.into(),
         reason: "DataDirectoryUnusable".to_owned(),
         message,
         volume_capability: None,
     };
-    trouble.map(unreachable).into_iter().collect()
+    problem.map(unavailable).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -74,7 +75,10 @@ mod tests {
     #[case(AbnormalReason::DeviceOfOtherFile, VolumeError::DataLoss)]
     #[case(AbnormalReason::Unreadable, VolumeError::Inaccessible)]
     #[case(AbnormalReason::StorageFailed, VolumeError::Inaccessible)]
-    fn what_is_wrong_with_a_volume(#[case] reason: AbnormalReason, #[case] expected: VolumeError) {
+    fn each_abnormal_reason_has_its_error_type(
+        #[case] reason: AbnormalReason,
+        #[case] expected: VolumeError,
+    ) {
         let info = |condition| VolumeInfo {
             volume: VolumeId::parse("v").unwrap(),
             capacity: Some(Bytes(1)),

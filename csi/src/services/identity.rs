@@ -46,7 +46,7 @@ impl Identity for IdentityService {
             Type::Service(capability::Service {
                 r#type: service::Type::VolumeAccessibilityConstraints as i32,
             }),
-            // A snapshot is where its volume is.
+            // A snapshot is on the node of its volume.
             Type::Service(capability::Service {
                 r#type: service::Type::SnapshotAccessibilityConstraints as i32,
             }),
@@ -58,7 +58,7 @@ impl Identity for IdentityService {
         Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities }))
     }
 
-    /// Not a constant: the file system is written to and the loop driver asked each time.
+    /// Each call runs a probe, which writes to the file system and queries the loop driver.
     async fn probe(
         &self,
         _request: Request<wire::ProbeRequest>,

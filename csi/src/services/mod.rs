@@ -1,4 +1,4 @@
-//! The gRPC services: messages in, messages out.
+//! The gRPC services. They read requests, run the operations on volumes and return responses.
 
 mod controller;
 mod health;

@@ -1,4 +1,4 @@
-//! The Node service: reads a request, keeps the volume to itself, calls, answers.
+//! The Node service: reads a request, runs the operation under the volume's lock, and returns the response.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::storage::{Probe, Readiness};
 use crate::topology::ThisNode;
 use crate::volumes::VolumeOperations;
 
-/// What this version does.
+/// The capabilities of this version.
 const CAPABILITIES: [Capability; 7] = [
     Capability::StageUnstageVolume,
     Capability::GetVolumeStats,
@@ -132,13 +132,13 @@ impl Node for NodeService {
         _request: Request<wire::NodeGetStorageHealthRequest>,
     ) -> Result<Response<wire::NodeGetStorageHealthResponse>, Status> {
         rpc::traced("NodeGetStorageHealth", RpcKind::ReadOnly, "", async {
-            let trouble = match self.probe.health().await {
+            let problem = match self.probe.health().await {
                 Err(error @ Error::StorageUnavailable(_)) => Some(error.to_string()),
                 Ok(Readiness::Starting) => Some(Error::StorageStarting.to_string()),
-                // Loop devices are not the storage.
+                // A failure of the loop driver is no failure of the storage.
                 Ok(Readiness::Ready) | Err(_) => None,
             };
-            Ok(wire::NodeGetStorageHealthResponse { backend_health: health::of_storage(trouble) })
+            Ok(wire::NodeGetStorageHealthResponse { backend_health: health::of_storage(problem) })
         })
         .await
     }

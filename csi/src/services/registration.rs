@@ -1,4 +1,5 @@
-//! Registration with the kubelet, which watches a directory for sockets and asks whoever listens there what it is.
+//! Registration with the kubelet. The kubelet watches a directory for sockets and queries the plugin that listens
+//! there.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,29 +21,29 @@ use crate::proto::registration::registration_server::{Registration, Registration
 use crate::transport::connection;
 use crate::transport::socket::{self, SocketFile};
 
-/// How the kubelet calls a CSI driver.
+/// The kubelet's type of CSI drivers.
 const PLUGIN_TYPE: &str = "CSIPlugin";
 
-/// Version of the CSI service; the kubelet asks for any 1.x.
+/// The version of the CSI service. The kubelet accepts any 1.x.
 const CSI_VERSION: &str = "1.0.0";
 
-/// What is registered, and where.
+/// The registration: the driver's name, the directory and the CSI socket.
 #[derive(Clone, Debug)]
 pub(crate) struct Registrar {
     pub(crate) driver_name: DriverName,
-    /// The kubelet's `plugins_registry`.
+    /// The kubelet's `plugins_registry` directory.
     pub(crate) directory: PathBuf,
-    /// The CSI socket, as the kubelet sees it.
+    /// The path of the CSI socket in the kubelet's mount namespace.
     pub(crate) csi_socket: PathBuf,
 }
 
-/// Why a registration socket is no longer served.
+/// The reason why a registration socket is no longer served.
 enum ServeEnd {
-    /// The process ends.
+    /// The process stops.
     Stopped,
     /// The kubelet could not register the driver.
     RegistrationFailed,
-    /// Somebody removed or replaced the socket, as a kubelet that starts may do.
+    /// Another process removed or replaced the socket. A kubelet may do so when it starts.
     SocketRemoved,
 }
 
@@ -51,7 +52,7 @@ impl Registrar {
         self.directory.join(self.driver_name.registration_socket())
     }
 
-    /// Takes away the socket of an earlier process, so that the kubelet forgets a driver that cannot serve yet.
+    /// Removes the socket of an earlier process, so that the kubelet unregisters a driver that cannot serve yet.
     pub(crate) fn remove_stale_socket(&self) -> anyhow::Result<()> {
         socket::remove_stale(&self.socket())
     }
@@ -63,11 +64,14 @@ impl Registrar {
             match self.serve(&stop, &mut backoff).await? {
                 ServeEnd::Stopped => return Ok(()),
                 ServeEnd::SocketRemoved => {
-                    tracing::warn!(socket = %self.socket().display(), "the registration socket vanished; it is made again")
+                    tracing::warn!(socket = %self.socket().display(), "the registration socket was removed; the driver creates it again")
                 }
                 ServeEnd::RegistrationFailed => {
                     let wait = backoff.next();
-                    tracing::warn!(?wait, "the registration socket is made again, for another attempt");
+                    tracing::warn!(
+                        ?wait,
+                        "the kubelet could not register the driver; the driver creates the registration socket again after the wait"
+                    );
                     if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
                         return Ok(());
                     }
@@ -76,9 +80,9 @@ impl Registrar {
         }
     }
 
-    /// Serves one socket for as long as it is of use.
+    /// Serves one socket until the driver must register again, or until `stop`.
     async fn serve(&self, stop: &CancellationToken, backoff: &mut Backoff) -> anyhow::Result<ServeEnd> {
-        // Watched from before the socket is there, so that its end is never missed.
+        // The watch starts before the socket exists, so that no removal is missed.
         let watch = DirectoryWatch::new(&self.directory)?;
         let (listener, file) = socket::listen(&self.socket())?;
         let (sender, mut outcomes) = mpsc::unbounded_channel();
@@ -111,7 +115,7 @@ impl Registrar {
                 }
             }
         };
-        // First out of the kubelet's sight; then a call that runs may finish.
+        // The socket is removed first, so that the kubelet sees no driver. A running call may then finish.
         drop::<SocketFile>(file);
         end_of_socket.cancel();
         server.await.context("serve the registration socket")?;
@@ -148,16 +152,16 @@ impl Registration for Service {
         } else {
             tracing::error!(?error, "the kubelet could not register the driver");
         }
-        // Nobody receives once the socket is on its way out; then the next one's outcome counts.
+        // There is no receiver after the socket was removed. The result of the next socket then counts.
         self.outcomes.send(plugin_registered).ok();
         Ok(Response::new(wire::RegistrationStatusResponse {}))
     }
 }
 
-/// Tells when names in a directory have changed (inotify(7)).
+/// Reports when names in a directory have changed (inotify(7)).
 struct DirectoryWatch {
     inotify: Inotify,
-    /// A duplicate of its descriptor.
+    /// A duplicate of the inotify descriptor.
     readable: AsyncFd<OwnedFd>,
 }
 
@@ -180,7 +184,8 @@ impl DirectoryWatch {
         loop {
             let mut ready = self.readable.readable().await?;
             match ready.try_io(|_| Ok(self.inotify.read_events()?)) {
-                // The directory itself is gone. A new one of that name is not seen through this process's mount.
+                // The directory itself was removed. A new directory of that name is not visible through this process's
+                // mount.
                 Ok(Ok(events))
                     if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) =>
                 {

@@ -1,4 +1,4 @@
-//! Volumes and snapshots in the words of the specification.
+//! CSI responses about volumes and snapshots.
 
 use loopfs::{Bytes, OwnedContentSource, Snapshot};
 
@@ -40,12 +40,12 @@ impl ControllerService {
 
     pub(super) fn snapshot(&self, snapshot: &Snapshot) -> wire::Snapshot {
         wire::Snapshot {
-            // The least capacity of a volume made from it.
+            // The minimum capacity of a volume that is created from it.
             size_bytes: signed(snapshot.capacity().0),
             snapshot_id: snapshot.id().to_string(),
             source_volume_id: snapshot.source().to_string(),
             creation_time: Some(snapshot.created().into()),
-            // A snapshot is whole or not there.
+            // A snapshot appears only when it is complete.
             ready_to_use: true,
             group_snapshot_id: String::new(),
             accessible_topology: vec![self.node.topology()],

@@ -1,4 +1,4 @@
-//! What every call has in common: a log line that names it.
+//! The parts that all RPCs share: a log line that identifies the call, and conversions.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,29 +9,29 @@ use tracing::Instrument;
 
 use crate::error::Result;
 
-/// Numbers calls in the log, so that the lines of one can be told from those of another.
+/// The numbers of calls in the log, which tell the lines of concurrent calls apart.
 static CALLS: AtomicU64 = AtomicU64::new(1);
 
-/// Volume ids come from outside: bounded, and with control characters escaped.
+/// The maximum length of a volume id in the log. Clients choose the ids, so control characters are escaped too.
 const MAX_LOGGED_CHARS: usize = 128;
 
-/// Whether a call that went well is worth a line by default.
+/// Decides at which level the success of a call is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RpcKind {
-    /// It changes something.
+    /// The RPC changes state. Its success is logged by default.
     Mutating,
-    /// It is asked over and over.
+    /// The RPC changes nothing, and orchestrators call it repeatedly.
     ReadOnly,
 }
 
-/// Runs one call, logs its outcome, and turns its error into a status.
+/// Runs one call, logs its result, and converts its error to a status.
 pub(crate) async fn traced<T>(
     rpc: &'static str,
     kind: RpcKind,
     volume: &str,
     call: impl Future<Output = Result<T>>,
 ) -> Result<Response<T>, Status> {
-    // Of the level that is never left out: a line about a call always says which.
+    // Spans of this level are always enabled, so each line about a call identifies the call.
     let span = tracing::error_span!(
         "rpc",
         rpc,
@@ -40,16 +40,16 @@ pub(crate) async fn traced<T>(
     );
     async {
         let start = Instant::now();
-        let outcome = call.await;
+        let result = call.await;
         let took = format_args!("{:.1?}", start.elapsed());
-        match &outcome {
-            Ok(_) if kind == RpcKind::Mutating => tracing::info!(%took, "done"),
-            Ok(_) => tracing::debug!(%took, "done"),
-            // The fault of this program or of the machine, not of the caller.
-            Err(error) if error.code() == Code::Internal => tracing::error!(%took, %error, "failed"),
-            Err(error) => tracing::warn!(%took, code = ?error.code(), %error, "refused"),
+        match &result {
+            Ok(_) if kind == RpcKind::Mutating => tracing::info!(%took, "the call succeeded"),
+            Ok(_) => tracing::debug!(%took, "the call succeeded"),
+            // The driver or the machine caused the error, not the client.
+            Err(error) if error.code() == Code::Internal => tracing::error!(%took, %error, "the call failed"),
+            Err(error) => tracing::warn!(%took, code = ?error.code(), %error, "the call was refused"),
         }
-        outcome.map(Response::new).map_err(Status::from)
+        result.map(Response::new).map_err(Status::from)
     }
     .instrument(span)
     .await
@@ -71,7 +71,7 @@ impl fmt::Debug for Escaped<'_> {
     }
 }
 
-/// The wire has signed numbers.
+/// Converts to the signed integers of the CSI messages.
 pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

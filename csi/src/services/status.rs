@@ -1,12 +1,12 @@
-//! The one table from errors to gRPC codes. Orchestrators act on the code: which of them is final, which is retried and
-//! which lets a user take an expansion back.
+//! The table from errors to gRPC codes. The code determines whether an orchestrator retries, gives up, or permits the
+//! user to reduce a requested size again.
 
 use loopfs::ErrorKind;
 use tonic::{Code, Status};
 
 use crate::error::Error;
 
-/// A status travels in HTTP/2 headers, which peers bound; the message is cut before that.
+/// A status is sent in HTTP/2 headers, whose size clients limit. Longer messages are truncated.
 const MAX_MESSAGE_LEN: usize = 2048;
 
 impl Error {
@@ -19,7 +19,7 @@ impl Error {
             }
             Self::Storage(error) => code_of(error.kind()),
             Self::PublishedDifferently(_) | Self::Incompatible(_) => Code::AlreadyExists,
-            // Said of making volumes only: the orchestrator tries another node.
+            // Only requests to create a volume or snapshot return this error. The orchestrator then tries another node.
             Self::NotOnThisNode(_) => Code::ResourceExhausted,
             Self::NotPublished(_)
             | Self::NoSuchVolume(_)
@@ -36,8 +36,8 @@ fn code_of(kind: ErrorKind) -> Code {
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::AlreadyExists => Code::AlreadyExists,
         ErrorKind::InvalidInput => Code::InvalidArgument,
-        // Never ResourceExhausted, which resizers read as "may still be running": the user could not ask for less. Where a
-        // volume is made it does not come to this (Error::NotOnThisNode).
+        // This is never ResourceExhausted: external-resizer treats that code as an expansion that may still be running,
+        // and the user could then not request less. Requests to create a volume return Error::NotOnThisNode instead.
         ErrorKind::NoSpace | ErrorKind::WouldShrink => Code::OutOfRange,
         ErrorKind::Busy => Code::Aborted,
         ErrorKind::NotEnforced
@@ -49,7 +49,7 @@ fn code_of(kind: ErrorKind) -> Code {
         | ErrorKind::Damaged
         | ErrorKind::NotHonoured
         | ErrorKind::Unsupported => Code::FailedPrecondition,
-        // The driver lacks a capability: the fault of its deployment, not of the caller.
+        // The driver lacks a Linux capability. Its deployment causes that, not the client.
         ErrorKind::PermissionDenied | ErrorKind::Other => Code::Internal,
         _ => Code::Internal,
     }
@@ -91,12 +91,12 @@ mod tests {
     #[case(ErrorKind::Unsupported, Code::FailedPrecondition)]
     #[case(ErrorKind::PermissionDenied, Code::Internal)]
     #[case(ErrorKind::Other, Code::Internal)]
-    fn each_kind_has_its_code(#[case] kind: ErrorKind, #[case] code: Code) {
+    fn each_error_kind_has_its_code(#[case] kind: ErrorKind, #[case] code: Code) {
         assert_eq!(code_of(kind), code);
     }
 
     #[test]
-    fn a_status_says_what_the_error_says_within_bounds() {
+    fn a_status_has_the_message_of_the_error_truncated_to_the_maximum() {
         let status = Status::from(Error::Precondition("ü".repeat(MAX_MESSAGE_LEN)));
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().len() <= MAX_MESSAGE_LEN + '…'.len_utf8());

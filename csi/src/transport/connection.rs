@@ -1,12 +1,13 @@
-//! Connections of clients that take the path of a socket for the name of a server.
+//! Connections of clients that send the path of the socket as the authority.
 //!
-//! grpc-go sends the address it dialled as `:authority`, percent-encoded. The kubelet dials a registration socket by its
-//! bare path, so it sends `%2Fvar%2Flib%2Fkubelet%2F…`, which is no authority; the HTTP library here resets the stream.
-//! On a unix socket the authority says nothing, so it is replaced on the way in.
+//! grpc-go sends the dialled address as `:authority`, percent-encoded. The kubelet dials a registration socket by its
+//! bare path, so it sends `%2Fvar%2Flib%2Fkubelet%2F…`. This is not a valid authority, and the HTTP/2 library resets
+//! the stream. The authority has no meaning on a unix socket, so it is replaced in the received data.
 //!
-//! Of the header compression (RFC 7541) only the structure has to be understood. The new value is one byte long, thus
-//! never longer than the one it replaces; so the table of the receiver, in which an entry may be kept, never drops an
-//! entry that the sender's table still has, and later references mean the same.
+//! Only the structure of the header compression (RFC 7541) has to be parsed. The replacement is one byte long and
+//! therefore never longer than the original. An entry that the receiver adds to its dynamic table is thus never larger
+//! than the sender's entry. The receiver's table never drops an entry that the sender's table still has, and later
+//! references keep their meaning.
 
 use std::io;
 use std::pin::Pin;
@@ -28,12 +29,12 @@ pub(crate) fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<
     UnixListenerStream::new(listener).map(|stream| stream.map(Connection::new))
 }
 
-/// A client's connection, with an authority that can be read.
+/// A client's connection, with valid authorities.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: UnixStream,
     frames: Frames,
-    /// Ready to be read, from `taken` on.
+    /// Data to be read, from `taken` on.
     decoded: Vec<u8>,
     taken: usize,
 }
@@ -64,7 +65,7 @@ impl AsyncRead for Connection {
             this.decoded.clear();
             this.taken = 0;
             if received.filled().is_empty() {
-                // A frame that was cut off is passed on as it came, once; then the end is the end.
+                // An incomplete frame is passed on unchanged, once. The next read then reports the end.
                 this.frames.finish(&mut this.decoded);
                 break;
             }

@@ -1,4 +1,4 @@
-//! Unix sockets that only root can connect to, and that leave nothing behind.
+//! Unix sockets to which only root can connect, and which are removed on shutdown.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -8,23 +8,23 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use tokio::net::UnixListener;
 
-/// A socket's name in the file system. Dropping it removes the name, if it still is this socket's.
+/// A socket's name in the file system. Dropping it removes the name, if the name still refers to this socket.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
 }
 
-/// Listens at `path`. A socket that an earlier process left there is replaced, in one step: the name never is absent,
-/// nor there with a mode that lets others in.
+/// Listens at `path`. Atomically replaces a socket that an earlier process left: the name is never absent, and never
+/// has a mode that permits other users to connect.
 ///
-/// The kubelet passes over hidden names, so it does not see the socket before it is ready.
+/// The kubelet ignores hidden names, so it does not see the socket before it is ready.
 pub(crate) fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     let context = || format!("listen on {}", path.display());
     if let Some(file) = metadata(path).with_context(context)? {
         ensure!(
             file.file_type().is_socket(),
-            "{}: there is a file that is not a socket; remove it",
+            "{}: a file exists there that is not a socket; remove it",
             context()
         );
     }
@@ -43,9 +43,9 @@ pub(crate) fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> 
     Ok((listener, SocketFile { path: path.to_owned(), identity: (file.dev(), file.ino()) }))
 }
 
-/// Removes a socket that an earlier process left, so that nobody waits for an answer there.
+/// Removes a socket that an earlier process left, so that no client waits for a response from it.
 pub(crate) fn remove_stale(path: &Path) -> anyhow::Result<()> {
-    match metadata(path).with_context(|| format!("look at {}", path.display()))? {
+    match metadata(path).with_context(|| format!("stat {}", path.display()))? {
         Some(file) if file.file_type().is_socket() => {
             fs::remove_file(path).with_context(|| format!("remove {}", path.display()))
         }
@@ -62,7 +62,7 @@ fn metadata(path: &Path) -> io::Result<Option<fs::Metadata>> {
 }
 
 impl SocketFile {
-    /// Whether the name still leads to this socket.
+    /// Returns `true` if the name still refers to this socket.
     pub(crate) fn is_in_place(&self) -> bool {
         metadata(&self.path).ok().flatten().is_some_and(|file| (file.dev(), file.ino()) == self.identity)
     }
@@ -70,11 +70,11 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // A successor may have taken the name already.
+        // Another process may have replaced the socket.
         if self.is_in_place()
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(socket = %self.path.display(), %error, "the socket is left behind");
+            tracing::warn!(socket = %self.path.display(), %error, "could not remove the socket; remove it");
         }
     }
 }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_is_roots_alone_and_goes_with_its_owner() {
+    async fn a_socket_is_accessible_to_root_only_and_removed_on_drop() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
         let (_listener, file) = listen(&path).unwrap();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_the_successors_is_not_removed() {
+    async fn dropping_a_stale_socket_does_not_remove_its_replacement() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
         let (listener, stale) = listen(&path).unwrap();

@@ -150,7 +150,7 @@ impl<'a> BlockVolume<'a> {
             return Ok(false);
         }
         let Some(status) = target.status()?.filter(is_loop_device) else {
-            return Err(target.refuse("is a mount point of something else; unmount it"));
+            return Err(target.precondition_error("is a mount point of something else; unmount it"));
         };
         let Some(device) = self.device_of(&status)? else {
             // Another program detached the device. Its number may belong to another volume by now.

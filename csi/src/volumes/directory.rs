@@ -41,7 +41,7 @@ impl Directory {
     pub(crate) fn is_published(&self, target: &Target, requested: MountFlags) -> Result<bool> {
         let Some(mount) = target.mount()? else { return Ok(false) };
         if !target.status()?.is_some_and(|status| self.matches(&status)) {
-            return Err(target.refuse("is a mount point of something else; unmount it"));
+            return Err(target.precondition_error("is a mount point of something else; unmount it"));
         }
         let present = flags_of(&mount);
         if present == requested {

@@ -149,8 +149,8 @@ fn require_compatible(volume: &Volume, create: &Create) -> Result<()> {
     let source = volume.source()?;
     if source != create.source {
         let of = |source: &Option<OwnedContentSource>| match source {
-            Some(source) => format!("made from {source}"),
-            None => "made empty".to_owned(),
+            Some(source) => format!("created from {source}"),
+            None => "created empty".to_owned(),
         };
         return has(format!("it was {}, but a volume {} is requested", of(&source), of(&create.source)));
     }

@@ -40,8 +40,8 @@ impl PublishedMounts {
         volume: &VolumeId,
         image: Option<BackingFile>,
     ) -> Option<StaleDevice> {
-        let shown = self.devices.get(volume.as_str())?;
-        shown.iter().find_map(|status| StaleDevice::of(storage, volume, image, status.clone()))
+        let devices = self.devices.get(volume.as_str())?;
+        devices.iter().find_map(|status| StaleDevice::of(storage, volume, image, status.clone()))
     }
 
     /// Returns the volumes for which the mounted devices were attached. They may have been deleted.

@@ -36,7 +36,7 @@ impl Volumes {
             }
             Err(error) => return Err(error.into()),
         };
-        let shown = match (&status, volume.kind()) {
+        let published = match (&status, volume.kind()) {
             (None, _) => false,
             (Some(status), VolumeKind::Filesystem) => Directory::open(&volume)?.matches(status),
             (Some(status), VolumeKind::Block) => {
@@ -48,7 +48,7 @@ impl Volumes {
                 own
             }
         };
-        if shown { health(&volume, &storage.loops) } else { Err(not_published(stats)) }
+        if published { health(&volume, &storage.loops) } else { Err(not_published(stats)) }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::scene::{MIB, Scene, device_number, device_size, id, is_block_device, 
 use crate::support::*;
 
 #[test]
-fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
+fn publish_and_unpublish_are_idempotent() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let (staging, target) = (scene.target("staging"), scene.target("target"));
@@ -45,7 +45,7 @@ fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
         assert_eq!(scene.devices("v"), []);
     }
 
-    // As after a reboot: nobody stages again.
+    // As after a reboot: the orchestrator does not stage the volume again.
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
     assert_eq!(read_from(&target, 4), b"kept");
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
@@ -54,7 +54,7 @@ fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
 }
 
 #[test]
-fn staging_is_undone_without_a_publication_and_needs_no_staging() {
+fn unstaging_succeeds_without_publication_and_without_staging() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let staging = scene.target("staging");
@@ -92,7 +92,8 @@ fn a_read_only_publication_is_read_only_at_the_block_layer() {
     scene.finish();
 }
 
-/// The two devices have a page cache each. This is why a volume is not published for writing and read-only at once.
+/// Each device has a page cache of its own. A volume is therefore not published for writing and read-only at the same
+/// time.
 #[test]
 fn a_read_only_device_beside_a_writable_one_returns_old_data() {
     let scene = Scene::without_driver();
@@ -115,7 +116,7 @@ fn a_read_only_device_beside_a_writable_one_returns_old_data() {
 }
 
 #[test]
-fn a_volume_is_published_for_writing_or_read_only_and_not_both() {
+fn a_volume_is_published_for_writing_or_read_only_but_not_both() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let [writer, reader, second] = ["writer", "reader", "second"].map(|name| scene.target(name));
@@ -193,12 +194,12 @@ fn a_device_that_a_process_has_open_for_writing_delays_a_read_only_publication()
     scene.finish();
 }
 
-/// What a pod can have the kubelet mount as a subPath of its own volume.
+/// A file that a pod can have the kubelet mount as a subPath of its own volume.
 #[derive(Clone, Copy)]
 enum Decoy {
     Directory,
     File,
-    /// A container may make nodes of devices that it may not open.
+    /// A container may create nodes of devices that it may not open.
     Node,
 }
 
@@ -206,7 +207,7 @@ enum Decoy {
 #[case::directory(Decoy::Directory)]
 #[case::file(Decoy::File)]
 #[case::device_node(Decoy::Node)]
-fn a_mount_of_a_tenant_that_is_named_like_a_loop_device_keeps_no_volume(#[case] decoy: Decoy) {
+fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_published(#[case] decoy: Decoy) {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let (staging, target) = (scene.target("staging"), scene.target("target"));
@@ -265,7 +266,7 @@ fn several_workloads_share_one_device() {
 #[rstest]
 #[case::for_writing(false)]
 #[case::read_only(true)]
-fn a_volume_grows_while_it_is_in_use(#[case] readonly: bool) {
+fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let (first, second) = (scene.target("first"), scene.target("second"));
@@ -299,8 +300,8 @@ fn a_volume_grows_while_it_is_in_use(#[case] readonly: bool) {
 }
 
 #[test]
-fn a_device_shows_that_its_image_has_grown_before_anybody_asks() {
-    // Only spent when something is wrong.
+fn a_device_is_refreshed_before_node_expand_volume_is_called() {
+    // This time passes only if the test fails.
     const LONG: Duration = Duration::from_secs(60);
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
@@ -319,7 +320,7 @@ fn a_device_shows_that_its_image_has_grown_before_anybody_asks() {
 }
 
 #[test]
-fn stats_are_those_of_the_volume() {
+fn stats_are_of_the_volume() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let target = scene.target("target");
@@ -330,7 +331,7 @@ fn stats_are_those_of_the_volume() {
     );
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
 
-    // The kubelet asks about a bind mount of its own.
+    // The kubelet passes the path of a bind mount of its own.
     let elsewhere = scene.target("elsewhere");
     fs::write(&elsewhere, "").unwrap();
     let node = open(&target, OFlag::O_PATH, Mode::empty()).unwrap();
@@ -343,7 +344,7 @@ fn stats_are_those_of_the_volume() {
         assert!(!answer.volume_condition.unwrap().abnormal);
     }
 
-    // The device stays for as long as anything shows it.
+    // The device stays attached while it is mounted anywhere.
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(scene.devices("v").len(), 1);
     assert!(loopfs::unmount(&elsewhere).unwrap());
@@ -353,14 +354,14 @@ fn stats_are_those_of_the_volume() {
 }
 
 #[test]
-fn a_device_that_was_taken_away_is_not_shown_for_the_volume() {
+fn a_device_that_was_detached_is_not_published_for_the_volume() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     scene.volume("other", VolumeKind::Block);
     let (target, others) = (scene.target("target"), scene.target("others"));
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
 
-    // As `losetup -d` would; the number is then the other volume's.
+    // `losetup -d` does the same. The number then belongs to the other volume.
     let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
     LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
     drop(image);
@@ -378,7 +379,7 @@ fn a_device_that_was_taken_away_is_not_shown_for_the_volume() {
 }
 
 #[test]
-fn unpublishing_a_stale_target_leaves_the_device_of_another_volume_alone() {
+fn unpublishing_a_stale_target_does_not_detach_the_device_of_another_volume() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     scene.volume("other", VolumeKind::Block);
@@ -408,13 +409,13 @@ fn a_device_that_is_open_is_detached_when_it_is_closed() {
     assert_refused(scene.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);
     drop(open);
 
-    // A container has a node of its own, so what it has open does not keep the target.
+    // A container has a device node of its own, so a file that it has open does not keep the target busy.
     let index = scene.devices("v")[0].binding.index;
     let open = File::open(format!("/dev/loop{index}")).unwrap();
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert!(!target.exists());
 
-    // The next workload comes while the last one still has it open, and outlives it.
+    // The next workload starts while the last one still has the device open, and runs longer.
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
     drop(open);
     write_to(&target, b"works").unwrap();
@@ -425,7 +426,7 @@ fn a_device_that_is_open_is_detached_when_it_is_closed() {
 }
 
 #[test]
-fn what_is_at_the_target_already() {
+fn publish_accepts_an_existing_file_and_rejects_directories_and_symlinks() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let ask = |name: &str| scene.node().node_publish_volume(publish("v", &scene.target(name), block()));
@@ -447,7 +448,7 @@ fn what_is_at_the_target_already() {
 }
 
 #[test]
-fn one_workload_at_a_time_where_the_access_mode_says_so() {
+fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let single = capability(AccessType::Block(BlockVolume {}), AccessMode::SingleNodeSingleWriter);
@@ -465,13 +466,13 @@ fn one_workload_at_a_time_where_the_access_mode_says_so() {
 }
 
 #[test]
-fn calls_at_once_leave_one_mount_and_one_device() {
+fn concurrent_publish_calls_leave_one_mount_and_one_device() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let target = scene.target("target");
-    let answers = scene.node().publish_at_once(&publish("v", &target, block()), 16);
-    assert!(answers.iter().any(Result::is_ok));
-    for refused in answers.into_iter().filter(Result::is_err) {
+    let results = scene.node().publish_concurrently(&publish("v", &target, block()), 16);
+    assert!(results.iter().any(Result::is_ok));
+    for refused in results.into_iter().filter(Result::is_err) {
         assert_refused(refused, Code::Aborted, &["in progress"]);
     }
     assert_eq!((scene.mounts_at(&target), scene.devices("v").len()), (1, 1));
@@ -480,7 +481,7 @@ fn calls_at_once_leave_one_mount_and_one_device() {
 }
 
 #[test]
-fn a_volume_that_is_asked_as_a_directory_is_refused() {
+fn mount_access_to_a_block_volume_is_refused() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let target = scene.target("target");

@@ -1,4 +1,4 @@
-//! Calls that take their time. A lock on a volume's image holds up whatever attaches or detaches it.
+//! Calls in progress. A lock on the image of a volume blocks every call that attaches or detaches it.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -15,8 +15,9 @@ pub(crate) fn hold_up(scene: &Scene, volume: &str) -> Flock<OwnedFd> {
     Flock::lock(image, FlockArg::LockExclusive).unwrap()
 }
 
-/// Waits until a call about the volume is in progress: an expansion of a volume without a device, which is not held up,
-/// is refused then. (It keeps the volume to itself for a moment, so the other call may have to be repeated.)
+/// Waits until a call is in progress for the volume. The expansion of a volume without a device is not blocked by the
+/// lock on the image, and is refused while another call has the volume locked. (The expansion locks the volume for a
+/// moment itself, so the other call may have to be repeated.)
 pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
     let start = Instant::now();
     while node.node_expand_volume(expand(volume, target, 0, 0)).is_ok() {
@@ -26,7 +27,7 @@ pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::P
 }
 
 #[test]
-fn a_volume_is_kept_to_one_call_and_other_volumes_are_not() {
+fn one_call_locks_its_volume_and_no_other() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     scene.volume("other", VolumeKind::Block);
@@ -58,7 +59,7 @@ fn a_volume_is_kept_to_one_call_and_other_volumes_are_not() {
 }
 
 #[test]
-fn a_call_whose_client_has_hung_up_still_keeps_the_volume() {
+fn a_call_keeps_its_lock_after_its_client_has_disconnected() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let target = scene.target("target");
@@ -81,7 +82,7 @@ fn a_call_whose_client_has_hung_up_still_keeps_the_volume() {
 }
 
 #[test]
-fn calls_in_progress_are_finished_before_the_driver_ends() {
+fn calls_in_progress_finish_before_the_driver_stops() {
     let scene = Scene::without_driver();
     scene.volume("v", VolumeKind::Block);
     let target = scene.target("target");

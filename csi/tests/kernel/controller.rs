@@ -1,4 +1,4 @@
-//! Volumes made, listed, grown and deleted by the driver itself.
+//! The Controller service: creating, listing, expanding and deleting volumes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -51,21 +51,21 @@ fn topology(node: &str) -> wire::Topology {
     wire::Topology { segments: [(format!("topology.{DRIVER}/node"), node.to_owned())].into() }
 }
 
-/// Names of volumes, as a list gives them.
+/// Returns the names of the volumes in a list.
 fn names(list: &wire::ListVolumesResponse) -> Vec<&str> {
     list.entries.iter().map(|entry| entry.volume.as_ref().unwrap().volume_id.as_str()).collect()
 }
 
-fn made(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
+fn created(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
     answer.unwrap().volume.unwrap()
 }
 
-/// What is in the trash of the store.
+/// Returns the number of entries in the trash of the store.
 fn trash(scene: &Scene) -> usize {
     fs::read_dir(scene.directories.data.join("trash")).unwrap().count()
 }
 
-/// Writes to a published volume, and reads what was written there.
+/// Writes a test content to a published volume.
 fn write(target: &Path, kind: VolumeKind) {
     match kind {
         VolumeKind::Filesystem => fs::write(target.join("file"), b"kept").unwrap(),
@@ -90,18 +90,18 @@ fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn a_volume_is_made_used_grown_and_deleted(#[case] kind: VolumeKind) {
+fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
     let mut scene = Scene::new();
     let (target, staging) = (scene.target("target"), scene.target("staging"));
     let request = create("v", FOUR - 1, capability_of(kind));
-    let volume = made(scene.node().create_volume(request.clone()));
+    let volume = created(scene.node().create_volume(request.clone()));
     assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("v", FOUR));
     assert_eq!(volume.accessible_topology, [topology(NODE)]);
     let uuid = (format!("{DRIVER}/filesystem-uuid"), scene.store.filesystem_uuid().to_string());
     assert_eq!(volume.volume_context, [uuid].into());
     scene.restart_driver();
     let node = scene.node();
-    assert_eq!(made(node.create_volume(request.clone())), volume);
+    assert_eq!(created(node.create_volume(request.clone())), volume);
 
     let volume_context = volume.volume_context.clone();
     let staged = wire::NodeStageVolumeRequest {
@@ -124,8 +124,8 @@ fn a_volume_is_made_used_grown_and_deleted(#[case] kind: VolumeKind) {
     }
     assert_eq!(node.node_expand_volume(expand("v", &target, EIGHT, 0)).unwrap().capacity_bytes, EIGHT);
     assert_eq!(read(&target, kind), b"kept");
-    // It still is what was asked at first.
-    assert_eq!(made(node.create_volume(request)).capacity_bytes, EIGHT);
+    // It still has the properties of the first request.
+    assert_eq!(created(node.create_volume(request)).capacity_bytes, EIGHT);
 
     for _ in 0..2 {
         let refused = node.delete_volume(delete("v"));
@@ -143,7 +143,7 @@ fn a_volume_is_made_used_grown_and_deleted(#[case] kind: VolumeKind) {
 }
 
 #[test]
-fn what_a_deleted_volume_held_is_freed_by_the_driver() {
+fn the_driver_frees_the_space_of_a_deleted_volume() {
     let scene = Scene::new();
     let room = || scene.node().get_capacity(Default::default()).unwrap().available_capacity;
     let before = room();
@@ -151,7 +151,7 @@ fn what_a_deleted_volume_held_is_freed_by_the_driver() {
     assert!(room() <= before - 64 * FOUR);
     scene.node().delete_volume(delete("v")).unwrap();
     let start = Instant::now();
-    // Give or take what the file system's own records take.
+    // The tolerance is for the metadata of the file system.
     while trash(&scene) > 0 || room() < before - FOUR {
         assert!(start.elapsed() < PATIENCE, "{} in the trash, room for {}", trash(&scene), room());
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -160,7 +160,7 @@ fn what_a_deleted_volume_held_is_freed_by_the_driver() {
 }
 
 #[test]
-fn a_driver_frees_what_an_earlier_one_left() {
+fn the_driver_frees_the_trash_of_an_earlier_driver() {
     let scene = Scene::new();
     scene.volume("old", VolumeKind::Filesystem);
     assert!(scene.store.delete(&id("old")).unwrap());
@@ -179,9 +179,12 @@ fn a_driver_frees_what_an_earlier_one_left() {
 #[case::smaller(create_within("v", (0, FOUR - 1), mount(&[])), "at most")]
 #[case::other_parameters(create_with("v", &[("bytesPerInode", "4096")], mount(&[])), "4096")]
 #[case::other_node(create_on("v", "node-2", mount(&[])), "on others")]
-fn a_name_stands_for_one_volume(#[case] other: wire::CreateVolumeRequest, #[case] says: &str) {
+fn a_second_volume_of_a_name_must_have_the_same_properties(
+    #[case] other: wire::CreateVolumeRequest,
+    #[case] says: &str,
+) {
     let scene = Scene::new();
-    let volume = made(scene.node().create_volume(create("v", FOUR, mount(&[]))));
+    let volume = created(scene.node().create_volume(create("v", FOUR, mount(&[]))));
     for _ in 0..2 {
         assert_refused(scene.node().create_volume(other.clone()), Code::AlreadyExists, &["v", says]);
     }
@@ -193,14 +196,14 @@ fn a_name_stands_for_one_volume(#[case] other: wire::CreateVolumeRequest, #[case
         create_on("v", NODE, mount(&[])),
     ];
     for request in compatible {
-        assert_eq!(made(scene.node().create_volume(request)), volume);
+        assert_eq!(created(scene.node().create_volume(request)), volume);
     }
     assert_eq!(scene.store.list().unwrap(), [id("v")]);
     scene.finish();
 }
 
 #[test]
-fn any_name_has_a_volume_of_its_own_in_the_store() {
+fn each_name_has_a_volume_of_its_own() {
     let scene = Scene::new();
     let listing = || {
         let names = fs::read_dir(&scene.directories.data).unwrap();
@@ -222,8 +225,8 @@ fn any_name_has_a_volume_of_its_own_in_the_store() {
     ];
     let mut ids = BTreeSet::new();
     for name in suggested {
-        let volume = made(scene.node().create_volume(create(name, FOUR, mount(&[]))));
-        assert_eq!(made(scene.node().create_volume(create(name, FOUR, mount(&[])))), volume);
+        let volume = created(scene.node().create_volume(create(name, FOUR, mount(&[]))));
+        assert_eq!(created(scene.node().create_volume(create(name, FOUR, mount(&[])))), volume);
         ids.insert(volume.volume_id);
     }
     assert_eq!(ids.len(), suggested.len());
@@ -240,11 +243,11 @@ fn any_name_has_a_volume_of_its_own_in_the_store() {
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn calls_at_once_make_one_volume(#[case] kind: VolumeKind) {
+fn concurrent_create_calls_create_one_volume(#[case] kind: VolumeKind) {
     let scene = Scene::new();
-    let answers = scene.node().create_at_once(&create("v", FOUR, capability_of(kind)), 16);
-    let (made, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-    assert!(!made.is_empty());
+    let results = scene.node().create_concurrently(&create("v", FOUR, capability_of(kind)), 16);
+    let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    assert!(!created.is_empty());
     for answer in refused {
         assert_refused(answer, Code::Aborted, &["in progress"]);
     }
@@ -254,7 +257,7 @@ fn calls_at_once_make_one_volume(#[case] kind: VolumeKind) {
 }
 
 #[test]
-fn a_device_that_was_staged_and_never_unstaged_goes_with_its_volume() {
+fn deleting_a_volume_detaches_a_device_that_was_not_unstaged() {
     let mut scene = Scene::new();
     let staging = scene.target("staging");
     scene.node().create_volume(create("v", FOUR, block())).unwrap();
@@ -267,7 +270,7 @@ fn a_device_that_was_staged_and_never_unstaged_goes_with_its_volume() {
 }
 
 #[test]
-fn a_list_goes_on_where_it_was_although_volumes_come_and_go() {
+fn a_list_continues_while_volumes_are_created_and_deleted() {
     let scene = Scene::new();
     for name in ["b", "d", "f", "h"] {
         scene.node().create_volume(create(name, FOUR, mount(&[]))).unwrap();
@@ -276,7 +279,7 @@ fn a_list_goes_on_where_it_was_although_volumes_come_and_go() {
     let first = page("");
     assert_eq!((names(&first), first.next_token.as_str()), (vec!["b", "d"], "after:d"));
 
-    // The last of the page goes; one comes before it, and one after.
+    // The last volume of the page is deleted; one volume is created before it, and one after it.
     scene.node().delete_volume(delete("d")).unwrap();
     scene.node().create_volume(create("c", FOUR, mount(&[]))).unwrap();
     scene.node().create_volume(create("e", FOUR, mount(&[]))).unwrap();
@@ -294,7 +297,7 @@ fn a_list_goes_on_where_it_was_although_volumes_come_and_go() {
 }
 
 #[test]
-fn a_list_says_what_is_published_and_what_is_wrong() {
+fn a_list_has_the_nodes_and_conditions_of_volumes() {
     let scene = Scene::new();
     let node = scene.node();
     let (target, device) = (scene.target("target"), scene.target("device"));
@@ -303,14 +306,14 @@ fn a_list_says_what_is_published_and_what_is_wrong() {
     node.create_volume(create("idle", FOUR, block())).unwrap();
     node.node_publish_volume(publish("directory", &target, mount(&[]))).unwrap();
     node.node_publish_volume(publish("device", &device, block())).unwrap();
-    // The owner of a directory can take it out of its project, and so out of its limit.
+    // The owner of a directory can remove it from its project, and so from its limit.
     loopfs::assign_project(File::open(&target).unwrap().as_fd(), loopfs::ProjectId::new(77).unwrap())
         .unwrap();
     let foreign = scene.directories.data.join("volumes/foreign");
     fs::create_dir(&foreign).unwrap();
 
     let listed = node.list_volumes(list(0, "")).unwrap();
-    let told: Vec<_> = listed
+    let reported: Vec<_> = listed
         .entries
         .iter()
         .map(|entry| {
@@ -321,7 +324,7 @@ fn a_list_says_what_is_published_and_what_is_wrong() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("device", FOUR, true, false),
             ("directory", FOUR, true, true),
@@ -336,13 +339,13 @@ fn a_list_says_what_is_published_and_what_is_wrong() {
     assert!(condition("directory").contains("77"), "{}", condition("directory"));
     assert!(condition("foreign").contains("not made by it"), "{}", condition("foreign"));
     let health = node.controller_list_volume_health(Default::default()).unwrap();
-    let told: Vec<_> = health
+    let reported: Vec<_> = health
         .entries
         .iter()
         .map(|entry| (entry.volume_id.as_str(), entry.health_statuses[0].status()))
         .collect();
     let (degraded, lost) = (wire::VolumeHealthErrorType::Degraded, wire::VolumeHealthErrorType::Inaccessible);
-    assert_eq!(told, [("directory", degraded), ("foreign", lost)]);
+    assert_eq!(reported, [("directory", degraded), ("foreign", lost)]);
     for (volume, troubles) in [("directory", 1), ("device", 0)] {
         let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
         let on_node = node.node_get_volume_health(request).unwrap().volume_health.unwrap();
@@ -359,7 +362,7 @@ fn a_list_says_what_is_published_and_what_is_wrong() {
 }
 
 #[test]
-fn room_is_what_can_be_made_and_no_more() {
+fn the_capacity_equals_the_largest_volume_that_can_be_created() {
     let scene = Scene::new();
     let node = scene.node();
     let room = node.get_capacity(Default::default()).unwrap();
@@ -368,7 +371,7 @@ fn room_is_what_can_be_made_and_no_more() {
     assert!((room.available_capacity - FOUR..=room.available_capacity).contains(&maximum), "{room:?}");
     assert_eq!(room.minimum_volume_size, Some(4096));
 
-    // Give or take what the file system's own records take.
+    // The tolerance is for the metadata of the file system.
     let (too_much, enough) = (room.available_capacity + FOUR, room.available_capacity - FOUR);
     for capability in [mount(&[]), block()] {
         let refused = node.create_volume(create("v", too_much, capability));
@@ -376,25 +379,25 @@ fn room_is_what_can_be_made_and_no_more() {
     }
     assert_eq!(scene.store.list().unwrap(), []);
 
-    let largest = made(node.create_volume(create("v", enough, mount(&[]))));
+    let largest = created(node.create_volume(create("v", enough, mount(&[]))));
     assert_eq!(largest.capacity_bytes, enough);
     let left = node.get_capacity(Default::default()).unwrap();
     assert!(left.available_capacity <= 2 * FOUR, "{}", left.available_capacity);
-    // The provisioner, or whoever else makes volumes, is told the same.
+    // The store reports the same capacity to the provisioner and other users of the store.
     assert_eq!(
         scene.store.space().unwrap().available.0 / 4096 * 4096,
         u64::try_from(left.available_capacity).unwrap()
     );
-    // Said of one that is there, it is final: the user can ask for less.
+    // For an existing volume the error is final, and the user can request less.
     let refused = node.controller_expand_volume(grow("v", 2 * room.available_capacity, 0));
     assert_refused(refused, Code::OutOfRange, &["asked", "available"]);
     scene.finish();
 }
 
-/// Several times, beside volumes whose sizes leave different remainders.
+/// Repeated beside volumes whose sizes leave different remainders.
 #[rstest]
 fn a_volume_of_the_advertised_maximum_size_can_be_created(
-    #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] asked: Option<VolumeKind>,
+    #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] requested: Option<VolumeKind>,
     #[values("thick", "thin")] provisioning: &str,
 ) {
     let scene = Scene::new();
@@ -406,21 +409,21 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
             node.create_volume(create_within(&name, (4096 * beside, 0), mount(&[]))).unwrap();
         }
         let request = wire::GetCapacityRequest {
-            volume_capabilities: asked.and_then(capability_of).into_iter().collect(),
+            volume_capabilities: requested.and_then(capability_of).into_iter().collect(),
             parameters: parameters(),
             ..Default::default()
         };
         let capacity = node.get_capacity(request).unwrap();
         let maximum = capacity.maximum_volume_size.unwrap();
-        // Not far less than there is, either.
+        // The maximum is not far below the free space, either.
         assert!(maximum > capacity.available_capacity / 100 * 98, "{capacity:?}");
-        for kind in asked.map_or(vec![VolumeKind::Filesystem, VolumeKind::Block], |kind| vec![kind]) {
+        for kind in requested.map_or(vec![VolumeKind::Filesystem, VolumeKind::Block], |kind| vec![kind]) {
             let request = wire::CreateVolumeRequest {
                 parameters: parameters(),
                 ..create_within("largest", (maximum, maximum), capability_of(kind))
             };
-            let made = made(node.create_volume(request));
-            assert_eq!(made.capacity_bytes, maximum);
+            let created = created(node.create_volume(request));
+            assert_eq!(created.capacity_bytes, maximum);
             assert!(scene.store.delete(&id("largest")).unwrap());
             scene.store.empty_trash().unwrap();
         }
@@ -429,7 +432,7 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
 }
 
 #[test]
-fn room_is_on_this_node() {
+fn the_capacity_is_of_this_node() {
     let scene = Scene::new();
     let on = |node: &str| {
         let request =
@@ -448,7 +451,7 @@ fn room_is_on_this_node() {
 #[case::limit_below_the_unit(0, 4095)]
 #[case::limit_below_the_size(4097, 8191)]
 #[case::more_than_a_file_can_be(i64::MAX, 0)]
-fn sizes_a_volume_cannot_have(#[case] required: i64, #[case] limit: i64) {
+fn sizes_that_a_volume_cannot_have_are_refused(#[case] required: i64, #[case] limit: i64) {
     let scene = Scene::new();
     let refused = scene.node().create_volume(create_within("v", (required, limit), block()));
     assert_refused(refused, Code::OutOfRange, &[]);
@@ -457,15 +460,15 @@ fn sizes_a_volume_cannot_have(#[case] required: i64, #[case] limit: i64) {
 }
 
 #[test]
-fn a_size_left_open_is_within_the_limit() {
+fn a_default_size_is_within_the_limit() {
     let scene = Scene::new();
-    let volume = made(scene.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
+    let volume = created(scene.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
     assert_eq!(volume.capacity_bytes, FOUR);
     scene.finish();
 }
 
 #[test]
-fn a_volume_grows_as_far_as_it_may() {
+fn a_volume_expands_up_to_the_limit() {
     let scene = Scene::new();
     let node = scene.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
@@ -481,7 +484,7 @@ fn a_volume_grows_as_far_as_it_may() {
         wire::ControllerExpandVolumeRequest { volume_capability: mount(&[]), ..grow("v", EIGHT, 0) };
     assert_refused(node.controller_expand_volume(as_mount), Code::InvalidArgument, &["mount", "Block"]);
     assert_eq!(scene.store.volume(&id("v")).unwrap().capacity(), Bytes(4 * MIB));
-    // No smaller, and no error: at least so much was asked.
+    // The volume keeps its size, because at least this size was requested.
     assert_eq!(node.controller_expand_volume(grow("v", 1, 0)).unwrap().capacity_bytes, FOUR);
     assert_eq!(node.controller_expand_volume(grow("v", 0, EIGHT)).unwrap().capacity_bytes, FOUR);
     assert_eq!(node.controller_expand_volume(grow("v", FOUR + 1, 0)).unwrap().capacity_bytes, FOUR + 4096);
@@ -489,11 +492,11 @@ fn a_volume_grows_as_far_as_it_may() {
 }
 
 #[test]
-fn a_volume_is_confirmed_to_be_what_it_is() {
+fn validation_confirms_the_properties_of_a_volume() {
     let scene = Scene::new();
     let node = scene.node();
-    let volume = made(node.create_volume(create("v", FOUR, mount(&[]))));
-    let asked = |parameters: &[(&str, &str)], context: std::collections::HashMap<String, String>| {
+    let volume = created(node.create_volume(create("v", FOUR, mount(&[]))));
+    let requested = |parameters: &[(&str, &str)], context: std::collections::HashMap<String, String>| {
         let parameters =
             parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let request = wire::ValidateVolumeCapabilitiesRequest {
@@ -503,14 +506,14 @@ fn a_volume_is_confirmed_to_be_what_it_is() {
         };
         node.validate_volume_capabilities(request).unwrap()
     };
-    let confirmed = asked(&[("bytesPerInode", "2048")], volume.volume_context.clone()).confirmed.unwrap();
+    let confirmed = requested(&[("bytesPerInode", "2048")], volume.volume_context.clone()).confirmed.unwrap();
     assert_eq!(confirmed.volume_capabilities, Vec::from_iter(mount(&[])));
     assert_eq!(confirmed.volume_context, volume.volume_context);
     assert_eq!(confirmed.parameters.len(), 1);
 
     let key = format!("{DRIVER}/filesystem-uuid");
-    let foreign = asked(&[], [(key, "00000000-1111-4222-8333-444444444444".to_owned())].into());
-    let ratio = asked(&[("bytesPerInode", "4096")], Default::default());
+    let foreign = requested(&[], [(key, "00000000-1111-4222-8333-444444444444".to_owned())].into());
+    let ratio = requested(&[("bytesPerInode", "4096")], Default::default());
     let kind = node.validate_volume_capabilities(validate("v", block())).unwrap();
     let several = capability(
         block().unwrap().access_type.unwrap(),

@@ -1,4 +1,4 @@
-//! A driver in a process of its own, to be killed.
+//! A driver in a process of its own, so that tests can kill it.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Client, Directories};
 
-/// Set where this program is to be a driver: its command line, one argument to a line.
+/// If this variable is set, this program runs as a driver with this command line, one argument per line.
 const COMMAND_LINE: &str = "LOOPFS_TEST_DRIVER";
 
 pub(crate) struct Process {
@@ -25,13 +25,9 @@ impl Process {
     }
 
     pub(crate) fn start_logging_to(directories: &Directories, log: impl Into<Stdio>) -> Self {
-        // The test below, which is a driver when asked to be.
+        // The test below, which runs as a driver if the variable is set.
         let child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "driver_process::a_driver_is_a_process_that_ends_when_it_is_asked",
-                "--nocapture",
-            ])
+            .args(["--exact", "driver_process::a_driver_process_stops_on_sigterm", "--nocapture"])
             .env(COMMAND_LINE, directories.command_line().join("\n"))
             .stdout(Stdio::null())
             .stderr(log)
@@ -40,7 +36,7 @@ impl Process {
         Self { child, endpoint: directories.endpoint.clone(), ended: CancellationToken::new() }
     }
 
-    /// A client that knows when the process has ended.
+    /// Returns a client that detects the end of the process.
     pub(crate) fn connect(&self) -> Client {
         Client::connect_until(&self.endpoint, self.ended())
     }
@@ -59,7 +55,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// For a test that fails half-way.
+    /// Kills the process of a failed test.
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
@@ -67,7 +63,7 @@ impl Drop for Process {
 }
 
 #[test]
-fn a_driver_is_a_process_that_ends_when_it_is_asked() {
+fn a_driver_process_stops_on_sigterm() {
     if let Some(command_line) = std::env::var_os(COMMAND_LINE) {
         let args = csi::Args::parse_from(command_line.to_str().unwrap().lines());
         args.log.init();

@@ -1,4 +1,4 @@
-//! What the driver says of its node and of volumes that were tampered with.
+//! Conditions that the driver reports for its node and for damaged volumes.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -12,10 +12,9 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
 use crate::scene::{MIB, Scene, read_from, write_to};
-use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
-/// A way to break the storage of a node, and to mend it.
+/// A fault of the storage of a node, and its repair.
 #[derive(Clone, Copy, Debug)]
 enum Breakage {
     ReadOnly,
@@ -25,15 +24,11 @@ enum Breakage {
 #[rstest]
 #[case::read_only(Breakage::ReadOnly, &["read-only", "remount"])]
 #[case::shut_down(Breakage::ShutDown, &["shut down", "kernel log", "mount it again"])]
-fn a_file_system_that_cannot_be_written_is_told_of_until_it_can(
+fn an_unwritable_file_system_is_reported_until_it_is_writable(
     #[case] breakage: Breakage,
     #[case] says: &[&str],
 ) {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
     match breakage {
@@ -53,7 +48,7 @@ fn a_file_system_that_cannot_be_written_is_told_of_until_it_can(
     match breakage {
         Breakage::ReadOnly => disk.remount(MsFlags::empty()),
         Breakage::ShutDown => {
-            // Whoever holds it open keeps the dead file system: the driver must have let go of it.
+            // An open file keeps the failed file system mounted, so the driver must have closed its files.
             umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
             disk.mount();
         }
@@ -63,12 +58,11 @@ fn a_file_system_that_cannot_be_written_is_told_of_until_it_can(
     driver.delete_volume(delete("v")).unwrap();
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 
 #[test]
-fn a_loop_control_that_does_not_answer_is_told_of_and_hinders_no_directory() {
+fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
     const CONTROL: &str = "/dev/loop-control";
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
@@ -90,7 +84,7 @@ fn a_loop_control_that_does_not_answer_is_told_of_and_hinders_no_directory() {
     scene.finish();
 }
 
-/// What every call that tells of a volume's condition says of it: the same. None where the call does not know the volume.
+/// Returns the condition of a volume from every call that reports it. `None` if the call does not know the volume.
 fn conditions(scene: &Scene, volume: &str, target: &Path) -> [Option<wire::VolumeCondition>; 3] {
     let node = scene.node();
     let stats =
@@ -133,7 +127,7 @@ fn entry(scene: &Scene, volume: &str) -> PathBuf {
 }
 
 #[test]
-fn a_directory_whose_owner_has_left_its_project() {
+fn a_directory_that_left_its_project_is_abnormal() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
@@ -158,7 +152,7 @@ fn a_directory_whose_owner_has_left_its_project() {
 }
 
 #[test]
-fn an_image_that_was_cut_off() {
+fn a_truncated_image_is_abnormal_and_read_only() {
     let scene = Scene::new();
     let four = i64::try_from(4 * MIB).unwrap();
     scene.volume("v", VolumeKind::Block);
@@ -176,7 +170,7 @@ fn an_image_that_was_cut_off() {
     assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
     let refused = scene.node().node_publish_volume(publish("v", &second, block()));
     assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
-    // What is left can be rescued.
+    // The remaining part of the image can be copied.
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &second, block()) };
     scene.node().node_publish_volume(read_only).unwrap();
@@ -187,7 +181,7 @@ fn an_image_that_was_cut_off() {
 }
 
 #[test]
-fn an_image_that_is_gone_while_its_device_is_in_use() {
+fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let (target, second) = (scene.target("target"), scene.target("second"));
@@ -210,13 +204,13 @@ fn an_image_that_is_gone_while_its_device_is_in_use() {
 }
 
 #[test]
-fn an_image_that_was_replaced_while_its_device_is_in_use() {
+fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let target = scene.target("target");
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
     write_to(&target, b"old").unwrap();
-    // As a restore from a backup does that writes beside and renames.
+    // A restore from a backup may write a new image beside the old one and rename it.
     scene.volume("restored", VolumeKind::Block);
     fs::rename(entry(&scene, "restored"), entry(&scene, "v")).unwrap();
 
@@ -230,7 +224,7 @@ fn an_image_that_was_replaced_while_its_device_is_in_use() {
 }
 
 #[test]
-fn a_device_left_by_a_volume_that_is_gone_is_taken_away_by_unstaging_it() {
+fn unstaging_a_deleted_volume_detaches_its_device() {
     let mut scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let staging = scene.target("staging");

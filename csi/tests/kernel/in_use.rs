@@ -1,4 +1,4 @@
-//! What is published is not deleted, whoever deletes: the provisioner does not see this driver's mounts.
+//! A published volume is not deleted, even by the provisioner, which does not see the mounts of this driver.
 
 use loopfs::{ErrorKind, VolumeKind};
 use nix::sys::signal::Signal;
@@ -7,7 +7,7 @@ use crate::driver_process::Process;
 use crate::scene::{Scene, id};
 use crate::support::*;
 
-/// What keeps a volume from being deleted.
+/// Returns the reason why a volume cannot be deleted.
 fn refusal(scene: &Scene, volume: &str) -> String {
     let error = scene.store.delete(&id(volume)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -15,7 +15,7 @@ fn refusal(scene: &Scene, volume: &str) -> String {
 }
 
 #[test]
-fn a_published_directory_is_deleted_when_it_is_published_nowhere() {
+fn a_published_directory_cannot_be_deleted_until_it_is_unpublished() {
     let mut scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let (first, second) = (scene.target("first"), scene.target("second"));
@@ -33,7 +33,7 @@ fn a_published_directory_is_deleted_when_it_is_published_nowhere() {
 }
 
 #[test]
-fn a_device_is_deleted_when_it_is_staged_no_more() {
+fn a_staged_device_cannot_be_deleted_until_it_is_unstaged() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Block);
     let (staging, target) = (scene.target("staging"), scene.target("target"));
@@ -48,9 +48,9 @@ fn a_device_is_deleted_when_it_is_staged_no_more() {
 }
 
 #[test]
-fn a_driver_that_was_killed_leaves_no_volume_that_cannot_be_deleted() {
+fn a_killed_driver_leaves_no_undeletable_volume() {
     let scene = Scene::without_driver();
-    scene.volume("shown", VolumeKind::Filesystem);
+    scene.volume("published", VolumeKind::Filesystem);
     scene.volume("not", VolumeKind::Filesystem);
     let target = scene.target("target");
     let directories = &scene.directories;
@@ -61,18 +61,18 @@ fn a_driver_that_was_killed_leaves_no_volume_that_cannot_be_deleted() {
         (process, client)
     };
     let (process, node) = take_over();
-    node.node_publish_volume(publish("shown", &target, mount(&[]))).unwrap();
+    node.node_publish_volume(publish("published", &target, mount(&[]))).unwrap();
     process.signal(Signal::SIGKILL);
     drop(node);
-    refusal(&scene, "shown");
-    // As by a driver that dies between the record and the mount.
+    refusal(&scene, "published");
+    // As after a driver that was killed between the record and the mount.
     scene.store.record_use(&id("not"), &scene.target("never")).unwrap();
 
     let (process, node) = take_over();
-    assert!(refusal(&scene, "shown").contains(target.to_str().unwrap()));
+    assert!(refusal(&scene, "published").contains(target.to_str().unwrap()));
     assert!(scene.store.delete(&id("not")).unwrap());
-    node.node_unpublish_volume(unpublish("shown", &target)).unwrap();
-    assert!(scene.store.delete(&id("shown")).unwrap());
+    node.node_unpublish_volume(unpublish("published", &target)).unwrap();
+    assert!(scene.store.delete(&id("published")).unwrap());
     drop(node);
     assert!(process.signal(Signal::SIGTERM).success());
     scene.finish();

@@ -1,5 +1,5 @@
-//! What this machine holds when it holds no volume. Here it checks the tests before it; in the sanity lane, what another
-//! suite had a driver do.
+//! Checks that no volume, device or mount remains. In this lane it checks the tests before it; in the sanity lane, the
+//! driver that another test suite used.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use loopfs::{LoopControl, ProjectId, ProjectQuota, VolumeKind, mountinfo};
 use crate::scene::{Scene, path_from};
 use crate::support::*;
 
-/// A driver may remove in the background what it has deleted.
+/// A driver may still be removing deleted volumes in the background.
 #[test]
 fn nothing() {
     let data = path_from("LOOPFS_TEST_XFS");
@@ -27,7 +27,7 @@ fn nothing() {
 }
 
 #[test]
-fn whatever_is_left_is_named() {
+fn each_remaining_object_is_named() {
     let scene = Scene::new();
     let data = scene.directories.data.clone();
     for (name, kind, capability) in
@@ -53,7 +53,7 @@ fn left_behind(data: &Path) -> Vec<String> {
     let devices = LoopControl::open().unwrap().snapshot().unwrap();
     left.extend(devices.iter().map(|device| format!("the loop device {:?}", device.binding)));
 
-    // What is mounted of a volume is a part of a file system: a directory, or the node of a device.
+    // The mount of a volume shows a part of a file system: a directory, or the node of a device.
     let mounts = mountinfo::read().unwrap();
     let parts = mounts.iter().filter(|mount| mount.root != Path::new("/"));
     left.extend(parts.map(|mount| format!("a mount on {}", mount.mount_point.display())));
@@ -69,11 +69,11 @@ fn left_behind(data: &Path) -> Vec<String> {
     left
 }
 
-/// Entries of the store: volumes, and what was to become one or had been one.
+/// Returns the entries of the store: volumes, and incomplete and deleted ones.
 fn stored(data: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for directory in fs::read_dir(data).unwrap().map(Result::unwrap) {
-        // What the store knows of itself is there for good.
+        // The records of the store itself are permanent.
         if directory.file_type().unwrap().is_dir() && directory.file_name() != ".loopfs" {
             let entries = fs::read_dir(directory.path()).unwrap().map(Result::unwrap);
             found.extend(entries.map(|entry| format!("the entry {}", entry.path().display())));
@@ -82,19 +82,20 @@ fn stored(data: &Path) -> Vec<String> {
     found
 }
 
-/// Volumes and devices that other processes have open.
+/// Returns the volumes and devices that other processes have open.
 fn open_files(data: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let own = std::process::id().to_string();
     for process in fs::read_dir("/proc").unwrap().flatten() {
-        // A process may end while it is looked at.
+        // A process may exit while it is examined.
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
         if process.file_name() == *own {
             continue;
         }
         for file in files.flatten() {
             let Ok(path) = fs::read_link(file.path()) else { continue };
-            // `DIRECTORY/VOLUME`, and the name of a volume that is gone; a driver holds the directories themselves.
+            // The target is `DIRECTORY/VOLUME`, or the name of a deleted volume. A driver has the directories
+            // themselves open.
             let below = path.strip_prefix(data).is_ok_and(|below| below.components().count() > 1);
             let volume = below && !path.starts_with(data.join(".loopfs"));
             let name = path.to_string_lossy();

@@ -1,4 +1,4 @@
-//! What a Prometheus server is told, compared with what README.md says of it and with what is so.
+//! The served metrics, compared with README.md and with the state of the node.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ fn scrape(address: SocketAddr) -> String {
     text
 }
 
-/// Scrapes until all lines are there: the same is told for a second, and audits are a second apart.
+/// Scrapes until all lines are present. Scrapes within a second return the same metrics, and audits run once a second.
 #[track_caller]
 fn wait_for(address: SocketAddr, lines: &[&str]) -> String {
     let start = Instant::now();
@@ -33,7 +33,7 @@ fn wait_for(address: SocketAddr, lines: &[&str]) -> String {
 }
 
 #[test]
-fn metrics_say_what_is_so_and_are_those_that_are_documented() {
+fn metrics_match_the_node_and_the_readme() {
     let mut scene = Scene::without_driver();
     let address = scene.directories.serve_metrics();
     scene.start_driver();
@@ -47,7 +47,8 @@ fn metrics_say_what_is_so_and_are_those_that_are_documented() {
     let absent = scene.node().node_publish_volume(publish("absent", &scene.target("absent"), block()));
     assert_refused(absent, Code::NotFound, &[]);
 
-    // Beside these three, the account may hold what tests before this one took behind the store's back.
+    // Besides these three volumes, the reservation record may contain space that earlier tests removed without the
+    // store.
     let Bytes(promised) = scene.store.space().unwrap().promised;
     assert!(promised >= 3 * MIB, "{promised}");
     let promised = format!("loopfs_csi_store_promised_bytes {promised}");
@@ -72,7 +73,7 @@ fn metrics_say_what_is_so_and_are_those_that_are_documented() {
     let count = names.len();
     names.sort_unstable();
     names.dedup_by_key(|line| line.rsplit_once(' ').unwrap().0.to_owned());
-    assert_eq!(names.len(), count, "a series is told twice:\n{text}");
+    assert_eq!(names.len(), count, "a metric appears twice:\n{text}");
 
     loopfs::assign_project(File::open(&directory).unwrap(), loopfs::ProjectId::new(77).unwrap()).unwrap();
     assert!(scene.store.delete(&id("b")).unwrap());

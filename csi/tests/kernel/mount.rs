@@ -17,7 +17,7 @@ use crate::scene::{MIB, Scene, flags_of_mount, id, size_of_mount};
 use crate::support::*;
 
 #[test]
-fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
+fn publish_and_unpublish_are_idempotent() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
@@ -38,7 +38,7 @@ fn a_volume_is_published_and_taken_away_as_often_as_it_is_asked() {
     scene.finish();
 }
 
-/// The file system under them is mounted nosuid,nodev,noexec throughout.
+/// The file system below the mounts is mounted nosuid,nodev,noexec in all cases.
 #[rstest]
 #[case::none(&[], FsFlags::empty())]
 #[case::opposites(&["rw", "suid", "dev", "exec"], FsFlags::empty())]
@@ -56,7 +56,7 @@ fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[ca
 }
 
 #[test]
-fn a_read_only_publication_refuses_writes_beside_one_that_takes_them() {
+fn a_volume_can_be_published_read_only_and_for_writing() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let (writer, reader) = (scene.target("writer"), scene.target("reader"));
@@ -77,7 +77,7 @@ fn a_read_only_publication_refuses_writes_beside_one_that_takes_them() {
 }
 
 #[test]
-fn the_same_target_cannot_show_a_volume_otherwise() {
+fn publishing_with_other_flags_at_the_same_target_is_refused() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     scene.volume("other", VolumeKind::Filesystem);
@@ -100,7 +100,7 @@ fn the_same_target_cannot_show_a_volume_otherwise() {
 }
 
 #[test]
-fn a_volume_grows_while_it_is_in_use() {
+fn a_volume_expands_while_it_is_in_use() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
@@ -125,7 +125,7 @@ fn a_volume_grows_while_it_is_in_use() {
 }
 
 #[test]
-fn stats_are_those_of_the_volume_and_not_of_the_node() {
+fn stats_are_of_the_volume_and_not_of_the_node() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
@@ -140,7 +140,7 @@ fn stats_are_those_of_the_volume_and_not_of_the_node() {
     assert_eq!(usage, [(Unit::Bytes, total, 8192, total - 8192), (Unit::Inodes, 512, 2, 510)]);
     assert!(!answer.volume_condition.unwrap().abnormal);
 
-    // The owner of a directory can take it out of its project, and so out of its limit.
+    // The owner of a directory can remove it from its project, and so from its limit.
     loopfs::assign_project(File::open(&target).unwrap().as_fd(), loopfs::ProjectId::new(77).unwrap())
         .unwrap();
     let condition =
@@ -160,7 +160,7 @@ fn stats_are_those_of_the_volume_and_not_of_the_node() {
 }
 
 #[test]
-fn what_is_at_the_target_already() {
+fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let ask = |name: &str| scene.node().node_publish_volume(publish("v", &scene.target(name), mount(&[])));
@@ -182,12 +182,12 @@ fn what_is_at_the_target_already() {
 }
 
 #[test]
-fn a_target_that_is_in_use_or_covered_is_taken_away_in_the_end() {
+fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
     scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    // As a driver that did not look would have done.
+    // As after a driver that did not check the target.
     let directory = scene.store.volume(&id("v")).unwrap().open_dir().unwrap();
     loopfs::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
     drop(directory);
@@ -201,7 +201,7 @@ fn a_target_that_is_in_use_or_covered_is_taken_away_in_the_end() {
 }
 
 #[test]
-fn a_volume_that_is_gone_is_not_published_but_taken_away() {
+fn a_deleted_volume_can_be_unpublished_but_not_published() {
     let scene = Scene::new();
     let target = scene.target("target");
     let node = scene.node();
@@ -227,7 +227,7 @@ fn a_volume_that_is_gone_is_not_published_but_taken_away() {
 }
 
 #[test]
-fn one_workload_at_a_time_where_the_access_mode_says_so() {
+fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let single = capability(AccessType::Mount(MountVolume::default()), Mode::SingleNodeSingleWriter);
@@ -275,13 +275,13 @@ fn a_volume_of_another_file_system_or_kind_is_refused() {
 }
 
 #[test]
-fn calls_at_once_leave_one_mount() {
+fn concurrent_publish_calls_leave_one_mount() {
     let scene = Scene::new();
     scene.volume("v", VolumeKind::Filesystem);
     let target = scene.target("target");
-    let answers = scene.node().publish_at_once(&publish("v", &target, mount(&[])), 16);
-    assert!(answers.iter().any(Result::is_ok));
-    for refused in answers.into_iter().filter(Result::is_err) {
+    let results = scene.node().publish_concurrently(&publish("v", &target, mount(&[])), 16);
+    assert!(results.iter().any(Result::is_ok));
+    for refused in results.into_iter().filter(Result::is_err) {
         assert_refused(refused, Code::Aborted, &["in progress"]);
     }
     assert_eq!(scene.mounts_at(&target), 1);

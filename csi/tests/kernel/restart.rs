@@ -1,4 +1,4 @@
-//! A driver that was restarted knows all that the one before it knew.
+//! A restarted driver serves the volumes of the previous one.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use crate::scene::{MIB, Scene, id, read_from, size_of_mount, write_to};
 use crate::support::*;
 
 #[test]
-fn a_driver_that_is_killed_is_taken_over_from() {
+fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     let scene = Scene::without_driver();
     scene.volume("f", VolumeKind::Filesystem);
     scene.volume("b", VolumeKind::Block);
@@ -34,7 +34,10 @@ fn a_driver_that_is_killed_is_taken_over_from() {
     write_to(&device, b"kept").unwrap();
     process.signal(Signal::SIGKILL);
     drop(node);
-    assert!(directories.endpoint.exists() && directories.registration_socket().exists(), "nobody cleared up");
+    assert!(
+        directories.endpoint.exists() && directories.registration_socket().exists(),
+        "the killed driver has removed its sockets"
+    );
     assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device)), (1, 1));
 
     let (process, node) = take_over();
@@ -68,56 +71,56 @@ fn a_driver_that_is_killed_is_taken_over_from() {
     scene.finish();
 }
 
-/// What a caller knows of a volume, from the answers it got.
+/// The state of a volume according to the responses that its client received.
 enum Known {
-    Made(String),
-    /// It may be there or not.
-    Asked(String),
+    Created(String),
+    /// The volume may exist or not.
+    Deleting(String),
     Deleted(String),
 }
 
-/// Makes volumes of both kinds and deletes every third, until the driver does not answer any more.
-fn make_and_delete(node: &Client, round: usize, tell: &mpsc::Sender<Known>) -> Result<(), tonic::Status> {
+/// Creates volumes of both kinds and deletes every third one, until the driver does not respond any more.
+fn create_and_delete(node: &Client, round: usize, sender: &mpsc::Sender<Known>) -> Result<(), tonic::Status> {
     for turn in 0.. {
         let name = format!("v-{round}-{turn}");
         let capability = if turn % 2 == 0 { mount(&[]) } else { block() };
         node.create_volume(create(&name, 1 << 20, capability))?;
-        tell.send(Known::Made(name.clone())).unwrap();
+        sender.send(Known::Created(name.clone())).unwrap();
         if turn % 3 == 0 {
-            tell.send(Known::Asked(name.clone())).unwrap();
+            sender.send(Known::Deleting(name.clone())).unwrap();
             node.delete_volume(delete(&name))?;
-            tell.send(Known::Deleted(name)).unwrap();
+            sender.send(Known::Deleted(name)).unwrap();
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_volume_is_whole_or_not_there_whenever_the_driver_is_killed() {
+fn a_volume_is_complete_or_absent_after_the_driver_is_killed() {
     let scene = Scene::without_driver();
     let (mut there, mut gone) = (BTreeSet::new(), BTreeSet::new());
     for round in 0..8 {
         let process = Process::start(&scene.directories);
         let node = process.connect();
         node.wait_until_ready();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
-            scope.spawn(|| make_and_delete(&node, round, &{ tell }).unwrap_err());
-            // The next call is under way by then, a little further each time.
-            let mut answers: Vec<Known> = told.iter().take(2 + round).collect();
+            scope.spawn(|| create_and_delete(&node, round, &{ sender }).unwrap_err());
+            // The next call is in progress then, a little further in each round.
+            let mut results: Vec<Known> = receiver.iter().take(2 + round).collect();
             process.signal(Signal::SIGKILL);
-            assert_eq!(answers.len(), 2 + round, "a call was refused before");
-            answers.extend(told.iter());
-            for known in answers {
+            assert_eq!(results.len(), 2 + round, "a call was refused before");
+            results.extend(receiver.iter());
+            for known in results {
                 match known {
-                    Known::Made(name) => drop(there.insert(id(&name))),
-                    Known::Asked(name) => drop(there.remove(&id(&name))),
+                    Known::Created(name) => drop(there.insert(id(&name))),
+                    Known::Deleting(name) => drop(there.remove(&id(&name))),
                     Known::Deleted(name) => drop(gone.insert(id(&name))),
                 }
             }
         });
         let found = BTreeSet::from_iter(scene.store.list().unwrap());
-        assert!(found.is_superset(&there), "{there:?} were made, {found:?} are left");
+        assert!(found.is_superset(&there), "{there:?} were created, {found:?} are left");
         assert!(found.is_disjoint(&gone), "{gone:?} were deleted, {found:?} are left");
         for volume in &found {
             assert_eq!(scene.store.volume(volume).unwrap().capacity(), Bytes(MIB));
@@ -127,21 +130,21 @@ fn a_volume_is_whole_or_not_there_whenever_the_driver_is_killed() {
     scene.finish();
 }
 
-/// Takes snapshots of both kinds of volume and makes volumes from them, until the driver does not answer any more.
-fn copy(node: &Client, round: usize, tell: &mpsc::Sender<String>) -> Result<(), tonic::Status> {
+/// Takes snapshots of both kinds of volume and creates volumes from them, until the driver does not respond any more.
+fn copy(node: &Client, round: usize, sender: &mpsc::Sender<String>) -> Result<(), tonic::Status> {
     for turn in 0.. {
         let (source, capability) = if turn % 2 == 0 { ("f", mount(&[])) } else { ("b", block()) };
         let name = format!("{source}-{round}-{turn}");
         node.create_snapshot(create_snapshot(&name, source))?;
-        tell.send(name.clone()).unwrap();
+        sender.send(name.clone()).unwrap();
         node.create_volume(from_snapshot(&name, &name, 0, capability))?;
-        tell.send(name).unwrap();
+        sender.send(name).unwrap();
     }
     Ok(())
 }
 
 #[test]
-fn a_copy_is_whole_or_not_there_whenever_the_driver_is_killed() {
+fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
     let scene = Scene::without_driver();
     scene.volume("f", VolumeKind::Filesystem);
     scene.volume("b", VolumeKind::Block);
@@ -162,19 +165,19 @@ fn a_copy_is_whole_or_not_there_whenever_the_driver_is_killed() {
         let process = Process::start(&scene.directories);
         let node = process.connect();
         node.wait_until_ready();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
-            scope.spawn(|| copy(&node, round, &{ tell }).unwrap_err());
-            known.extend(told.iter().take(1 + round));
+            scope.spawn(|| copy(&node, round, &{ sender }).unwrap_err());
+            known.extend(receiver.iter().take(1 + round));
             process.signal(Signal::SIGKILL);
-            known.extend(told.iter());
+            known.extend(receiver.iter());
         });
     }
     let snapshots = scene.store.snapshots().unwrap();
     for name in &known {
         assert!(snapshots.iter().any(|snapshot| snapshot.as_str() == name), "{name} is lost");
     }
-    // What was under way is there whole or not at all, and is made by a repetition.
+    // An interrupted copy is complete or absent, and a repeated call creates it.
     let process = Process::start(&scene.directories);
     let node = process.connect();
     node.wait_until_ready();
@@ -203,26 +206,26 @@ fn a_copy_is_whole_or_not_there_whenever_the_driver_is_killed() {
 }
 
 #[test]
-fn half_finished_work_is_finished_by_a_repetition() {
+fn repeated_calls_complete_interrupted_ones() {
     let mut scene = Scene::new();
     scene.volume("b", VolumeKind::Block);
     let (target, staging) = (scene.target("target"), scene.target("staging"));
 
-    // Attached, the file made, not yet mounted.
+    // State: the device is attached and the file created, but not yet mounted.
     scene.node().node_stage_volume(stage("b", &staging, block())).unwrap();
     std::fs::write(&target, "").unwrap();
     scene.restart_driver();
     scene.node().node_publish_volume(publish("b", &target, block())).unwrap();
     assert_eq!((scene.mounts_at(&target), scene.devices("b").len()), (1, 1));
 
-    // Unmounted, the file not yet removed.
+    // State: the target is unmounted, but the file not yet removed.
     assert!(loopfs::unmount(&target).unwrap());
     scene.restart_driver();
     scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
     assert!(!target.exists());
     assert_eq!(scene.devices("b"), []);
 
-    // The file removed, the device not yet detached.
+    // State: the file is removed, but the device not yet detached.
     scene.node().node_stage_volume(stage("b", &staging, block())).unwrap();
     scene.restart_driver();
     scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();

@@ -1,4 +1,4 @@
-//! A driver that is killed again and again while it is busy.
+//! A driver that is killed repeatedly while it serves calls.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -22,15 +22,15 @@ use crate::support::*;
 const VOLUMES: usize = 200;
 const KILLS: usize = 50;
 const CALLERS: usize = 4;
-/// A process is killed when it has answered fewer calls than this, so that on any machine some die as they start and
-/// most at work.
+/// The maximum number of calls that a process serves before it is killed. With it, some processes are killed at their
+/// start and most at work on any machine.
 const LONGEST_LIFE: u64 = 12;
-/// It lives on for less than this after the last of them: a part of a call.
+/// The maximum time between the last of these calls and the kill: a part of a call.
 const LAST_CALL: Duration = Duration::from_millis(20);
 const STEP: u64 = 4096;
 const LARGEST: u64 = 2 * MIB;
 
-/// SplitMix64: chance that can be repeated.
+/// SplitMix64, a random generator whose sequence can be repeated.
 struct Chance(u64);
 
 impl Chance {
@@ -42,13 +42,13 @@ impl Chance {
     }
 }
 
-/// From `LOOPFS_TEST_SEED`, or the time.
+/// Returns the seed from `LOOPFS_TEST_SEED`, or from the time.
 fn seed() -> u64 {
     let given = std::env::var("LOOPFS_TEST_SEED").ok().map(|text| text.parse().unwrap());
     given.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64)
 }
 
-/// A volume, and what its one caller knows of it.
+/// A volume, and its state according to its one client.
 struct Volume {
     name: String,
     kind: VolumeKind,
@@ -77,14 +77,14 @@ impl Volume {
         }
     }
 
-    /// As after a reboot, without having staged it.
+    /// Publishes without staging, as after a reboot.
     fn publish(&mut self, driver: &mut Caller<'_>) {
         let request = publish(&self.name, &self.target, self.capability());
         driver.until_done(|client| client.node_publish_volume(request.clone()).map(drop));
         self.published = true;
     }
 
-    /// A driver that has not opened its storage yet takes the mount away, and leaves the device to be unstaged.
+    /// A driver that has not opened its storage yet unmounts the target, and leaves the device to NodeUnstageVolume.
     fn unpublish(&mut self, driver: &mut Caller<'_>) {
         let request = unpublish(&self.name, &self.target);
         driver.until_done(|client| client.node_unpublish_volume(request.clone()).map(drop));
@@ -121,7 +121,7 @@ impl Volume {
         assert_eq!(String::from_utf8_lossy(&read), self.written, "{}", self.name);
     }
 
-    /// One thing that a kubelet or a workload does.
+    /// One random step of a kubelet or a workload.
     fn step(&mut self, driver: &mut Caller<'_>, chance: &mut Chance) {
         match (chance.below(4), self.published) {
             (0, _) => self.expand(driver),
@@ -141,28 +141,28 @@ impl Volume {
     }
 }
 
-/// What all callers share.
+/// The state that all clients share.
 struct Callers<'a> {
     scene: &'a Scene,
-    /// Of the driver that was started last.
+    /// The process of the current driver.
     ended: Mutex<CancellationToken>,
-    /// Calls that a driver took with it.
+    /// The number of calls that a killed driver interrupted.
     interrupted: AtomicUsize,
 }
 
 impl Callers<'_> {
     fn connect(&self) -> Client {
-        // If this driver is killed meanwhile, the connection is to the next and is given up as well.
+        // If this driver is killed in the meantime, the connection is to the next driver and is closed as well.
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Client::connect_until(&self.scene.directories.endpoint, ended)
     }
 }
 
-/// Calls a driver that may be killed at any moment.
+/// A client of a driver that may be killed at any moment.
 struct Caller<'a> {
     all: &'a Callers<'a>,
     client: Client,
-    /// Told of every call that was answered.
+    /// Receives a message for each response.
     answered: Sender<()>,
 }
 
@@ -171,7 +171,7 @@ impl<'a> Caller<'a> {
         Self { all, client: all.connect(), answered }
     }
 
-    /// Repeats a call until a driver has lived long enough to answer it.
+    /// Repeats a call until a driver has lived long enough to respond.
     fn until_done(&mut self, call: impl Fn(&Client) -> Result<(), Status>) {
         let start = Instant::now();
         while let Err(status) = call(&self.client) {
@@ -181,23 +181,23 @@ impl<'a> Caller<'a> {
                 self.all.interrupted.fetch_add(1, Ordering::Relaxed);
                 self.client = self.all.connect();
             } else {
-                // Its storage is being opened, or what a dead caller asked is under way.
+                // The driver is opening its storage, or the call of a killed client is in progress.
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        // Nobody counts once the last process was killed.
+        // There is no receiver after the last process was killed.
         self.answered.send(()).ok();
     }
 }
 
-/// Whether this says that the driver was killed or has only just begun, and nothing of the call.
+/// Returns `true` if the status only says that the driver was killed or has just started.
 fn was_interrupted(status: &Status) -> bool {
     let beginning = status.message().contains("are being opened");
     status.source().is_some() || status.code() == Code::Aborted || beginning
 }
 
 #[test]
-fn volumes_outlive_fifty_killed_drivers() {
+fn volumes_survive_fifty_killed_drivers() {
     let seed = seed();
     say(&format!("LOOPFS_TEST_SEED={seed}"));
     let mut chance = Chance(seed);
@@ -215,7 +215,7 @@ fn volumes_outlive_fifty_killed_drivers() {
     let mut calls = Vec::new();
     let mut storm = begun.elapsed();
     std::thread::scope(|scope| {
-        let (answered, answers) = mpsc::channel();
+        let (answered, results) = mpsc::channel();
         let threads: Vec<_> = shares
             .iter_mut()
             .map(|share| {
@@ -235,8 +235,8 @@ fn volumes_outlive_fifty_killed_drivers() {
             })
             .collect();
         drop(answered);
-        // Fewer come when no caller is left. Each says why when it is joined.
-        let wait_for = |count: usize| answers.iter().take(count).count() == count;
+        // Fewer messages arrive if a client has panicked. Joining it reports the reason.
+        let wait_for = |count: usize| results.iter().take(count).count() == count;
         let published = wait_for(VOLUMES);
         storm = begun.elapsed();
         while published && calls.len() < KILLS {
@@ -244,10 +244,10 @@ fn volumes_outlive_fifty_killed_drivers() {
             if !wait_for(life) {
                 break;
             }
-            // A moment that nothing announces is what is wanted.
+            // The kill must come at a moment that no event announces.
             std::thread::sleep(Duration::from_micros(chance.below(LAST_CALL.as_micros() as u64)));
             process.take().map(|process| process.signal(Signal::SIGKILL));
-            calls.push(life + answers.try_iter().count());
+            calls.push(life + results.try_iter().count());
             let next = started();
             *callers.ended.lock().unwrap_or_else(PoisonError::into_inner) = next.ended();
             process = Some(next);
@@ -292,8 +292,8 @@ fn volumes_outlive_fifty_killed_drivers() {
     say(&format!("all of it took {:.1?}", begun.elapsed()));
 }
 
-/// One device for each published Block volume, one mount for each published volume, the size that was asked for last, and
-/// nothing else.
+/// Checks for one device per published Block volume, one mount per published volume, the size that was requested last,
+/// and nothing else.
 fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
     let published_blocks =
         volumes.iter().filter(|volume| volume.published && volume.kind == VolumeKind::Block);
@@ -306,8 +306,8 @@ fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
     assert_eq!(devices, expected, "devices are those of the published Block volumes");
     let mounts = mountinfo::read().unwrap();
     for volume in volumes {
-        let shown = mounts.iter().filter(|mount| mount.mount_point == volume.target).count();
-        assert_eq!((shown, volume.target.exists()), (usize::from(volume.published), volume.published));
+        let mounted = mounts.iter().filter(|mount| mount.mount_point == volume.target).count();
+        assert_eq!((mounted, volume.target.exists()), (usize::from(volume.published), volume.published));
         assert_eq!(scene.store.volume(&id(&volume.name)).unwrap().capacity(), Bytes(volume.size));
     }
     say(&format!(

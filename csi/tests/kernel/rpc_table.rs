@@ -1,5 +1,5 @@
-//! Every RPC in every situation: called first, again, by several at once, with hostile words, and when a driver was killed
-//! while it was at it. What came of each is a table in the log.
+//! Every RPC in five situations: called once, repeated, called concurrently, called with malformed names and paths, and
+//! called while the driver is killed. The results are a table in the log.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ use crate::driver_process::Process;
 use crate::scene::{MIB, Scene, device_size, id, say};
 use crate::support::*;
 
-/// What a call is about.
+/// The volume, snapshot and paths of one call.
 #[derive(Clone)]
 struct Subject {
     /// The name and id of its volume, and of its snapshot.
@@ -35,36 +35,42 @@ impl Subject {
     }
 }
 
-/// An answer, in so far as it is the same each time.
-type Answer = Result<String, Status>;
+/// The result of a call. Only the parts that are equal for repeated calls.
+type CallResult = Result<String, Status>;
 
 struct Rpc {
     name: &'static str,
-    /// Brings the node to where the call has something to do.
+    /// Creates the state that the call changes or reads.
     prepare: fn(&Scene, &Client, &Subject),
-    call: fn(&Client, &Subject) -> Answer,
-    /// Whether that is so for which it was called.
+    call: fn(&Client, &Subject) -> CallResult,
+    /// Returns `true` if the node is in the state that the call establishes.
     is_done: fn(&Scene, &Subject) -> bool,
-    hostile: Hostile,
+    malformed_name: MalformedName,
 }
 
-/// What becomes of a call about something that has no such name.
+/// The expected result of a call with a malformed name.
 #[derive(Clone, Copy, Eq, PartialEq)]
-enum Hostile {
-    /// It names nothing.
-    Nameless,
+enum MalformedName {
+    /// The request contains no name.
+    TakesNoName,
     Refused,
-    /// There is no such thing, so it is gone, and lists are empty.
-    Gone,
-    /// Any text names a thing that is to be made.
-    Made,
+    /// No object can have this name, so deleting it succeeds and lists are empty.
+    CountsAsDeleted,
+    /// The name of a new object may be any text.
+    Accepted,
 }
 
-const WORDS: [&str; 6] = ["..", "../../outside", "a/b", ".hidden", "two\nlines", "nul\0"];
+const MALFORMED_NAMES: [&str; 6] = ["..", "../../outside", "a/b", ".hidden", "two\nlines", "nul\0"];
 
 macro_rules! rpc {
-    ($name:literal, $prepare:expr, $call:expr, $is_done:expr, $hostile:ident) => {
-        Rpc { name: $name, prepare: $prepare, call: $call, is_done: $is_done, hostile: Hostile::$hostile }
+    ($name:literal, $prepare:expr, $call:expr, $is_done:expr, $malformed_name:ident) => {
+        Rpc {
+            name: $name,
+            prepare: $prepare,
+            call: $call,
+            is_done: $is_done,
+            malformed_name: MalformedName::$malformed_name,
+        }
     };
 }
 
@@ -72,54 +78,67 @@ const RPCS: &[Rpc] = &[
     rpc!(
         "GetPluginInfo",
         nothing,
-        |node, _| said(node.get_plugin_info(Default::default())),
+        |node, _| result_of(node.get_plugin_info(Default::default())),
         always,
-        Nameless
+        TakesNoName
     ),
     rpc!(
         "GetPluginCapabilities",
         nothing,
-        |node, _| said(node.get_plugin_capabilities(Default::default())),
+        |node, _| result_of(node.get_plugin_capabilities(Default::default())),
         always,
-        Nameless
+        TakesNoName
     ),
-    rpc!("Probe", nothing, |node, _| said(node.probe(wire::ProbeRequest {})), always, Nameless),
+    rpc!("Probe", nothing, |node, _| result_of(node.probe(wire::ProbeRequest {})), always, TakesNoName),
     rpc!(
         "CreateVolume",
         nothing,
-        |node, of| said(node.create_volume(create(&of.name, 1 << 20, block()))),
+        |node, subject| result_of(node.create_volume(create(&subject.name, 1 << 20, block()))),
         is_stored,
-        Made
+        Accepted
     ),
     rpc!(
         "CreateVolume (clone)",
-        |scene, _, of| scene.volume(&source(of), VolumeKind::Block),
-        |node, of| said(node.create_volume(from_volume(&of.name, &source(of), 1 << 20, block()))),
+        |scene, _, subject| scene.volume(&source(subject), VolumeKind::Block),
+        |node, subject| result_of(node.create_volume(from_volume(
+            &subject.name,
+            &source(subject),
+            1 << 20,
+            block()
+        ))),
         is_stored,
         Refused
     ),
-    rpc!("DeleteVolume", device, |node, of| said(node.delete_volume(delete(&of.name))), is_gone, Gone),
+    rpc!(
+        "DeleteVolume",
+        device,
+        |node, subject| result_of(node.delete_volume(delete(&subject.name))),
+        is_deleted,
+        CountsAsDeleted
+    ),
     rpc!(
         "ControllerExpandVolume",
         device,
-        |node, of| said(node.controller_expand_volume(grow(&of.name, 2 << 20, 0))),
-        |scene, of| scene.store.volume(&id(&of.name)).unwrap().capacity() == Bytes(2 * MIB),
+        |node, subject| result_of(node.controller_expand_volume(grow(&subject.name, 2 << 20, 0))),
+        |scene, subject| scene.store.volume(&id(&subject.name)).unwrap().capacity() == Bytes(2 * MIB),
         Refused
     ),
     rpc!(
         "ControllerGetVolume",
         device,
-        |node, of| said(node.controller_get_volume(get(&of.name))),
+        |node, subject| result_of(node.controller_get_volume(get(&subject.name))),
         is_stored,
         Refused
     ),
     rpc!(
         "ControllerGetVolumeHealth",
         device,
-        |node, of| {
-            let request =
-                wire::ControllerGetVolumeHealthRequest { volume_id: of.name.clone(), ..Default::default() };
-            said(node.controller_get_volume_health(request))
+        |node, subject| {
+            let request = wire::ControllerGetVolumeHealthRequest {
+                volume_id: subject.name.clone(),
+                ..Default::default()
+            };
+            result_of(node.controller_get_volume_health(request))
         },
         is_stored,
         Refused
@@ -127,258 +146,277 @@ const RPCS: &[Rpc] = &[
     rpc!(
         "ControllerListVolumeHealth",
         nothing,
-        |node, _| said(node.controller_list_volume_health(Default::default())),
+        |node, _| result_of(node.controller_list_volume_health(Default::default())),
         always,
-        Nameless
+        TakesNoName
     ),
     rpc!(
         "ValidateVolumeCapabilities",
         device,
-        |node, of| said(node.validate_volume_capabilities(validate(&of.name, block()))),
+        |node, subject| result_of(node.validate_volume_capabilities(validate(&subject.name, block()))),
         is_stored,
         Refused
     ),
-    rpc!("ListVolumes", device, |node, _| said(node.list_volumes(list(0, ""))), is_stored, Nameless),
+    rpc!("ListVolumes", device, |node, _| result_of(node.list_volumes(list(0, ""))), is_stored, TakesNoName),
     rpc!(
         "GetCapacity",
         nothing,
-        // It changes with what is freed in the background.
-        |node, _| said(node.get_capacity(Default::default()).map(|answer| answer.available_capacity > 0)),
+        // The exact value changes while space is freed in the background.
+        |node, _| result_of(
+            node.get_capacity(Default::default()).map(|result| result.available_capacity > 0)
+        ),
         always,
-        Nameless
+        TakesNoName
     ),
     rpc!(
         "ControllerGetCapabilities",
         nothing,
-        |node, _| said(node.controller_get_capabilities(wire::ControllerGetCapabilitiesRequest {})),
+        |node, _| result_of(node.controller_get_capabilities(wire::ControllerGetCapabilitiesRequest {})),
         always,
-        Nameless
+        TakesNoName
     ),
     rpc!(
         "CreateSnapshot",
         device,
-        |node, of| said(node.create_snapshot(create_snapshot(&of.name, &of.name))),
-        is_kept,
+        |node, subject| result_of(node.create_snapshot(create_snapshot(&subject.name, &subject.name))),
+        has_snapshot,
         Refused
     ),
     rpc!(
         "DeleteSnapshot",
         snapshot,
-        |node, of| said(node.delete_snapshot(delete_snapshot(&of.name))),
-        |scene, of| !is_kept(scene, of),
-        Gone
+        |node, subject| result_of(node.delete_snapshot(delete_snapshot(&subject.name))),
+        |scene, subject| !has_snapshot(scene, subject),
+        CountsAsDeleted
     ),
     rpc!(
         "GetSnapshot",
         snapshot,
-        |node, of| said(node.get_snapshot(get_snapshot(&of.name))),
-        is_kept,
+        |node, subject| result_of(node.get_snapshot(get_snapshot(&subject.name))),
+        has_snapshot,
         Refused
     ),
     rpc!(
         "ListSnapshots",
         snapshot,
-        |node, of| said(node.list_snapshots(list_snapshots(0, "", &of.name, ""))),
-        is_kept,
-        Gone
+        |node, subject| result_of(node.list_snapshots(list_snapshots(0, "", &subject.name, ""))),
+        has_snapshot,
+        CountsAsDeleted
     ),
-    rpc!("NodeGetInfo", nothing, |node, _| said(node.node_get_info(Default::default())), always, Nameless),
+    rpc!(
+        "NodeGetInfo",
+        nothing,
+        |node, _| result_of(node.node_get_info(Default::default())),
+        always,
+        TakesNoName
+    ),
     rpc!(
         "NodeGetCapabilities",
         nothing,
-        |node, _| said(node.node_get_capabilities(Default::default())),
+        |node, _| result_of(node.node_get_capabilities(Default::default())),
         always,
-        Nameless
+        TakesNoName
     ),
     rpc!(
         "NodeStageVolume",
         device,
-        |node, of| said(node.node_stage_volume(stage(&of.name, &of.staging, block()))),
+        |node, subject| result_of(node.node_stage_volume(stage(&subject.name, &subject.staging, block()))),
         is_attached,
         Refused
     ),
     rpc!(
         "NodePublishVolume",
         device,
-        |node, of| said(node.node_publish_volume(publish(&of.name, &of.target, block()))),
-        |scene, of| is_attached(scene, of) && is_shown(scene, of),
+        |node, subject| result_of(node.node_publish_volume(publish(&subject.name, &subject.target, block()))),
+        |scene, subject| is_attached(scene, subject) && is_published(scene, subject),
         Refused
     ),
     rpc!(
         "NodePublishVolume (mount)",
         directory,
-        |node, of| said(node.node_publish_volume(publish(&of.name, &of.target, mount(&["nodev"])))),
-        is_shown,
+        |node, subject| result_of(node.node_publish_volume(publish(
+            &subject.name,
+            &subject.target,
+            mount(&["nodev"])
+        ))),
+        is_published,
         Refused
     ),
     rpc!(
         "NodeGetVolumeStats",
         published,
-        |node, of| said(node.node_get_volume_stats(stats(&of.name, &of.target))),
-        is_shown,
+        |node, subject| result_of(node.node_get_volume_stats(stats(&subject.name, &subject.target))),
+        is_published,
         Refused
     ),
     rpc!(
         "NodeGetVolumeHealth",
         published,
-        |node, of| {
-            let target = of.target.to_str().unwrap_or_default().to_owned();
+        |node, subject| {
+            let target = subject.target.to_str().unwrap_or_default().to_owned();
             let request = wire::NodeGetVolumeHealthRequest {
-                volume_id: of.name.clone(),
+                volume_id: subject.name.clone(),
                 volume_publish_path: target,
                 ..Default::default()
             };
-            said(node.node_get_volume_health(request))
+            result_of(node.node_get_volume_health(request))
         },
-        is_shown,
+        is_published,
         Refused
     ),
     rpc!(
         "NodeGetStorageHealth",
         nothing,
-        |node, _| said(node.node_get_storage_health(Default::default())),
+        |node, _| result_of(node.node_get_storage_health(Default::default())),
         always,
-        Nameless
+        TakesNoName
     ),
     rpc!(
         "NodeExpandVolume",
-        grown,
-        |node, of| said(node.node_expand_volume(expand(&of.name, &of.target, 2 << 20, 0))),
-        |_, of| device_size(&File::open(&of.target).unwrap()) == 2 * MIB,
+        expanded,
+        |node, subject| result_of(node.node_expand_volume(expand(
+            &subject.name,
+            &subject.target,
+            2 << 20,
+            0
+        ))),
+        |_, subject| device_size(&File::open(&subject.target).unwrap()) == 2 * MIB,
         Refused
     ),
     rpc!(
         "NodeUnpublishVolume",
         published,
-        |node, of| said(node.node_unpublish_volume(unpublish(&of.name, &of.target))),
-        |scene, of| !is_attached(scene, of) && scene.mounts_at(&of.target) == 0 && !of.target.exists(),
+        |node, subject| result_of(node.node_unpublish_volume(unpublish(&subject.name, &subject.target))),
+        |scene, subject| !is_attached(scene, subject)
+            && scene.mounts_at(&subject.target) == 0
+            && !subject.target.exists(),
         Refused
     ),
     rpc!(
         "NodeUnstageVolume",
         staged,
-        |node, of| said(node.node_unstage_volume(unstage(&of.name, &of.staging))),
-        |scene, of| !is_attached(scene, of),
+        |node, subject| result_of(node.node_unstage_volume(unstage(&subject.name, &subject.staging))),
+        |scene, subject| !is_attached(scene, subject),
         Refused
     ),
 ];
 
-fn said<T: std::fmt::Debug>(answer: Result<T, Status>) -> Answer {
-    answer.map(|answer| format!("{answer:?}"))
+fn result_of<T: std::fmt::Debug>(result: Result<T, Status>) -> CallResult {
+    result.map(|result| format!("{result:?}"))
 }
 
 fn nothing(_: &Scene, _: &Client, _: &Subject) {}
 
-fn device(scene: &Scene, _: &Client, of: &Subject) {
-    scene.volume(&of.name, VolumeKind::Block);
+fn device(scene: &Scene, _: &Client, subject: &Subject) {
+    scene.volume(&subject.name, VolumeKind::Block);
 }
 
-fn directory(scene: &Scene, _: &Client, of: &Subject) {
-    scene.volume(&of.name, VolumeKind::Filesystem);
+fn directory(scene: &Scene, _: &Client, subject: &Subject) {
+    scene.volume(&subject.name, VolumeKind::Filesystem);
 }
 
-fn source(of: &Subject) -> String {
-    format!("{}-source", of.name)
+fn source(subject: &Subject) -> String {
+    format!("{}-source", subject.name)
 }
 
-fn snapshot(scene: &Scene, _: &Client, of: &Subject) {
-    scene.volume(&of.name, VolumeKind::Block);
-    scene.store.create_snapshot(&id(&of.name), &SnapshotId::parse(&of.name).unwrap()).unwrap();
+fn snapshot(scene: &Scene, _: &Client, subject: &Subject) {
+    scene.volume(&subject.name, VolumeKind::Block);
+    scene.store.create_snapshot(&id(&subject.name), &SnapshotId::parse(&subject.name).unwrap()).unwrap();
 }
 
-fn staged(scene: &Scene, node: &Client, of: &Subject) {
-    device(scene, node, of);
-    node.node_stage_volume(stage(&of.name, &of.staging, block())).unwrap();
+fn staged(scene: &Scene, node: &Client, subject: &Subject) {
+    device(scene, node, subject);
+    node.node_stage_volume(stage(&subject.name, &subject.staging, block())).unwrap();
 }
 
-fn published(scene: &Scene, node: &Client, of: &Subject) {
-    device(scene, node, of);
-    node.node_publish_volume(publish(&of.name, &of.target, block())).unwrap();
+fn published(scene: &Scene, node: &Client, subject: &Subject) {
+    device(scene, node, subject);
+    node.node_publish_volume(publish(&subject.name, &subject.target, block())).unwrap();
 }
 
-fn grown(scene: &Scene, node: &Client, of: &Subject) {
-    published(scene, node, of);
-    scene.store.grow(&id(&of.name), Bytes(2 * MIB)).unwrap();
+fn expanded(scene: &Scene, node: &Client, subject: &Subject) {
+    published(scene, node, subject);
+    scene.store.grow(&id(&subject.name), Bytes(2 * MIB)).unwrap();
 }
 
 fn always(_: &Scene, _: &Subject) -> bool {
     true
 }
 
-fn is_stored(scene: &Scene, of: &Subject) -> bool {
-    scene.store.list().unwrap().contains(&id(&of.name))
+fn is_stored(scene: &Scene, subject: &Subject) -> bool {
+    scene.store.list().unwrap().contains(&id(&subject.name))
 }
 
-fn is_gone(scene: &Scene, of: &Subject) -> bool {
-    !is_stored(scene, of)
+fn is_deleted(scene: &Scene, subject: &Subject) -> bool {
+    !is_stored(scene, subject)
 }
 
-fn is_kept(scene: &Scene, of: &Subject) -> bool {
-    scene.store.snapshots().unwrap().iter().any(|snapshot| snapshot.as_str() == of.name)
+fn has_snapshot(scene: &Scene, subject: &Subject) -> bool {
+    scene.store.snapshots().unwrap().iter().any(|snapshot| snapshot.as_str() == subject.name)
 }
 
-fn is_attached(scene: &Scene, of: &Subject) -> bool {
-    scene.devices(&of.name).len() == 1
+fn is_attached(scene: &Scene, subject: &Subject) -> bool {
+    scene.devices(&subject.name).len() == 1
 }
 
-fn is_shown(scene: &Scene, of: &Subject) -> bool {
-    scene.mounts_at(&of.target) == 1
+fn is_published(scene: &Scene, subject: &Subject) -> bool {
+    scene.mounts_at(&subject.target) == 1
 }
 
-/// Takes away what a situation has shown or attached.
-fn tidy(node: &Client, of: &Subject) {
-    node.node_unpublish_volume(unpublish(&of.name, &of.target)).unwrap();
-    node.node_unstage_volume(unstage(&of.name, &of.staging)).unwrap();
+/// Unpublishes and unstages the volume.
+fn clean_up(node: &Client, subject: &Subject) {
+    node.node_unpublish_volume(unpublish(&subject.name, &subject.target)).unwrap();
+    node.node_unstage_volume(unstage(&subject.name, &subject.staging)).unwrap();
 }
 
-fn first_and_again(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> [String; 2] {
-    let of = Subject::new(scene, &format!("once-{number}"));
-    (rpc.prepare)(scene, node, &of);
-    let first = (rpc.call)(node, &of).unwrap_or_else(|status| panic!("{}: {status:?}", rpc.name));
-    assert!((rpc.is_done)(scene, &of), "{}, called once", rpc.name);
-    let again =
-        (rpc.call)(node, &of).unwrap_or_else(|status| panic!("{}, called again: {status:?}", rpc.name));
-    assert_eq!(again, first, "{}, called again", rpc.name);
-    assert!((rpc.is_done)(scene, &of), "{}, called again", rpc.name);
-    tidy(node, &of);
+fn once_and_repeated(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> [String; 2] {
+    let subject = Subject::new(scene, &format!("once-{number}"));
+    (rpc.prepare)(scene, node, &subject);
+    let first = (rpc.call)(node, &subject).unwrap_or_else(|status| panic!("{}: {status:?}", rpc.name));
+    assert!((rpc.is_done)(scene, &subject), "{}, called once", rpc.name);
+    let repeated =
+        (rpc.call)(node, &subject).unwrap_or_else(|status| panic!("{}, repeated: {status:?}", rpc.name));
+    assert_eq!(repeated, first, "{}, repeated", rpc.name);
+    assert!((rpc.is_done)(scene, &subject), "{}, repeated", rpc.name);
+    clean_up(node, &subject);
     ["OK".to_owned(), "the same".to_owned()]
 }
 
-fn at_once(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> String {
-    let of = Subject::new(scene, &format!("at-once-{number}"));
-    (rpc.prepare)(scene, node, &of);
-    let answers: Vec<Answer> = std::thread::scope(|scope| {
-        let calls: Vec<_> = (0..4).map(|_| scope.spawn(|| (rpc.call)(node, &of))).collect();
+fn concurrently(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> String {
+    let subject = Subject::new(scene, &format!("concurrent-{number}"));
+    (rpc.prepare)(scene, node, &subject);
+    let results: Vec<CallResult> = std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..4).map(|_| scope.spawn(|| (rpc.call)(node, &subject))).collect();
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
-    for status in answers.iter().filter_map(|answer| answer.as_ref().err()) {
-        assert_eq!(status.code(), Code::Aborted, "{}, called at once: {status:?}", rpc.name);
+    for status in results.iter().filter_map(|result| result.as_ref().err()) {
+        assert_eq!(status.code(), Code::Aborted, "{}, called concurrently: {status:?}", rpc.name);
     }
-    let done = answers.iter().filter(|answer| answer.is_ok()).count();
-    assert!(done > 0, "{}, called at once: each waits for another", rpc.name);
-    assert!((rpc.is_done)(scene, &of), "{}, called at once", rpc.name);
-    tidy(node, &of);
-    format!("{done} OK, {} Aborted", answers.len() - done)
+    let done = results.iter().filter(|result| result.is_ok()).count();
+    assert!(done > 0, "{}, called concurrently: no call succeeds", rpc.name);
+    assert!((rpc.is_done)(scene, &subject), "{}, called concurrently", rpc.name);
+    clean_up(node, &subject);
+    format!("{done} OK, {} Aborted", results.len() - done)
 }
 
-/// What no call may reach: a directory beside the orchestrator's, and the way that was planted to it.
+/// A directory beside the kubelet directory, which no call may reach, and a symbolic link to it.
 struct Outside {
     directory: PathBuf,
-    way: PathBuf,
+    symlink_path: PathBuf,
 }
 
 impl Outside {
-    fn plant(scene: &Scene) -> Self {
-        let outside = Self { directory: scene.scratch().join("outside"), way: scene.target("way") };
+    fn create(scene: &Scene) -> Self {
+        let outside = Self { directory: scene.scratch().join("outside"), symlink_path: scene.target("way") };
         fs::create_dir(&outside.directory).unwrap();
         fs::write(outside.directory.join("file"), "precious").unwrap();
-        symlink(&outside.directory, &outside.way).unwrap();
+        symlink(&outside.directory, &outside.symlink_path).unwrap();
         outside
     }
 
     fn paths(&self, scene: &Scene) -> [PathBuf; 4] {
         let up = scene.directories.kubelet.join("../outside/target");
-        [self.directory.join("target"), up, self.way.join("target"), Path::new("target").to_owned()]
+        [self.directory.join("target"), up, self.symlink_path.join("target"), Path::new("target").to_owned()]
     }
 
     fn assert_untouched(&self, rpc: &Rpc) {
@@ -395,140 +433,158 @@ impl Outside {
     }
 }
 
-fn with_hostile_words(scene: &Scene, node: &Client, outside: &Outside, number: usize, rpc: &Rpc) -> String {
-    if rpc.hostile == Hostile::Nameless {
+fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number: usize, rpc: &Rpc) -> String {
+    if rpc.malformed_name == MalformedName::TakesNoName {
         return "takes no name".to_owned();
     }
     let mut codes: Vec<Code> = Vec::new();
-    let mut note = |answer: &Answer| {
-        let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+    let mut note = |result: &CallResult| {
+        let code = result.as_ref().err().map_or(Code::Ok, Status::code);
         codes.extend((!codes.contains(&code)).then_some(code));
         code
     };
-    let held = || {
+    let locked = || {
         let devices = LoopControl::open().unwrap().snapshot().unwrap().len();
         (scene.store.list().unwrap(), scene.store.snapshots().unwrap(), devices)
     };
-    let before = held();
-    for word in WORDS {
-        let of = Subject { name: word.to_owned(), ..Subject::new(scene, "hostile") };
-        let answer = (rpc.call)(node, &of);
-        let allowed = match (rpc.hostile, note(&answer)) {
+    let before = locked();
+    for name in MALFORMED_NAMES {
+        let subject = Subject { name: name.to_owned(), ..Subject::new(scene, "malformed") };
+        let result = (rpc.call)(node, &subject);
+        let allowed = match (rpc.malformed_name, note(&result)) {
             (_, Code::InvalidArgument) => true,
-            (Hostile::Refused, code) => code == Code::NotFound,
+            (MalformedName::Refused, code) => code == Code::NotFound,
             (_, code) => code == Code::Ok,
         };
-        assert!(allowed, "{} of {word:?}: {answer:?}", rpc.name);
+        assert!(allowed, "{} of {name:?}: {result:?}", rpc.name);
         for volume in scene.store.list().unwrap().iter().filter(|volume| !before.0.contains(volume)) {
-            assert!(rpc.hostile == Hostile::Made, "{} of {word:?} made {volume:?}", rpc.name);
+            assert!(
+                rpc.malformed_name == MalformedName::Accepted,
+                "{} of {name:?} created {volume:?}",
+                rpc.name
+            );
             node.delete_volume(delete(volume.as_str())).unwrap();
         }
         outside.assert_untouched(rpc);
     }
-    assert!(held() == before, "{} has changed something", rpc.name);
+    assert!(locked() == before, "{} has changed the state of the node", rpc.name);
 
     if rpc.name.starts_with("Node") {
-        let of = Subject::new(scene, &format!("astray-{number}"));
-        (rpc.prepare)(scene, node, &of);
+        let subject = Subject::new(scene, &format!("outside-{number}"));
+        (rpc.prepare)(scene, node, &subject);
         for path in outside.paths(scene) {
-            let astray = Subject { target: path.clone(), staging: path.clone(), ..of.clone() };
-            let answer = (rpc.call)(node, &astray);
-            let code = note(&answer);
+            let outside_path = Subject { target: path.clone(), staging: path.clone(), ..subject.clone() };
+            let result = (rpc.call)(node, &outside_path);
+            let code = note(&result);
             let refused = [Code::InvalidArgument, Code::FailedPrecondition, Code::NotFound].contains(&code);
-            // The others go by the id: nothing is at a staging path, health is the volume's, and a device grows wherever it is shown.
+            // The other calls use only the id: staging leaves nothing at its path, health is a property of the volume, and a
+            // device is refreshed wherever it is published.
             let at_path =
                 ["NodePublish", "NodeUnpublish", "NodeGetVolumeStats"].map(|name| rpc.name.starts_with(name));
             let at_path = at_path.contains(&true);
-            assert!(refused || !at_path, "{} at {}: {answer:?}", rpc.name, path.display());
+            assert!(refused || !at_path, "{} at {}: {result:?}", rpc.name, path.display());
             outside.assert_untouched(rpc);
         }
-        tidy(node, &of);
+        clean_up(node, &subject);
     }
     codes.iter().map(|code| format!("{code:?}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Calls all of them at once and kills the driver when most were answered and two are under way; answers what became of each.
-fn cut_off(scene: &Scene, driver: Process, subjects: &[Subject]) -> Vec<Answer> {
+/// Starts all calls concurrently, and kills the driver when half of them have returned and two are in progress. Returns the
+/// result of each call.
+fn kill_during_calls(scene: &Scene, driver: Process, subjects: &[Subject]) -> Vec<CallResult> {
     let node = driver.connect();
-    let held: Vec<&Subject> = std::iter::zip(RPCS, subjects)
+    let locked: Vec<&Subject> = std::iter::zip(RPCS, subjects)
         .filter(|(rpc, _)| ["NodeStageVolume", "NodePublishVolume"].contains(&rpc.name))
-        .map(|(_, of)| of)
+        .map(|(_, subject)| subject)
         .collect();
-    let locks: Vec<_> = held.iter().map(|of| hold_up(scene, &of.name)).collect();
-    let (answered, answers) = std::sync::mpsc::channel();
+    let locks: Vec<_> = locked.iter().map(|subject| hold_up(scene, &subject.name)).collect();
+    let (returned, results) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let calls: Vec<_> = std::iter::zip(RPCS, subjects)
-            .map(|(rpc, of)| {
-                let (node, answered) = (&node, answered.clone());
+            .map(|(rpc, subject)| {
+                let (node, returned) = (&node, returned.clone());
                 scope.spawn(move || {
-                    let answer = until_free(|| (rpc.call)(node, of));
-                    answered.send(()).unwrap();
-                    answer
+                    let result = until_free(|| (rpc.call)(node, subject));
+                    returned.send(()).unwrap();
+                    result
                 })
             })
             .collect();
-        for of in held {
-            crate::calls_in_progress::wait_until_busy(&node, &of.name, &of.target);
+        for subject in locked {
+            crate::calls_in_progress::wait_until_busy(&node, &subject.name, &subject.target);
         }
-        answers.iter().take(RPCS.len() / 2).for_each(drop);
+        results.iter().take(RPCS.len() / 2).for_each(drop);
         driver.signal(Signal::SIGKILL);
         drop(locks);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     })
 }
 
-fn until_free(call: impl Fn() -> Answer) -> Answer {
+fn until_free(call: impl Fn() -> CallResult) -> CallResult {
     let start = Instant::now();
     loop {
         match call() {
             Err(status) if status.code() == Code::Aborted && start.elapsed() < PATIENCE => {}
-            answer => return answer,
+            result => return result,
         }
     }
 }
 
 #[test]
-fn every_rpc_in_every_situation() {
+fn every_rpc_is_idempotent_safe_concurrently_and_after_a_crash() {
     let scene = Scene::without_driver();
     let driver = Process::start(&scene.directories);
     let node = driver.connect();
     node.wait_until_ready();
-    let outside = Outside::plant(&scene);
+    let outside = Outside::create(&scene);
     let mut rows: Vec<Vec<String>> = Vec::new();
     for (number, rpc) in RPCS.iter().enumerate() {
         let mut row = vec![rpc.name.to_owned()];
-        row.extend(first_and_again(&scene, &node, number, rpc));
-        row.push(at_once(&scene, &node, number, rpc));
-        row.push(with_hostile_words(&scene, &node, &outside, number, rpc));
+        row.extend(once_and_repeated(&scene, &node, number, rpc));
+        row.push(concurrently(&scene, &node, number, rpc));
+        row.push(with_malformed_names(&scene, &node, &outside, number, rpc));
         rows.push(row);
     }
 
     let subjects: Vec<Subject> =
-        (0..RPCS.len()).map(|number| Subject::new(&scene, &format!("cut-{number}"))).collect();
-    for (rpc, of) in std::iter::zip(RPCS, &subjects) {
-        (rpc.prepare)(&scene, &node, of);
+        (0..RPCS.len()).map(|number| Subject::new(&scene, &format!("killed-{number}"))).collect();
+    for (rpc, subject) in std::iter::zip(RPCS, &subjects) {
+        (rpc.prepare)(&scene, &node, subject);
     }
     drop(node);
-    let cut = cut_off(&scene, driver, &subjects);
-    assert!(cut.iter().filter(|answer| answer.is_err()).count() >= 2, "nothing was cut off: {cut:?}");
+    let interrupted = kill_during_calls(&scene, driver, &subjects);
+    assert!(
+        interrupted.iter().filter(|result| result.is_err()).count() >= 2,
+        "no call was interrupted: {interrupted:?}"
+    );
     let driver = Process::start(&scene.directories);
     let node = driver.connect();
     node.wait_until_ready();
-    for (((rpc, of), cut), row) in std::iter::zip(RPCS, &subjects).zip(cut).zip(&mut rows) {
-        let answer = (rpc.call)(&node, of);
-        assert!(answer.is_ok(), "{}, after {cut:?} of a driver that was killed: {answer:?}", rpc.name);
-        assert!((rpc.is_done)(&scene, of), "{}, after a driver was killed", rpc.name);
-        row.push(if cut.is_ok() { "answered, OK" } else { "cut off, OK" }.to_owned());
-        tidy(&node, of);
+    for (((rpc, subject), interrupted), row) in
+        std::iter::zip(RPCS, &subjects).zip(interrupted).zip(&mut rows)
+    {
+        let result = (rpc.call)(&node, subject);
+        assert!(
+            result.is_ok(),
+            "{}, repeated after {interrupted:?} of a killed driver: {result:?}",
+            rpc.name
+        );
+        assert!((rpc.is_done)(&scene, subject), "{}, repeated after the driver was killed", rpc.name);
+        row.push(if interrupted.is_ok() { "returned, OK" } else { "interrupted, OK" }.to_owned());
+        clean_up(&node, subject);
     }
     drop(node);
     assert!(driver.signal(Signal::SIGTERM).success());
-    fs::remove_file(&outside.way).unwrap();
+    fs::remove_file(&outside.symlink_path).unwrap();
     fs::remove_dir_all(&outside.directory).unwrap();
-    say(&format!("{:<28} {:<4} {:<9} {:<16} {:<13} hostile", "RPC", "once", "again", "at once", "killed"));
+    say(&format!(
+        "{:<28} {:<4} {:<9} {:<16} {:<15} malformed",
+        "RPC", "once", "repeated", "concurrently", "killed"
+    ));
     for row in rows {
-        let [name, first, again, at_once, hostile, killed] = &row[..] else { panic!("{row:?}") };
-        say(&format!("{name:<28} {first:<4} {again:<9} {at_once:<16} {killed:<13} {hostile}"));
+        let [name, first, repeated, concurrent, malformed, killed] = &row[..] else { panic!("{row:?}") };
+        say(&format!("{name:<28} {first:<4} {repeated:<9} {concurrent:<16} {killed:<15} {malformed}"));
     }
     scene.finish();
 }

@@ -1,4 +1,4 @@
-//! A node with a driver, and what a test must leave behind: nothing.
+//! A node with a driver. A test must restore the state that it found.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,6 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
+use crate::scratch_disk::ScratchDisk;
 use crate::support::{Client, Directories, Driver, PATIENCE};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -26,11 +27,13 @@ pub(crate) fn path_from(variable: &str) -> PathBuf {
     )
 }
 
-/// A node: the store that a provisioner makes volumes in, the orchestrator's directory, and a driver.
+/// A node: the store in which a provisioner creates volumes, the kubelet directory, and a driver.
 pub(crate) struct Scene {
     pub(crate) store: VolumeStore,
     pub(crate) directories: Directories,
     driver: Option<Driver>,
+    /// The file system of all tests. `directories.data` may be another one.
+    data: PathBuf,
     before: Vec<String>,
     scratch: TempDir,
 }
@@ -42,20 +45,32 @@ impl Scene {
         scene
     }
 
-    /// The orchestrator's directory is on a file system of its own, mounted as strictly as nodes may be.
+    /// Returns a node without a driver. The kubelet directory is on a file system of its own, which is mounted with the
+    /// strictest flags that nodes use.
     pub(crate) fn without_driver() -> Self {
         let data = path_from("LOOPFS_TEST_XFS");
         let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
         assert_eq!(store.list().unwrap(), [], "volumes of an earlier test are left");
         assert_eq!(store.snapshots().unwrap(), [], "snapshots of an earlier test are left");
-        // The first runtime of a process leaves a pair of sockets, by which signals come in.
+        // The first runtime of a process creates a pair of sockets for signals, which stays open.
         drop(tokio::runtime::Runtime::new().unwrap());
         let before = holdings(&data);
         let scratch = tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).unwrap();
         let directories = Directories::make(scratch.path(), &data);
         let strict = MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         mount(Some("kubelet"), &directories.kubelet, Some("tmpfs"), strict, None::<&str>).unwrap();
-        Self { store, directories, driver: None, before, scratch }
+        Self { store, directories, driver: None, data, before, scratch }
+    }
+
+    /// Returns a node whose volumes are on the second disk, with that disk and a driver that is ready. The test stops the
+    /// driver and drops the disk before it calls [`finish`](Self::finish).
+    pub(crate) fn on_scratch_disk() -> (Self, ScratchDisk, Driver) {
+        let mut scene = Self::without_driver();
+        let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
+        scene.directories.data = disk.data.clone();
+        let driver = Driver::start(&scene.directories);
+        driver.wait_until_ready();
+        (scene, disk, driver)
     }
 
     pub(crate) fn scratch(&self) -> &Path {
@@ -77,14 +92,14 @@ impl Scene {
         self.driver.as_ref().unwrap()
     }
 
-    /// Deletes a volume as the store would not, which is in use.
+    /// Deletes a volume that is in use, which the store would refuse.
     pub(crate) fn lose(&self, name: &str) {
         let data = &self.directories.data;
         let trash = data.join("trash").join(format!("{name}.0123456789abcdef"));
         std::fs::rename(data.join("volumes").join(name), trash).unwrap();
     }
 
-    /// A volume of 1 MiB.
+    /// Creates a volume of 1 MiB.
     pub(crate) fn volume(&self, name: &str, kind: VolumeKind) {
         self.store.create(&id(name), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
     }
@@ -93,19 +108,19 @@ impl Scene {
         self.directories.kubelet.join(name)
     }
 
-    /// Loop devices that are bound to a volume.
+    /// Returns the loop devices that are attached to a volume.
     pub(crate) fn devices(&self, volume: &str) -> Vec<Status> {
         let image = self.store.volume(&id(volume)).unwrap().open_image(loopfs::Access::ReadOnly).unwrap();
         let devices = LoopControl::open().unwrap().find(image.as_fd()).unwrap();
         devices.iter().map(|device| device.status().unwrap()).collect()
     }
 
-    /// How many mounts there are at a target.
+    /// Returns the number of mounts at a target.
     pub(crate) fn mounts_at(&self, target: &Path) -> usize {
         mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == target).count()
     }
 
-    /// Deletes all volumes and snapshots, ends the driver, and fails if the test has left anything published or attached.
+    /// Deletes all volumes and snapshots, stops the driver, and fails if the test has left a mount or a device.
     pub(crate) fn finish(mut self) {
         if let Some(driver) = self.driver.take() {
             driver.stop();
@@ -120,15 +135,15 @@ impl Scene {
         self.store.empty_trash().unwrap();
         // Idle loop devices are removed in the background.
         let start = Instant::now();
-        while holdings(&self.directories.data) != self.before && start.elapsed() < PATIENCE {
+        while holdings(&self.data) != self.before && start.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(holdings(&self.directories.data), self.before, "the test has left something behind");
+        assert_eq!(holdings(&self.data), self.before, "the test has left something behind");
     }
 }
 
 impl Drop for Scene {
-    /// A test that failed half-way must not make those after it fail: best effort.
+    /// Cleans up after a failed test as far as possible, so that it does not make later tests fail.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -152,7 +167,7 @@ impl Drop for Scene {
     }
 }
 
-/// Loop devices, mounts, project ids with limits, and what this process has open.
+/// Returns the loop devices, mounts, project ids with limits, and open files of this process.
 fn holdings(data: &Path) -> Vec<String> {
     let devices = LoopControl::open().unwrap().snapshot().unwrap();
     let mut all: Vec<String> = devices.iter().map(|status| format!("{:?}", status.binding)).collect();
@@ -169,10 +184,10 @@ fn holdings(data: &Path) -> Vec<String> {
     all
 }
 
-/// Of sockets, pipes and the like only what they are: each has a number of its own.
+/// Returns the open files. Only the type of sockets, pipes and the like, because each has a number of its own.
 fn open_files() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
-    // The listing's own descriptor is closed by the time it is looked at.
+    // The descriptor of the listing itself is closed by then.
     let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
     let mut open: Vec<String> = targets
         .map(|target| target.to_string_lossy().split(":[").next().unwrap_or_default().to_owned())
@@ -187,7 +202,7 @@ pub(crate) fn id(name: &str) -> VolumeId {
     VolumeId::parse(name).unwrap()
 }
 
-/// Size of a device, as whoever has it open sees it.
+/// Returns the size of an open device.
 pub(crate) fn device_size(mut device: &File) -> u64 {
     device.seek(SeekFrom::End(0)).unwrap()
 }
@@ -200,7 +215,7 @@ pub(crate) fn device_number(path: &Path) -> u64 {
     fs::metadata(path).unwrap().rdev()
 }
 
-/// Writes through to the image.
+/// Writes and flushes to the image.
 pub(crate) fn write_to(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let mut device = File::options().write(true).open(path)?;
     device.write_all(content)?;
@@ -213,7 +228,7 @@ pub(crate) fn read_from(path: &Path, length: usize) -> Vec<u8> {
     content
 }
 
-/// Total bytes and inodes, as a program in the volume sees them.
+/// Returns the total bytes and inodes that a program in the volume sees.
 pub(crate) fn size_of_mount(path: &Path) -> (u64, u64) {
     let status = statvfs(path).unwrap();
     (status.blocks() * status.fragment_size(), status.files())
@@ -228,7 +243,7 @@ pub(crate) fn flags_of_mount(path: &Path) -> FsFlags {
     statvfs(path).unwrap().flags() & seen
 }
 
-/// Into the log, also if the test passes.
+/// Writes to the log, even if the test passes.
 #[allow(clippy::explicit_write, reason = "what eprintln! says of a test that passes is thrown away")]
 pub(crate) fn say(text: &str) {
     writeln!(std::io::stderr(), "{text}").unwrap();

@@ -13,7 +13,7 @@ use crate::support::PATIENCE;
 
 const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
 
-/// The second disk, as a data file system that may be broken: it is where it was afterwards.
+/// The second disk as a data file system that a test may damage. Dropping it restores the disk and its mount.
 pub(crate) struct ScratchDisk {
     device: PathBuf,
     usually_at: PathBuf,
@@ -41,7 +41,7 @@ impl ScratchDisk {
         let start = Instant::now();
         loop {
             match mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")) {
-                // A file is open for writing: what the driver does in the background takes its moment.
+                // A file is open for writing: the background work of the driver takes a moment.
                 Err(Errno::EBUSY) if start.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -53,7 +53,7 @@ impl ScratchDisk {
 
 impl Drop for ScratchDisk {
     fn drop(&mut self) {
-        // A test that failed has left volumes published, and a panic here would abort the tests after it.
+        // A failed test has left volumes published, and a panic here would abort the tests after it.
         let how = if std::thread::panicking() { MntFlags::MNT_DETACH } else { MntFlags::empty() };
         umount2(&self.data, how).unwrap();
         self.mount();

@@ -1,4 +1,4 @@
-//! Secrets are in no log, however much is logged.
+//! Secrets never appear in the log, at any log level.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ fn secrets() -> HashMap<String, String> {
     [(format!("key-{SECRET}"), SECRET.to_owned())].into()
 }
 
-/// Adds secrets to requests; the messages are those that have such a field.
+/// Adds secrets to requests. These are the messages that have such a field.
 macro_rules! with_secrets {
     ($($message:ident),* $(,)?) => {
         const MESSAGES: &[&str] = &[$(stringify!($message)),*];
@@ -55,7 +55,7 @@ with_secrets! {
     NodeExpandVolumeRequest,
 }
 
-/// Messages of the protocol that have a field for secrets.
+/// Returns the messages of the protocol that have a field for secrets.
 fn messages_with_secrets() -> Vec<&'static str> {
     let mut found = Vec::new();
     let mut message = "";
@@ -92,7 +92,7 @@ fn secrets_are_never_logged() {
     let of_v = wire::ControllerGetVolumeHealthRequest { volume_id: "v".to_owned(), ..Default::default() };
     node.controller_get_volume_health(of_v.with_secrets()).unwrap();
     node.node_get_storage_health(wire::NodeGetStorageHealthRequest::default().with_secrets()).unwrap();
-    // Refused: an error must not quote what was sent either.
+    // These calls are refused, and their errors must not quote the request either.
     node.node_publish_volume(publish("absent", &target, mount(&["bad"])).with_secrets()).unwrap_err();
     node.node_stage_volume(stage("../v", &staging, None).with_secrets()).unwrap_err();
     node.create_volume(create("v", 0, mount(&[])).with_secrets()).unwrap_err();
@@ -101,7 +101,7 @@ fn secrets_are_never_logged() {
         .unwrap_err();
     node.controller_unpublish_volume(wire::ControllerUnpublishVolumeRequest::default().with_secrets())
         .unwrap_err();
-    // Whatever becomes of these.
+    // The results of these calls do not matter.
     drop(node.create_snapshot(wire::CreateSnapshotRequest::default().with_secrets()));
     drop(node.delete_snapshot(wire::DeleteSnapshotRequest::default().with_secrets()));
     drop(node.get_snapshot(wire::GetSnapshotRequest::default().with_secrets()));

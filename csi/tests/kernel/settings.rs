@@ -1,4 +1,4 @@
-//! Settings of Block volumes: what a class asks, on the device.
+//! The settings of Block volumes from their StorageClass, checked on the device.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -14,12 +14,12 @@ use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
 
-fn made_with(name: &str, parameters: &[(&str, &str)]) -> wire::CreateVolumeRequest {
+fn created_with(name: &str, parameters: &[(&str, &str)]) -> wire::CreateVolumeRequest {
     let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     wire::CreateVolumeRequest { parameters, ..create(name, FOUR, block()) }
 }
 
-/// What the device at a target lets through of discards, in bytes.
+/// Returns the discard limit of the device at a target, in bytes.
 fn discards(target: &Path) -> u64 {
     let index = LoopDevice::open_path(target).unwrap().index();
     let text = fs::read_to_string(format!("/sys/block/loop{index}/queue/discard_max_bytes")).unwrap();
@@ -32,14 +32,14 @@ fn discards(target: &Path) -> u64 {
 #[case::direct(&[("directIO", "required")], 512, false)]
 #[case::thin(&[("provisioning", "thin"), ("logicalBlockSize", "512")], 512, true)]
 #[case::all(&[("provisioning", "thin"), ("logicalBlockSize", "4096"), ("directIO", "required")], 4096, true)]
-fn a_device_is_as_the_class_says(
+fn a_device_has_the_settings_of_its_class(
     #[case] parameters: &[(&str, &str)],
     #[case] block_size: u32,
     #[case] thin: bool,
 ) {
     let mut scene = Scene::new();
     let target = scene.target("target");
-    scene.node().create_volume(made_with("v", parameters)).unwrap();
+    scene.node().create_volume(created_with("v", parameters)).unwrap();
     for _ in 0..2 {
         scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
         let status = &scene.devices("v")[0];
@@ -47,7 +47,7 @@ fn a_device_is_as_the_class_says(
         assert_eq!(discards(&target) > 0, thin);
         write_to(&target, &vec![9; block_size as usize]).unwrap();
         scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-        // The next driver, and after it has let go of the device, finds what was recorded.
+        // The next driver, which no longer has the device open, finds the recorded settings.
         scene.restart_driver();
     }
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -58,12 +58,12 @@ fn a_device_is_as_the_class_says(
     scene.finish();
 }
 
-/// As is left by a driver that was killed between attaching and masking.
+/// The state after a driver was killed between attaching the device and disabling discards.
 #[test]
-fn a_device_that_lets_discards_through_is_mended_when_it_is_staged_or_published() {
+fn staging_or_publishing_disables_discards_of_a_device() {
     let scene = Scene::new();
     let (target, staging) = (scene.target("target"), scene.target("staging"));
-    scene.node().create_volume(made_with("v", &[])).unwrap();
+    scene.node().create_volume(created_with("v", &[])).unwrap();
     let control = LoopControl::open().unwrap();
     for stages in [false, true] {
         let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadWrite).unwrap();
@@ -87,38 +87,38 @@ fn a_device_that_lets_discards_through_is_mended_when_it_is_staged_or_published(
 #[case::direct_io("directIO", "preferred", "required")]
 #[case::block_size("logicalBlockSize", "512", "4096")]
 #[case::provisioning("provisioning", "thick", "thin")]
-fn a_name_stands_for_one_volume_with_its_settings(
+fn a_second_volume_of_a_name_must_have_the_same_settings(
     #[case] name: &str,
     #[case] default: &str,
     #[case] other: &str,
 ) {
     let scene = Scene::new();
     let node = scene.node();
-    let volume = node.create_volume(made_with("v", &[])).unwrap().volume;
-    let refused = node.create_volume(made_with("v", &[(name, other)]));
+    let volume = node.create_volume(created_with("v", &[])).unwrap().volume;
+    let refused = node.create_volume(created_with("v", &[(name, other)]));
     assert_refused(refused, Code::AlreadyExists, &["v", name, default, other]);
-    assert_eq!(node.create_volume(made_with("v", &[(name, default)])).unwrap().volume, volume);
+    assert_eq!(node.create_volume(created_with("v", &[(name, default)])).unwrap().volume, volume);
 
-    let asked = |value: &str| {
+    let request = |value: &str| {
         let parameters = [(name.to_owned(), value.to_owned())].into();
         let request = wire::ValidateVolumeCapabilitiesRequest { parameters, ..validate("v", block()) };
         node.validate_volume_capabilities(request).unwrap()
     };
-    assert_eq!(asked(default).confirmed.unwrap().parameters.len(), 1);
-    let answer = asked(other);
+    assert_eq!(request(default).confirmed.unwrap().parameters.len(), 1);
+    let answer = request(other);
     assert_eq!(answer.confirmed, None);
     assert!(answer.message.contains(name) && answer.message.contains(default), "{}", answer.message);
     scene.finish();
 }
 
-/// One class serves both kinds of volume.
+/// One StorageClass serves both kinds of volume.
 #[test]
-fn a_directory_is_made_with_the_settings_of_devices_all_the_same() {
+fn a_filesystem_volume_accepts_the_settings_of_devices() {
     let scene = Scene::new();
     let settings = [("directIO", "required"), ("logicalBlockSize", "4096"), ("provisioning", "thin")];
     let request = wire::CreateVolumeRequest {
         volume_capabilities: Vec::from_iter(mount(&[])),
-        ..made_with("v", &settings)
+        ..created_with("v", &settings)
     };
     for _ in 0..2 {
         scene.node().create_volume(request.clone()).unwrap();
@@ -130,10 +130,10 @@ fn a_directory_is_made_with_the_settings_of_devices_all_the_same() {
 }
 
 #[test]
-fn every_complaint_about_parameters_is_made_at_once() {
+fn one_error_lists_all_invalid_parameters() {
     let scene = Scene::new();
     let wrong = [("directIO", "off"), ("logicalBlockSize", "1024"), ("provisioning", "sparse"), ("x", "y")];
-    let refused = scene.node().create_volume(made_with("v", &wrong));
+    let refused = scene.node().create_volume(created_with("v", &wrong));
     let says = ["directIO", "logicalBlockSize", "provisioning", "\"x\"", "thick or thin", "512 or 4096"];
     assert_refused(refused, Code::InvalidArgument, &says);
     assert_eq!(scene.store.list().unwrap(), []);

@@ -1,4 +1,4 @@
-//! Snapshots of volumes, and volumes made from snapshots and from other volumes.
+//! Snapshots of volumes, and volumes that are created from snapshots and from other volumes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -23,7 +23,7 @@ fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
     }
 }
 
-/// Something that is not the same in two places, and more than a block.
+/// Returns a content of more than a block that differs at each position.
 fn content(seed: u8) -> Vec<u8> {
     (0..3 * 4096u32).map(|n| (n.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
 }
@@ -57,27 +57,27 @@ fn take(scene: &Scene, name: &str, volume: &str) -> wire::Snapshot {
     scene.node().create_snapshot(create_snapshot(name, volume)).unwrap().snapshot.unwrap()
 }
 
-fn made(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
+fn created(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
     answer.unwrap().volume.unwrap()
 }
 
-fn show(scene: &Scene, volume: &str, kind: VolumeKind) -> std::path::PathBuf {
+fn publish_volume(scene: &Scene, volume: &str, kind: VolumeKind) -> std::path::PathBuf {
     let target = scene.target(volume);
     scene.node().node_publish_volume(publish(volume, &target, capability_of(kind))).unwrap();
     target
 }
 
-fn hide(scene: &Scene, volume: &str) {
+fn unpublish_volume(scene: &Scene, volume: &str) {
     scene.node().node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
 }
 
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn a_volume_in_use_is_kept_as_it_was_and_made_anew(#[case] kind: VolumeKind) {
+fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
     let mut scene = Scene::new();
     scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
-    let target = show(&scene, "v", kind);
+    let target = publish_volume(&scene, "v", kind);
     write(&target, 1);
     let before = SystemTime::now() - Duration::from_secs(1);
     let snapshot = take(&scene, "s", "v");
@@ -89,7 +89,7 @@ fn a_volume_in_use_is_kept_as_it_was_and_made_anew(#[case] kind: VolumeKind) {
     let taken = SystemTime::try_from(snapshot.creation_time.unwrap()).unwrap();
     assert!((before..=SystemTime::now()).contains(&taken), "{taken:?}");
 
-    // Again, from another driver, and when its volume has grown: the same one.
+    // The same snapshot is returned by another driver, and after its volume was expanded.
     scene.restart_driver();
     scene.node().controller_expand_volume(grow("v", EIGHT, 0)).unwrap();
     assert_eq!(take(&scene, "s", "v"), snapshot);
@@ -100,28 +100,29 @@ fn a_volume_in_use_is_kept_as_it_was_and_made_anew(#[case] kind: VolumeKind) {
         copies.into_iter().zip([FOUR, EIGHT]).zip([1, 2]).map(|((r, s), d)| (r, s, d))
     {
         let name = request.name.clone();
-        let volume = made(scene.node().create_volume(request.clone()));
+        let volume = created(scene.node().create_volume(request.clone()));
         assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), (name.as_str(), size));
         assert_eq!(volume.content_source, request.volume_content_source);
-        assert_eq!(made(scene.node().create_volume(request)), volume);
-        let told = scene.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
-        assert_eq!(told, volume);
-        assert_holds(&show(&scene, &name, kind), seed);
+        assert_eq!(created(scene.node().create_volume(request)), volume);
+        let reported = scene.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
+        assert_eq!(reported, volume);
+        assert_holds(&publish_volume(&scene, &name, kind), seed);
     }
-    // Each is a volume of its own.
+    // Each copy is independent.
     write(&scene.target("r"), 3);
     write(&scene.target("c"), 4);
     assert_holds(&target, 2);
     for name in ["v", "r", "c"] {
         let stats = scene.node().node_get_volume_stats(stats(name, &scene.target(name))).unwrap();
         assert!(!stats.volume_condition.unwrap().abnormal);
-        hide(&scene, name);
+        unpublish_volume(&scene, name);
     }
-    // A snapshot outlives its volume, and a volume its snapshot.
+    // A snapshot survives its volume, and a volume its snapshot.
     scene.node().delete_volume(delete("v")).unwrap();
     assert_eq!(take(&scene, "s", "v"), snapshot);
     assert_eq!(
-        made(scene.node().create_volume(from_snapshot("q", "s", FOUR, capability_of(kind)))).capacity_bytes,
+        created(scene.node().create_volume(from_snapshot("q", "s", FOUR, capability_of(kind))))
+            .capacity_bytes,
         FOUR
     );
     for _ in 0..2 {
@@ -129,36 +130,36 @@ fn a_volume_in_use_is_kept_as_it_was_and_made_anew(#[case] kind: VolumeKind) {
         assert_refused(scene.node().get_snapshot(get_snapshot("s")), Code::NotFound, &["s"]);
     }
     for (name, seed) in [("q", 1), ("r", 3), ("c", 4)] {
-        assert_holds(&show(&scene, name, kind), seed);
-        hide(&scene, name);
+        assert_holds(&publish_volume(&scene, name, kind), seed);
+        unpublish_volume(&scene, name);
         scene.node().delete_volume(delete(name)).unwrap();
     }
     scene.finish();
 }
 
 #[test]
-fn a_directory_that_was_made_from_another_has_a_limit_of_its_own() {
+fn a_copied_directory_has_a_limit_of_its_own() {
     let scene = Scene::new();
     scene.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
-    let source = show(&scene, "v", VolumeKind::Filesystem);
+    let source = publish_volume(&scene, "v", VolumeKind::Filesystem);
     fs::write(source.join("half"), vec![1; 2 << 20]).unwrap();
     scene.node().create_volume(from_volume("c", "v", FOUR, mount(&[]))).unwrap();
-    let clone = show(&scene, "c", VolumeKind::Filesystem);
+    let clone = publish_volume(&scene, "c", VolumeKind::Filesystem);
     assert_eq!(size_of_mount(&clone).0, 4 << 20);
     let error = fs::write(clone.join("more"), vec![2; 3 << 20]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::ENOSPC as i32), "what was copied counts");
     fs::remove_file(clone.join("more")).unwrap();
-    // And nothing of it is charged to the source.
+    // Its blocks are not charged to the source.
     fs::write(source.join("more"), vec![2; (2 << 20) - (64 << 10)]).unwrap();
-    hide(&scene, "v");
-    hide(&scene, "c");
+    unpublish_volume(&scene, "v");
+    unpublish_volume(&scene, "c");
     scene.finish();
 }
 
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn a_name_stands_for_one_snapshot_and_one_content(#[case] kind: VolumeKind) {
+fn a_second_snapshot_or_copy_of_a_name_must_have_the_same_source(#[case] kind: VolumeKind) {
     let scene = Scene::new();
     let node = scene.node();
     let capability = || capability_of(kind);
@@ -171,7 +172,7 @@ fn a_name_stands_for_one_snapshot_and_one_content(#[case] kind: VolumeKind) {
         let refused = node.create_snapshot(create_snapshot("s", "w"));
         assert_refused(refused, Code::AlreadyExists, &["s", "volume v", "volume w"]);
     }
-    let clone = made(node.create_volume(from_snapshot("c", "s", FOUR, capability())));
+    let clone = created(node.create_volume(from_snapshot("c", "s", FOUR, capability())));
     let others = [
         create("c", FOUR, capability()),
         from_snapshot("c", "t", FOUR, capability()),
@@ -180,11 +181,11 @@ fn a_name_stands_for_one_snapshot_and_one_content(#[case] kind: VolumeKind) {
     ];
     for other in others {
         let name = other.name.clone();
-        assert_refused(node.create_volume(other), Code::AlreadyExists, &[&name, "made"]);
+        assert_refused(node.create_volume(other), Code::AlreadyExists, &[&name, "created"]);
     }
-    // Also when the snapshot is gone.
+    // This holds after the snapshot was deleted, too.
     node.delete_snapshot(delete_snapshot("s")).unwrap();
-    assert_eq!(made(node.create_volume(from_snapshot("c", "s", FOUR, capability()))), clone);
+    assert_eq!(created(node.create_volume(from_snapshot("c", "s", FOUR, capability()))), clone);
     assert_refused(
         node.create_volume(from_snapshot("d", "s", FOUR, capability())),
         Code::NotFound,
@@ -212,7 +213,7 @@ fn a_name_stands_for_one_snapshot_and_one_content(#[case] kind: VolumeKind) {
 #[case::too_large(|request: &mut wire::CreateVolumeRequest| {
     request.capacity_range = Some(wire::CapacityRange { required_bytes: 1 << 40, limit_bytes: 0 });
 }, Code::ResourceExhausted, "available")]
-fn what_cannot_be_made_from_its_source_is_not_made(
+fn a_copy_with_incompatible_properties_is_refused(
     #[case] change: fn(&mut wire::CreateVolumeRequest),
     #[case] code: Code,
     #[case] says: &str,
@@ -239,7 +240,7 @@ fn what_cannot_be_made_from_its_source_is_not_made(
 #[case::lines("v\n", Code::NotFound)]
 #[case::nul("v\0", Code::NotFound)]
 #[case::long(&"v".repeat(4096), Code::NotFound)]
-fn ids_of_nothing(#[case] source: &str, #[case] code: Code) {
+fn ids_that_do_not_exist_are_refused(#[case] source: &str, #[case] code: Code) {
     let scene = Scene::new();
     let node = scene.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
@@ -262,7 +263,7 @@ fn ids_of_nothing(#[case] source: &str, #[case] code: Code) {
 }
 
 #[test]
-fn any_name_has_a_snapshot_of_its_own() {
+fn each_name_has_a_snapshot_of_its_own() {
     let scene = Scene::new();
     scene.node().create_volume(create("v", FOUR, block())).unwrap();
     let longest = "n".repeat(128);
@@ -283,14 +284,14 @@ fn any_name_has_a_snapshot_of_its_own() {
     scene.finish();
 }
 
-/// Ids of the snapshots of a page.
+/// Returns the ids of the snapshots of a page.
 fn snapshots(scene: &Scene, request: wire::ListSnapshotsRequest) -> Vec<String> {
     let page = scene.node().list_snapshots(request).unwrap();
     page.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect()
 }
 
 #[test]
-fn snapshots_are_listed_in_pages_that_others_do_not_move() {
+fn snapshot_pages_do_not_shift_when_others_are_created_or_deleted() {
     let scene = Scene::new();
     for volume in ["v", "w"] {
         scene.node().create_volume(create(volume, FOUR, block())).unwrap();
@@ -303,7 +304,7 @@ fn snapshots_are_listed_in_pages_that_others_do_not_move() {
 
     let first = scene.node().list_snapshots(list_snapshots(2, "", "", "")).unwrap();
     assert_eq!(first.entries.len(), 2);
-    // The one before, the last of the page, and the one after it go; a new one comes before.
+    // The one before, the last of the page and the one after it are deleted; a new one is created before them.
     for gone in ["s-0", "s-1", "s-2"] {
         scene.node().delete_snapshot(delete_snapshot(gone)).unwrap();
     }
@@ -331,34 +332,34 @@ fn snapshots_are_listed_in_pages_that_others_do_not_move() {
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn calls_at_once_make_one(#[case] kind: VolumeKind) {
+fn concurrent_calls_create_one_snapshot_or_copy(#[case] kind: VolumeKind) {
     let scene = Scene::new();
     scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
-    write(&show(&scene, "v", kind), 5);
+    write(&publish_volume(&scene, "v", kind), 5);
     let request = create_snapshot("s", "v");
-    for answer in scene.node().create_snapshot_at_once(&request, 8) {
+    for answer in scene.node().create_snapshot_concurrently(&request, 8) {
         match answer {
             Ok(answer) => assert_eq!(answer.snapshot.unwrap().snapshot_id, "s"),
             Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
         }
     }
-    // Of one source at once: two names do not hinder each other.
+    // Concurrent copies of one source do not disturb each other.
     let request = from_snapshot("c", "s", FOUR, capability_of(kind));
-    let answers = scene.node().create_at_once(&request, 8);
-    assert!(answers.iter().any(Result::is_ok));
-    for status in answers.into_iter().filter_map(Result::err) {
+    let results = scene.node().create_concurrently(&request, 8);
+    assert!(results.iter().any(Result::is_ok));
+    for status in results.into_iter().filter_map(Result::err) {
         assert_eq!(status.code(), Code::Aborted, "{status}");
     }
-    made(scene.node().create_volume(request));
+    created(scene.node().create_volume(request));
     assert_eq!((scene.store.list().unwrap().len(), scene.store.snapshots().unwrap().len()), (2, 1));
-    assert_holds(&show(&scene, "c", kind), 5);
-    hide(&scene, "c");
-    hide(&scene, "v");
+    assert_holds(&publish_volume(&scene, "c", kind), 5);
+    unpublish_volume(&scene, "c");
+    unpublish_volume(&scene, "v");
     scene.finish();
 }
 
 #[test]
-fn a_volume_whose_device_could_not_be_attached_again_is_not_kept() {
+fn a_copy_whose_device_cannot_be_attached_is_refused() {
     let scene = Scene::new();
     let parameters =
         [("directIO".to_owned(), "required".to_owned()), ("logicalBlockSize".to_owned(), "512".to_owned())];
@@ -377,15 +378,15 @@ fn a_snapshot_is_on_the_node_of_its_volume() {
     let scene = Scene::new();
     let node = scene.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
-    let asked = |node: &str| wire::CreateSnapshotRequest {
+    let request = |node: &str| wire::CreateSnapshotRequest {
         accessibility_requirements: on(node),
         ..create_snapshot("s", "v")
     };
     let field = ["accessibility_requirements"];
-    assert_refused(node.create_snapshot(asked("node-2")), Code::ResourceExhausted, &field);
+    assert_refused(node.create_snapshot(request("node-2")), Code::ResourceExhausted, &field);
     assert_eq!(scene.store.snapshots().unwrap(), []);
-    node.create_snapshot(asked(NODE)).unwrap();
-    assert_refused(node.create_snapshot(asked("node-2")), Code::AlreadyExists, &field);
+    node.create_snapshot(request(NODE)).unwrap();
+    assert_refused(node.create_snapshot(request("node-2")), Code::AlreadyExists, &field);
     scene.finish();
 }
 
@@ -395,7 +396,7 @@ fn on(node: &str) -> Option<wire::TopologyRequirement> {
 }
 
 #[test]
-fn what_a_deleted_snapshot_held_is_freed_by_the_driver() {
+fn the_driver_frees_the_space_of_a_deleted_snapshot() {
     let scene = Scene::new();
     let room = || scene.node().get_capacity(Default::default()).unwrap().available_capacity;
     scene.node().create_volume(create("v", 16 * FOUR, block())).unwrap();

@@ -1,4 +1,4 @@
-//! The file system comes and goes.
+//! The data file system is mounted, unmounted and replaced while the driver runs.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -11,16 +11,15 @@ use nix::sys::stat::Mode;
 use tonic::Code;
 
 use crate::scene::{Scene, path_from};
-use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
-fn show(source: &Path, target: &Path) {
+fn bind_mount_at(source: &Path, target: &Path) {
     let source = open(source, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty()).unwrap();
     bind_mount(source.as_fd(), target, MountFlags::default()).unwrap();
 }
 
 #[test]
-fn the_driver_waits_for_its_file_system_and_notices_its_loss() {
+fn the_driver_waits_for_its_file_system_and_detects_its_loss() {
     let mut scene = Scene::without_driver();
     scene.volume("v", VolumeKind::Filesystem);
     let (here, data) = (path_from("LOOPFS_TEST_XFS"), scene.scratch().join("data"));
@@ -31,7 +30,7 @@ fn the_driver_waits_for_its_file_system_and_notices_its_loss() {
     assert_refused(driver.settled(), Code::FailedPrecondition, &["nothing is mounted there"]);
     assert!(!scene.directories.registration_socket().exists());
 
-    show(&here, &data);
+    bind_mount_at(&here, &data);
     driver.wait_until_ready();
     driver.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     wait_for(&scene.directories.registration_socket());
@@ -42,38 +41,36 @@ fn the_driver_waits_for_its_file_system_and_notices_its_loss() {
     let refused = driver.node_publish_volume(publish("v", &other, mount(&[])));
     assert_refused(refused, Code::FailedPrecondition, &["nothing is mounted there"]);
     assert!(!other.exists());
-    // What runs may end, and what is not mounted holds nothing.
+    // Workloads can stop, and nothing is written below the empty mount point.
     driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
 
-    show(&here, &data);
+    bind_mount_at(&here, &data);
     driver.wait_until_ready();
     driver.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
-    scene.directories.data = here;
     scene.finish();
 }
 
 #[test]
-fn a_file_system_without_quotas_is_refused_and_the_option_named() {
+fn a_file_system_without_quotas_is_refused_with_the_mount_option() {
     let mut scene = Scene::without_driver();
-    let here = std::mem::replace(&mut scene.directories.data, path_from("LOOPFS_TEST_XFS_NOQUOTA"));
+    scene.directories.data = path_from("LOOPFS_TEST_XFS_NOQUOTA");
     let driver = Driver::start(&scene.directories);
     assert_refused(driver.settled(), Code::FailedPrecondition, &["project quotas are off", "prjquota"]);
     assert!(!scene.directories.registration_socket().exists());
     driver.stop();
-    scene.directories.data = here;
     scene.finish();
 }
 
 #[test]
-fn another_file_system_than_the_one_that_was_initialised_is_refused() {
+fn a_file_system_other_than_the_recorded_one_is_refused() {
     let mut scene = Scene::without_driver();
     let (here, data) = (path_from("LOOPFS_TEST_XFS"), scene.scratch().join("data"));
     fs::create_dir(&data).unwrap();
-    show(&here, &data);
+    bind_mount_at(&here, &data);
     let other = "00000000-1111-4222-8333-444444444444";
     fs::write(scene.scratch().join("data.filesystem-uuid"), other).unwrap();
     scene.directories.data = data.clone();
@@ -83,17 +80,12 @@ fn another_file_system_than_the_one_that_was_initialised_is_refused() {
     assert!(!scene.directories.registration_socket().exists());
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
-    scene.directories.data = here;
     scene.finish();
 }
 
 #[test]
-fn a_disk_that_was_unmounted_lazily_and_mounted_again_is_opened_again() {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+fn a_disk_that_was_lazily_unmounted_and_mounted_again_is_reopened() {
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
     let mounted = |path: &Path| mountinfo::at(&mountinfo::read().unwrap(), path).unwrap().id;
@@ -114,7 +106,6 @@ fn a_disk_that_was_unmounted_lazily_and_mounted_again_is_opened_again() {
     driver.delete_volume(delete("v")).unwrap();
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 

@@ -15,7 +15,7 @@ use crate::scene::{Scene, id};
 use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
-/// A way in which a data disk fails.
+/// The kinds of failure of a data disk.
 #[derive(Clone, Copy)]
 enum Kind {
     Frozen,
@@ -112,11 +112,7 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, says: &st
 #[case::shut_down(Kind::ShutDown, "shut down")]
 #[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
 fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Kind, #[case] says: &str) {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     let volumes = publish_volumes(&driver, &scene, kind);
 
     let failure = Failure::begin(kind, &disk);
@@ -124,7 +120,7 @@ fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Ki
     for volume in &volumes {
         assert_storage_failed(&driver, volume, &scene.target(volume), says);
     }
-    // Twice, because a call whose response was lost is repeated.
+    // Each call is made twice, because an orchestrator repeats a call whose response was lost.
     for volume in volumes.iter().chain(&volumes) {
         let target = scene.target(volume);
         driver.node_unpublish_volume(unpublish(volume, &target)).unwrap();
@@ -141,28 +137,23 @@ fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Ki
     }
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 
-/// The driver does not know yet that the disk has failed.
+/// The driver has not detected the failure of the disk yet.
 #[rstest]
 #[case::frozen(Kind::Frozen)]
 #[case::shut_down(Kind::ShutDown)]
 #[case::unmounted(Kind::Unmounted)]
-fn unpublishing_succeeds_when_the_disk_failed_a_moment_ago(#[case] kind: Kind) {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+fn unpublishing_succeeds_before_the_driver_has_detected_the_failure(#[case] kind: Kind) {
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     let volumes = publish_volumes(&driver, &scene, kind);
     let failure = Failure::begin(kind, &disk);
     for volume in &volumes {
         driver.node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
         assert!(!scene.target(volume).exists());
     }
-    // From now on the driver knows, and keeps no file of a disk open that has failed.
+    // From now on the driver has detected the failure, and has no file of the failed disk open.
     assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[]);
     drop(failure);
     driver.wait_until_ready();
@@ -172,11 +163,10 @@ fn unpublishing_succeeds_when_the_disk_failed_a_moment_ago(#[case] kind: Kind) {
     }
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 
-/// Unstages a volume, and waits for the cleanup that its unpublication may have left to the background.
+/// Unstages a volume. Waits for the cleanup that the unpublish call may have left to the background.
 fn unstage_when_free(driver: &Driver, scene: &Scene, volume: &str) {
     let start = Instant::now();
     while let Err(refused) = driver.node_unstage_volume(unstage(volume, &scene.target("staging"))) {
@@ -186,18 +176,14 @@ fn unstage_when_free(driver: &Driver, scene: &Scene, volume: &str) {
 }
 
 #[test]
-fn unpublishing_waits_for_no_lock_of_a_process_that_the_frozen_disk_stops() {
-    let mut scene = Scene::without_driver();
-    let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-    let here = std::mem::replace(&mut scene.directories.data, disk.data.clone());
-    let driver = Driver::start(&scene.directories);
-    driver.wait_until_ready();
+fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() {
+    let (scene, disk, driver) = Scene::on_scratch_disk();
     let volumes = publish_volumes(&driver, &scene, Kind::Frozen);
     driver.create_volume(create("new", 1 << 20, mount(&[]))).unwrap();
     let store = VolumeStore::open(&disk.data, StoreOptions::default()).unwrap();
     std::thread::scope(|scope| {
         let failure = Failure::begin(Kind::Frozen, &disk);
-        // The lock that is taken for each publication record, held by a writer that waits for the disk.
+        // The lock for publication records, held by a process that waits for the disk.
         scope.spawn(|| store.record_use(&id("new"), Path::new("/pods/new")).unwrap());
         wait_until_locked(&disk.data.join(".loopfs/users"));
         for volume in &volumes {
@@ -215,7 +201,6 @@ fn unpublishing_waits_for_no_lock_of_a_process_that_the_frozen_disk_stops() {
     }
     driver.stop();
     drop(disk);
-    scene.directories.data = here;
     scene.finish();
 }
 

@@ -1,11 +1,11 @@
-//! As much of HTTP as a probe speaks.
+//! The part of HTTP that a probe needs.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::PATIENCE;
 
-/// The status and the body of an answer.
+/// Returns the status and the body of a response.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     request(address, &format!("GET {path} HTTP/1.1\r\nHost: driver\r\n\r\n"))
 }
@@ -20,7 +20,8 @@ pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// An address that nobody listens on. The guest of the kernel lane has no network, and its loopback is down at first.
+/// Returns an address without a listener. The guest of the kernel lane has no network, and its loopback interface is
+/// down at first.
 pub(crate) fn free_address() -> SocketAddr {
     const FLAGS: &str = "/sys/class/net/lo/flags";
     const UP: u32 = 1;

@@ -1,4 +1,4 @@
-//! A driver in this process, and a client that calls it as an orchestrator would.
+//! A driver in this process, and a client that calls it like an orchestrator.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,21 +22,21 @@ pub(crate) mod http;
 pub(crate) const DRIVER: &str = "csi.loopfs.dev";
 pub(crate) const NODE: &str = "node-1";
 
-/// Longer than anything here takes, even under emulation.
+/// The timeout of waits in tests, longer than any operation takes even under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Directories of a driver, as the DaemonSet gives them.
+/// The directories of a driver, as in the DaemonSet.
 pub(crate) struct Directories {
     pub(crate) kubelet: PathBuf,
     pub(crate) data: PathBuf,
     pub(crate) endpoint: PathBuf,
     pub(crate) registration: PathBuf,
-    /// Further arguments.
+    /// Further arguments of the driver.
     pub(crate) more: Vec<String>,
 }
 
 impl Directories {
-    /// Directories in `scratch`, but for the data directory.
+    /// Creates the directories in `scratch`, except for the data directory.
     pub(crate) fn make(scratch: &Path, data: &Path) -> Self {
         let [kubelet, registration] = ["kubelet", "registration"].map(|name| scratch.join(name));
         for directory in [&kubelet, &registration] {
@@ -70,14 +70,14 @@ impl Directories {
         line
     }
 
-    /// Has the driver serve metrics; answers where.
+    /// Makes the driver serve metrics, and returns the address.
     pub(crate) fn serve_metrics(&mut self) -> std::net::SocketAddr {
         let address = http::free_address();
         self.more = vec![format!("--metrics-address={address}"), "--audit-interval=1".to_owned()];
         address
     }
 
-    /// Has the driver serve probes on an address of their own; answers where.
+    /// Makes the driver serve probes on an address of their own, and returns it.
     #[allow(dead_code, reason = "each test binary uses other parts")]
     pub(crate) fn serve_probes(&mut self) -> std::net::SocketAddr {
         let address = http::free_address();
@@ -90,9 +90,9 @@ impl Directories {
     }
 }
 
-/// Calls a driver; each call blocks.
+/// A client of a driver. Each call blocks.
 pub(crate) struct Client {
-    /// What is not answered by then will not be: the HTTP client does not notice each end of its peer.
+    /// The timeout of a call: the HTTP client does not always detect that its peer has exited.
     ended: CancellationToken,
     runtime: Runtime,
     node: NodeClient<Channel>,
@@ -120,7 +120,7 @@ impl Client {
         })
     }
 
-    /// Calls, and hangs up without an answer once `until` has returned.
+    /// Calls, and disconnects without a response once `until` has returned.
     pub(crate) fn publish_and_hang_up(
         &self,
         request: wire::NodePublishVolumeRequest,
@@ -142,17 +142,17 @@ impl Client {
         });
     }
 
-    /// Calls until the volume is not kept by another call any more.
+    /// Repeats a call until no other call has the volume locked.
     pub(crate) fn publish_when_free(&self, request: wire::NodePublishVolumeRequest) -> Result<(), Status> {
         self.runtime.block_on(accepted(&mut self.node.clone(), request))
     }
 
-    /// Connects to a socket, once it is there.
+    /// Connects to a socket as soon as it exists.
     pub(crate) fn connect(endpoint: &Path) -> Self {
         Self::connect_until(endpoint, CancellationToken::new())
     }
 
-    /// Connects to a driver that may end at any moment, which is told by `ended`.
+    /// Connects to a driver that may exit at any moment, which `ended` reports.
     pub(crate) fn connect_until(endpoint: &Path, ended: CancellationToken) -> Self {
         let runtime = Runtime::new().unwrap();
         let address = format!("unix://{}", endpoint.display());
@@ -163,7 +163,7 @@ impl Client {
                     Ok(channel) => break channel,
                     Err(error) => assert!(start.elapsed() < PATIENCE, "connect to {address}: {error}"),
                 }
-                // The socket of a process that is starting: nothing announces it.
+                // No event announces the socket of a process that is starting.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
@@ -209,8 +209,8 @@ impl Client {
         node.node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse;
     }
 
-    /// Many publish calls at once; their answers.
-    pub(crate) fn publish_at_once(
+    /// Makes many publish calls concurrently, and returns their results.
+    pub(crate) fn publish_concurrently(
         &self,
         request: &wire::NodePublishVolumeRequest,
         calls: usize,
@@ -225,8 +225,8 @@ impl Client {
         })
     }
 
-    /// Many create calls at once; their answers.
-    pub(crate) fn create_at_once(
+    /// Makes many create calls concurrently, and returns their results.
+    pub(crate) fn create_concurrently(
         &self,
         request: &wire::CreateVolumeRequest,
         calls: usize,
@@ -241,8 +241,8 @@ impl Client {
         })
     }
 
-    /// Many calls to take a snapshot at once; their answers.
-    pub(crate) fn create_snapshot_at_once(
+    /// Makes many CreateSnapshot calls concurrently, and returns their results.
+    pub(crate) fn create_snapshot_concurrently(
         &self,
         request: &wire::CreateSnapshotRequest,
         calls: usize,
@@ -259,7 +259,7 @@ impl Client {
         })
     }
 
-    /// Probes until the driver has made up its mind about its storage, and answers what it then says.
+    /// Probes until the driver has opened its storage or failed to, and returns the result.
     pub(crate) fn settled(&self) -> Result<(), Status> {
         self.probe_until(|answer| !matches!(answer, Ok(wire::ProbeResponse { ready: Some(false) })))
     }
@@ -296,7 +296,7 @@ async fn accepted(
     }
 }
 
-/// A driver that runs in this process, with nothing but its directories to remember anything in.
+/// A driver that runs in this process. Its only state is in its directories.
 pub(crate) struct Driver {
     pub(crate) client: Client,
     stop: CancellationToken,
@@ -313,14 +313,14 @@ impl Driver {
         Self { client: Client::connect(&directories.endpoint), stop, runtime, task }
     }
 
-    /// As SIGTERM does, without waiting.
+    /// Requests the shutdown, like SIGTERM, without waiting.
     pub(crate) fn begin_to_stop(&self) {
         self.stop.cancel();
     }
 
-    /// As SIGTERM does.
+    /// Stops the driver, like SIGTERM.
     pub(crate) fn stop(self) {
-        // The connection goes first: an idle one would be waited for.
+        // The connection is closed first, because the driver would wait for an idle one.
         drop(self.client);
         self.stop.cancel();
         self.runtime.block_on(self.task).unwrap().unwrap();
@@ -354,7 +354,7 @@ pub(crate) fn mount(flags: &[&str]) -> Option<wire::VolumeCapability> {
     )
 }
 
-/// A request to show a volume at a path.
+/// Returns a request to publish a volume at a path.
 pub(crate) fn publish(
     volume: &str,
     target: &Path,
@@ -417,7 +417,7 @@ pub(crate) fn expand(
     }
 }
 
-/// A request to make a volume of this size; 0 leaves it to the driver.
+/// Returns a request to create a volume of this size; 0 is the default size of the driver.
 pub(crate) fn create(
     name: &str,
     required_bytes: i64,
@@ -496,7 +496,7 @@ pub(crate) fn get_snapshot(snapshot: &str) -> wire::GetSnapshotRequest {
     wire::GetSnapshotRequest { snapshot_id: snapshot.to_owned(), ..wire::GetSnapshotRequest::default() }
 }
 
-/// Of this volume, with this id; empty is any.
+/// Returns a request to list the snapshots of this volume with this id; an empty text matches all.
 pub(crate) fn list_snapshots(
     max_entries: i32,
     starting_token: &str,
@@ -523,7 +523,7 @@ pub(crate) fn validate(
     }
 }
 
-/// Fails unless the answer is a refusal with this code that says each of these things.
+/// Fails unless the result is an error with this code whose message contains each of these texts.
 #[track_caller]
 pub(crate) fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, says: &[&str]) {
     let status = answer.expect_err("refused");

@@ -46,7 +46,7 @@ impl HealthEndpoints {
     }
 }
 
-impl monitoring::Pages for HealthEndpoints {
+impl monitoring::HealthEndpoints for HealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.census()?))).await;
         let store = store.inspect_err(
@@ -59,12 +59,12 @@ impl monitoring::Pages for HealthEndpoints {
 
     /// Always succeeds. All tasks run, because the first to end would have ended the process. Restarting it repairs neither a disk
     /// nor an API server.
-    async fn alive(&self) -> Result<(), String> {
+    async fn liveness(&self) -> Result<(), String> {
         Ok(())
     }
 
     /// Succeeds if a claim would get its volume now, and on a node without storage, which gets no claims.
-    async fn ready(&self) -> Result<(), String> {
+    async fn readiness(&self) -> Result<(), String> {
         let ctx = &self.ctx;
         let caches = [
             ("claims", &ctx.claims_synced),
@@ -93,7 +93,7 @@ mod tests {
     use http::Method;
     use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
     use monitoring::{
-        Pages as _,
+        HealthEndpoints as _,
         documentation::{documented, served},
     };
     use prometheus_client::encoding::text;
@@ -189,13 +189,13 @@ mod tests {
     async fn readiness_needs_the_caches_the_store_and_the_api_server() {
         let refused = version().refuse(503, "ServiceUnavailable");
         let (test_context, endpoints) = test_context(Caches::default(), vec![version(), refused]);
-        assert_eq!(endpoints.ready().await, Ok(()));
-        let reason = endpoints.ready().await.unwrap_err();
+        assert_eq!(endpoints.readiness().await, Ok(()));
+        let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("the API server does not respond"), "{reason}");
         test_context.volumes.state().broken = Some(fake_store::error(ErrorKind::NotMounted, "mount it"));
-        let reason = endpoints.ready().await.unwrap_err();
+        let reason = endpoints.readiness().await.unwrap_err();
         assert!(reason.contains("mount it"), "{reason}");
-        assert_eq!(endpoints.alive().await, Ok(()), "a restart would not repair it");
+        assert_eq!(endpoints.liveness().await, Ok(()), "a restart would not repair it");
         drop(endpoints);
         test_context.finish().await;
     }
@@ -208,7 +208,7 @@ mod tests {
             let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() }, answers);
             let broken = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
             test_context.volumes.state().broken = Some(broken);
-            match endpoints.ready().await {
+            match endpoints.readiness().await {
                 Ok(()) => assert!(ready, "a volume names the node"),
                 Err(reason) => assert!(!ready && reason.contains("nothing is mounted there"), "{reason}"),
             }
@@ -230,6 +230,6 @@ mod tests {
             now: test_context.ctx.now,
         }));
         endpoints.ctx.claims_synced.set();
-        assert!(endpoints.ready().await.unwrap_err().contains("the volumes that the API server holds"));
+        assert!(endpoints.readiness().await.unwrap_err().contains("the volumes that the API server holds"));
     }
 }

@@ -52,9 +52,12 @@ fn a_request_to_create_is_read() {
 #[case::nothing_said(nodes(&[]), true)]
 #[case::here(nodes(&["node-1"]), true)]
 #[case::elsewhere(nodes(&["node-2", "node-3"]), false)]
-fn where_a_volume_shall_be(#[case] asked: Option<wire::TopologyRequirement>, #[case] here: bool) {
+fn a_volume_is_accessible_if_its_topology_requirements_include_this_node(
+    #[case] requirements: Option<wire::TopologyRequirement>,
+    #[case] here: bool,
+) {
     let request = wire::CreateVolumeRequest {
-        accessibility_requirements: asked,
+        accessibility_requirements: requirements,
         ..create(vec![block(Mode::SingleNodeWriter)])
     };
     assert_eq!(reader().create(request).unwrap().accessible_here, here);
@@ -97,13 +100,13 @@ fn a_request_to_create_with_one_fault(
 #[case("pvc-1", Some("pvc-1"))]
 #[case("../../etc", None)]
 #[case(&"v".repeat(4096), None)]
-fn what_can_be_no_volume_is_gone(#[case] volume_id: &str, #[case] volume: Option<&str>) {
+fn an_id_that_no_volume_can_have_counts_as_deleted(#[case] volume_id: &str, #[case] volume: Option<&str>) {
     let request = wire::DeleteVolumeRequest { volume_id: volume_id.to_owned(), ..Default::default() };
     assert_eq!(reader().delete(&request).unwrap().as_ref().map(VolumeId::as_str), volume);
 }
 
 #[test]
-fn nothing_cannot_be_deleted() {
+fn deleting_an_empty_id_is_refused() {
     assert!(reader().delete(&wire::DeleteVolumeRequest::default()).is_err());
 }
 
@@ -126,7 +129,7 @@ fn pages(
 }
 
 #[test]
-fn what_no_volume_could_be_is_no_fault_of_the_request() {
+fn impossible_expectations_are_part_of_a_valid_request() {
     let request = |capability| wire::ValidateVolumeCapabilitiesRequest {
         volume_id: "v".to_owned(),
         volume_capabilities: vec![capability],
@@ -150,7 +153,7 @@ fn what_no_volume_could_be_is_no_fault_of_the_request() {
 #[case::nothing_said(None, true)]
 #[case::here(Some("node-1"), true)]
 #[case::elsewhere(Some("node-2"), false)]
-fn room_is_asked_of_a_node(#[case] node: Option<&str>, #[case] here: bool) {
+fn a_capacity_query_is_about_one_node(#[case] node: Option<&str>, #[case] here: bool) {
     let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
     let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
     assert_eq!(reader().capacity(request).unwrap().here, here);
@@ -177,12 +180,12 @@ fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
 #[case::mode(wire::GetCapacityRequest {
     volume_capabilities: vec![mount(Mode::MultiNodeReaderOnly)], ..Default::default()
 })]
-fn room_for_what_cannot_be_made(#[case] request: wire::GetCapacityRequest) {
+fn a_capacity_query_with_invalid_parameters_is_refused(#[case] request: wire::GetCapacityRequest) {
     assert!(reader().capacity(request).is_err());
 }
 
 #[test]
-fn a_request_to_expand_says_how_far() {
+fn a_request_to_expand_must_have_a_size() {
     let request = wire::ControllerExpandVolumeRequest { volume_id: "v".to_owned(), ..Default::default() };
     let error = reader().controller_expand(request).unwrap_err().to_string();
     assert!(error.starts_with("capacity_range: "), "{error}");

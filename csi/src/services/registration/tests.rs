@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::*;
 use crate::proto::registration::registration_client::RegistrationClient;
 
-/// A socket that was there. It is kept open, as a file that is gone gives its inode number to the next one.
+/// A socket that existed. It is kept open, because a removed file's inode number is reused.
 #[derive(Debug)]
 struct Seen(File);
 
@@ -52,12 +52,12 @@ impl Running {
         self.directory.path().join("csi.loopfs.dev-reg.sock")
     }
 
-    /// Waits for a socket.
+    /// Waits until there is a socket.
     async fn first_socket(&self) -> Seen {
         self.socket_that(|_| true).await
     }
 
-    /// Waits for a socket in the place of `other`.
+    /// Waits until there is another socket than `other`.
     async fn socket_after(&self, other: &Seen) -> Seen {
         self.socket_that(|seen| seen != other).await
     }
@@ -94,7 +94,7 @@ impl Running {
 }
 
 #[tokio::test]
-async fn the_kubelet_learns_where_the_driver_is() {
+async fn get_info_returns_the_name_and_the_csi_socket() {
     let running = Running::start();
     running.first_socket().await;
     let info = running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap().into_inner();
@@ -105,15 +105,15 @@ async fn the_kubelet_learns_where_the_driver_is() {
     running.stop().await;
 }
 
-/// A frame of HTTP/2 on stream `stream`.
+/// Returns an HTTP/2 frame on stream `stream`.
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// As grpc-go does that was given a bare path: it takes the path for the name of the server.
+/// grpc-go sends the path as the authority if it was given a bare path.
 #[tokio::test]
-async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
+async fn a_request_with_the_path_as_authority_succeeds() {
     let running = Running::start();
     running.first_socket().await;
     let literal =
@@ -123,9 +123,9 @@ async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
     // content-type is 31 in the static table; te is not in it.
     let rest = [literal(0x5f, "application/grpc"), literal(0x40, "te"), literal(0, "trailers")[1..].to_vec()]
         .concat();
-    // :method: POST, :scheme: http, and all the others, which go into the table.
+    // :method: POST, :scheme: http, and the other fields, which are added to the dynamic table.
     let first = [&[0x83, 0x86][..], &path, &authority, &rest].concat();
-    // They are entries 65 (the oldest) down to 62 there.
+    // There they are entries 65 (the oldest) down to 62.
     let second = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
     let empty_message = [0; 5];
 
@@ -148,7 +148,7 @@ async fn a_kubelet_that_sends_the_path_as_authority_is_answered() {
 }
 
 #[tokio::test]
-async fn a_registration_that_succeeded_leaves_the_socket_in_place() {
+async fn a_successful_registration_keeps_the_socket() {
     let running = Running::start();
     let socket = running.first_socket().await;
     running.notify(true).await;
@@ -158,7 +158,7 @@ async fn a_registration_that_succeeded_leaves_the_socket_in_place() {
 }
 
 #[tokio::test]
-async fn a_registration_that_failed_is_offered_again() {
+async fn a_failed_registration_creates_the_socket_again() {
     let running = Running::start();
     let socket = running.first_socket().await;
     running.notify(false).await;
@@ -168,7 +168,7 @@ async fn a_registration_that_failed_is_offered_again() {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_removed_comes_back() {
+async fn a_removed_socket_is_created_again() {
     let running = Running::start();
     let socket = running.first_socket().await;
     fs::remove_file(running.socket()).unwrap();
@@ -192,7 +192,7 @@ async fn a_stale_socket_of_an_earlier_process_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_registration_directory_that_is_removed_ends_the_task() {
+async fn removing_the_registration_directory_ends_the_task() {
     let running = Running::start();
     running.first_socket().await;
     fs::remove_dir_all(running.directory.path()).unwrap();

@@ -1,11 +1,12 @@
-//! HTTP/2 frames (RFC 9113, section 4.1) of a client, passed on as they come, but for the header blocks in them.
+//! The HTTP/2 frames (RFC 9113, section 4.1) of a client. Passes them on unchanged, except for the header blocks in
+//! them.
 
 use super::header_block;
 
-/// What a client sends first.
+/// The connection preface, which a client sends first.
 const PREFACE: usize = 24;
 
-/// Length (3 bytes), type, flags, stream (4 bytes).
+/// The size of a frame header: length (3 bytes), type, flags and stream (4 bytes).
 const FRAME_HEADER: usize = 9;
 
 const HEADERS: u8 = 0x1;
@@ -13,18 +14,18 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// Stream dependency and weight.
+/// The size of the stream dependency and the weight.
 const PRIORITY_FIELDS: usize = 5;
 
-/// Larger frames may not be sent before the receiver has agreed, and this one does not.
+/// The maximum frame size, which a sender may exceed only after the receiver has agreed. This receiver does not.
 const LARGEST_FRAME: usize = 16_384;
 
-/// Where in the stream of bytes the next one is.
+/// The position in the stream of bytes.
 #[derive(Debug)]
 pub(super) struct Frames {
-    /// Bytes that are passed on as they come.
+    /// Inside bytes that are passed on unchanged.
     pass: usize,
-    /// A frame of which all of this, and no more, has come; only its header, unless the frame is looked into.
+    /// Inside a frame of which these bytes have arrived. Holds only the header, unless the frame is a header block.
     frame: Vec<u8>,
 }
 
@@ -33,7 +34,7 @@ impl Frames {
         Self { pass: PREFACE, frame: Vec::new() }
     }
 
-    /// Takes what has come, and appends to `out` what is to be passed on.
+    /// Processes received bytes, and appends the bytes to be passed on to `out`.
     pub(super) fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
         while !input.is_empty() {
             let wanted = if self.pass > 0 { self.pass } else { self.missing() };
@@ -61,12 +62,12 @@ impl Frames {
         }
     }
 
-    /// Nothing more will come.
+    /// Passes on the rest at the end of the stream.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.frame);
     }
 
-    /// How many bytes of the frame are still to come, as far as they are waited for.
+    /// Returns the number of missing bytes of the frame, as far as the frame is buffered.
     fn missing(&self) -> usize {
         let have = self.frame.len();
         match FRAME_HEADER.saturating_sub(have) {
@@ -80,13 +81,14 @@ fn payload_length(frame: &[u8]) -> usize {
     usize::from(frame[0]) << 16 | usize::from(frame[1]) << 8 | usize::from(frame[2])
 }
 
-/// Whether the frame is a whole header block. Those in several frames are long, which a short call's are not.
+/// Returns `true` if the frame is a complete header block. Header blocks of several frames are long; those of short
+/// calls are not.
 fn is_looked_into(frame: &[u8]) -> bool {
     frame[3] == HEADERS && frame[4] & END_HEADERS != 0 && payload_length(frame) <= LARGEST_FRAME
 }
 
-/// The frame with another authority. None where there is none to replace, or where it is malformed, which the receiver
-/// finds as well and knows better what to do about.
+/// Returns the frame with another authority. Returns `None` if the frame has no authority to replace, or if it is
+/// malformed: the receiver detects that too, and handles it.
 fn rewritten(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, mut payload) = frame.split_at(FRAME_HEADER);
     let flags = header[4];
@@ -119,7 +121,7 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// What arrives, if it comes in pieces of this size.
+    /// Returns the output if the input arrives in pieces of this size.
     fn pass(input: &[u8], piece: usize) -> Vec<u8> {
         let (mut frames, mut out) = (Frames::new(), Vec::new());
         input.chunks(piece).for_each(|piece| frames.feed(piece, &mut out));
@@ -128,7 +130,7 @@ mod tests {
     }
 
     const PREFACE_BYTES: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    /// `:method: POST`, then `:authority: %2Fa`, kept in the table.
+    /// `:method: POST`, then `:authority: %2Fa`, which is added to the dynamic table.
     const BLOCK: &[u8] = b"\x83\x41\x04%2Fa";
     const NEUTRAL: &[u8] = b"\x83\x41\x01-";
 

@@ -1,12 +1,12 @@
 //! The structure of a compressed header block (RFC 7541, section 6).
 
-/// Index of `:authority` in the table that every peer knows.
+/// The index of `:authority` in the static table.
 const AUTHORITY: u64 = 1;
 
-/// A valid authority of the least length.
+/// A valid authority of minimum length.
 const NEUTRAL: &[u8] = b"-";
 
-/// The block with every spelled-out, non-empty `:authority` replaced. None where there is none, or where the block is
+/// Replaces every literal, non-empty `:authority` of the block. Returns `None` if there is none, or if the block is
 /// malformed.
 pub(super) fn with_neutral_authority(block: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(block.len());
@@ -32,7 +32,7 @@ pub(super) fn with_neutral_authority(block: &[u8]) -> Option<Vec<u8>> {
         let value = string(&mut rest)?;
         if name == AUTHORITY && !value.is_empty() {
             out.extend_from_slice(before_value);
-            // Its length, not Huffman-coded.
+            // The length of the value, not Huffman-coded.
             out.push(NEUTRAL.len() as u8);
             out.extend_from_slice(NEUTRAL);
             replaced = true;
@@ -47,7 +47,8 @@ fn consumed<'a>(start: &'a [u8], rest: &[u8]) -> &'a [u8] {
     &start[..start.len() - rest.len()]
 }
 
-/// Section 5.1: as many low bits of the first byte as the prefix has, and if those are all ones, groups of seven bits.
+/// Reads an integer (section 5.1): the low bits of the first byte, as many as the prefix has, and if all of them are
+/// set, groups of seven bits.
 fn integer(rest: &mut &[u8], prefix: u32) -> Option<u64> {
     let mut next = || {
         let (byte, tail) = rest.split_first()?;
@@ -59,7 +60,7 @@ fn integer(rest: &mut &[u8], prefix: u32) -> Option<u64> {
     if value < all_ones {
         return Some(value);
     }
-    // Four groups say more than a frame can hold.
+    // More than four groups exceed the size of a frame.
     for group in 0..4 {
         let byte = next()?;
         value += (byte & 0x7f) << (7 * group);
@@ -70,7 +71,7 @@ fn integer(rest: &mut &[u8], prefix: u32) -> Option<u64> {
     None
 }
 
-/// Section 5.2: a bit for Huffman coding, a length, and as many bytes.
+/// Reads a string (section 5.2): a bit for Huffman coding, a length, and as many bytes.
 fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(integer(rest, 7)?).ok()?;
     let (text, tail) = rest.split_at_checked(length)?;
