@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use super::cluster::NAMESPACE;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until};
 use crate::test_env::sizes::Size;
 use crate::test_env::{claims, workload};
@@ -30,12 +30,12 @@ const PROVISION_TIME: Duration = Duration::from_secs(120);
 
 /// When a claim was gone and when its volume was, from the request to delete all claims.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Departure {
+pub(super) struct DeletionTimes {
     pub(super) claim: Duration,
     pub(super) volume: Duration,
 }
 
-impl Departure {
+impl DeletionTimes {
     /// The claim is seen to go by one watch and the volume by another, which may be ahead.
     pub(super) fn after_claim(&self) -> Duration {
         self.volume.saturating_sub(self.claim)
@@ -88,7 +88,7 @@ impl Batch {
     }
 
     /// Deletes the claims, waits until neither one is left nor a volume that was bound to one, and answers when each was gone.
-    pub(super) async fn remove(&self) -> Result<Vec<Departure>> {
+    pub(super) async fn remove(&self) -> Result<Vec<DeletionTimes>> {
         let (claims, volumes) = (Departures::default(), Departures::default());
         let deleting = async {
             // What is gone before it is looked at would not be seen to go.
@@ -97,7 +97,7 @@ impl Batch {
             let began = Instant::now();
             let selected = ListParams::default().labels(&self.selector());
             let deleted = self.api().delete_collection(&DeleteParams::default(), &selected).await;
-            deleted.map_err(told).context("delete the claims")?;
+            deleted.map_err(api_error).context("delete the claims")?;
             Ok(began)
         };
         let scope = watcher::Config::default().labels(&self.selector());
@@ -117,7 +117,7 @@ impl Batch {
         let mut claim = claims::on_node(claim, &self.node);
         claim.labels_mut().insert(LABEL.to_owned(), self.name.clone());
         let created = self.api().create(&PostParams::default(), &claim).await;
-        created.map_err(told).with_context(|| format!("create claim {name}"))
+        created.map_err(api_error).with_context(|| format!("create claim {name}"))
     }
 
     fn selector(&self) -> String {
@@ -166,10 +166,10 @@ fn departures(
     began: Instant,
     claims: &BTreeMap<u64, Instant>,
     volumes: &BTreeMap<u64, Instant>,
-) -> Vec<Departure> {
+) -> Vec<DeletionTimes> {
     let after = |at: &Instant| at.saturating_duration_since(began);
     let both = claims.iter().filter_map(|(number, claim)| Some((claim, volumes.get(number)?)));
-    both.map(|(claim, volume)| Departure { claim: after(claim), volume: after(volume) }).collect()
+    both.map(|(claim, volume)| DeletionTimes { claim: after(claim), volume: after(volume) }).collect()
 }
 
 /// Which of the batch's claims it is, if it is one.
@@ -205,7 +205,7 @@ mod tests {
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);
         let volumes = BTreeMap::from([(0, at(15)), (2, at(25))]);
-        let departure = |claim, volume| Departure {
+        let departure = |claim, volume| DeletionTimes {
             claim: Duration::from_millis(claim),
             volume: Duration::from_millis(volume),
         };

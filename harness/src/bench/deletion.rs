@@ -11,13 +11,13 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::batch::{Batch, Departure};
-use super::claim::{self, Claim};
+use super::batch::{Batch, DeletionTimes};
 use super::cluster::{self, CLASS};
 use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
-use crate::cluster::api_error::told;
+use super::threshold::{self, Threshold};
+use crate::cluster::api_error::api_error;
 use crate::cluster::{DATA_DIR, Node};
 use crate::progress::Step;
 use crate::session::Session;
@@ -40,15 +40,15 @@ const GLANCE_TIME: Duration = Duration::from_secs(60);
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct Scale {
     volumes: u64,
     files_each: u64,
     /// Volumes made, one after the other, while nothing else is done.
     idle: u64,
 }
 
-const FULL: Extent = Extent { volumes: 500, files_each: 2000, idle: 200 };
-const QUICK: Extent = Extent { volumes: 50, files_each: 500, idle: 30 };
+const FULL: Scale = Scale { volumes: 500, files_each: 2000, idle: 200 };
+const QUICK: Scale = Scale { volumes: 50, files_each: 500, idle: 30 };
 
 /// What one deletion of all volumes took.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ struct Samples {
     going: Vec<f64>,
     /// and after that, while their space was being freed.
     freeing: Vec<f64>,
-    departures: Vec<Departure>,
+    departures: Vec<DeletionTimes>,
     /// From the request to delete the claims, in seconds, where there is space to free.
     freed: Option<f64>,
 }
@@ -71,31 +71,31 @@ struct Scene<'a> {
     node: &'a str,
     /// Who has the files; nobody where volumes are in memory.
     disk: Option<&'a Node>,
-    extent: Extent,
+    scale: Scale,
 }
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
-    let extent = if args.quick { QUICK } else { FULL };
+    let scale = if args.quick { QUICK } else { FULL };
     let measure = async |scene: Scene<'_>| {
         let what = if scene.disk.is_some() { "volumes with files" } else { "volumes in memory" };
         let step = session.progress.step(format!("delete {what} while others are made"));
         let samples = scene.measure(&step).await?;
         step.done("");
-        Ok(samples.rows(scene.extent.files()))
+        Ok(samples.rows(scene.scale.files()))
     };
     let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
-        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), extent }).await
+        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
     });
     let on_disk = session.until_cancelled(on_disk).await?;
-    let without_files = Extent { files_each: 0, ..extent };
+    let without_files = Scale { files_each: 0, ..scale };
     let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {
-        measure(Scene { client, node, disk: None, extent: without_files }).await
+        measure(Scene { client, node, disk: None, scale: without_files }).await
     });
     let in_memory = session.until_cancelled(in_memory).await?;
     let measurements = Measurements { parts: vec![on_disk, in_memory] };
     Ok(Outcome {
         name: "deletion",
-        claims: claims(&measurements, extent.files()),
+        thresholds: thresholds(&measurements, scale.files()),
         plots: Vec::new(),
         measurements,
     })
@@ -104,17 +104,17 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
 impl Scene<'_> {
     async fn measure(self, step: &Step) -> Result<Samples> {
         make_class(self.client).await?;
-        step.note(format!("make {} volumes", self.extent.volumes));
-        let doomed = self.batch("doomed", self.extent.volumes);
+        step.note(format!("make {} volumes", self.scale.volumes));
+        let doomed = self.batch("doomed", self.scale.volumes);
         doomed.bind(BIND_TIME).await?;
         if let Some(disk) = self.disk {
-            fill(disk, self.extent.files_each, step).await?;
+            fill(disk, self.scale.files_each, step).await?;
         }
 
         let mut samples = Samples::default();
         let idle = self.batch("idle", 0);
-        for number in 0..self.extent.idle {
-            step.note(format!("volume {} of {} while nothing else is done", number + 1, self.extent.idle));
+        for number in 0..self.scale.idle {
+            step.note(format!("volume {} of {} while nothing else is done", number + 1, self.scale.idle));
             samples.idle.push(milliseconds(idle.provision(number).await?));
         }
 
@@ -165,12 +165,12 @@ impl Scene<'_> {
 async fn make_class(client: &Client) -> Result<()> {
     let classes: Api<StorageClass> = Api::all(client.clone());
     let model =
-        classes.get(CLASS).await.map_err(told).with_context(|| format!("read storage class {CLASS}"))?;
+        classes.get(CLASS).await.map_err(api_error).with_context(|| format!("read storage class {CLASS}"))?;
     let mut class = StorageClass { metadata: Default::default(), ..model };
     class.metadata.name = Some(CLASS_OF_FILES.to_owned());
     class.parameters.get_or_insert_default().insert("bytesPerInode".to_owned(), BYTES_PER_INODE.to_owned());
     let made = classes.create(&PostParams::default(), &class).await;
-    made.map_err(told).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
+    made.map_err(api_error).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
 }
 
 /// Puts files into every volume of the node.
@@ -208,7 +208,7 @@ async fn until_trash_is_empty(node: &Node, deadline: Instant, step: &Step) -> Re
     }
 }
 
-impl Extent {
+impl Scale {
     fn files(self) -> u64 {
         self.volumes * self.files_each
     }
@@ -217,7 +217,7 @@ impl Extent {
 impl Samples {
     fn rows(self, files: u64) -> Vec<Row> {
         let beside = [self.going.as_slice(), &self.freeing].concat();
-        let last = |end: fn(&Departure) -> Duration| {
+        let last = |end: fn(&DeletionTimes) -> Duration| {
             let last = self.departures.iter().map(end).max();
             last.map(|last| last.as_secs_f64()).into_iter().collect()
         };
@@ -236,7 +236,7 @@ impl Samples {
     }
 }
 
-fn claims(all: &Measurements, files: u64) -> Vec<Claim> {
+fn thresholds(all: &Measurements, files: u64) -> Vec<Threshold> {
     let slowest = "the slowest hundredth of volumes made while others go takes at most twice as long as else";
     let objects = "their PersistentVolumes are gone within a minute";
     let space =
@@ -244,29 +244,29 @@ fn claims(all: &Measurements, files: u64) -> Vec<Claim> {
     let control_plane = "where no processor is emulated, PersistentVolumes are gone as soon as the control plane is done with \
                          their claims: in one and a half times its time";
     vec![
-        claim::p99_at_most(
+        threshold::p99_at_most(
             all,
             slowest,
             ("provision_beside_deletion", files),
             2.0,
             ("provision_idle", files),
         ),
-        claim::no_more(all, objects, ("objects_gone", files), 60.0),
-        claim::at_most(all, space, ("objects_gone", files), 0.2, ("space_freed", files)),
-        claim::at_most(all, control_plane, ("objects_gone", 0), 1.5, ("claims_gone", 0)),
+        threshold::no_more(all, objects, ("objects_gone", files), 60.0),
+        threshold::at_most(all, space, ("objects_gone", files), 0.2, ("space_freed", files)),
+        threshold::at_most(all, control_plane, ("objects_gone", 0), 1.5, ("claims_gone", 0)),
     ]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::measurement::{Machine, Part};
+    use super::super::measurement::{Environment, Machine};
     use super::*;
 
     #[test]
     fn each_phase_is_a_row_and_without_files_there_is_no_space_to_free() {
         let seconds = Duration::from_secs;
         let departures = [(1, 2), (4, 5)]
-            .map(|(claim, volume)| Departure { claim: seconds(claim), volume: seconds(volume) });
+            .map(|(claim, volume)| DeletionTimes { claim: seconds(claim), volume: seconds(volume) });
         let samples = |freed: Option<f64>| Samples {
             idle: vec![10.0],
             going: vec![20.0, 20.0],
@@ -277,7 +277,7 @@ mod tests {
         let part = |files, freed| {
             let machine =
                 Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-            Part { place: String::new(), machine, rows: samples(freed).rows(files) }
+            Environment { place: String::new(), machine, rows: samples(freed).rows(files) }
         };
         let (on_disk, in_memory) = (part(QUICK.files(), Some(60.0)), part(0, None));
         let rows: Vec<(&str, f64, u64)> =
@@ -297,6 +297,6 @@ mod tests {
         let missing: Vec<&str> = on_disk.rows.iter().filter(missing).map(|row| row.name.as_str()).collect();
         assert_eq!(missing, ["provision_while_space_is_freed", "space_freed"]);
         let all = Measurements { parts: vec![on_disk, in_memory] };
-        assert!(claims(&all, QUICK.files()).iter().all(|claim| claim.holds == Some(true)));
+        assert!(thresholds(&all, QUICK.files()).iter().all(|threshold| threshold.is_met == Some(true)));
     }
 }

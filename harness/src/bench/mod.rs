@@ -3,7 +3,6 @@
 //! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
 
 mod batch;
-mod claim;
 mod clones;
 mod cluster;
 mod deletion;
@@ -17,6 +16,7 @@ mod plot;
 mod provision;
 mod run;
 mod table;
+mod threshold;
 mod volume_stats;
 
 pub use self::outcome::Args;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::claim::Claim;
 use super::measurement::Measurements;
 use super::plot::Plot;
+use super::threshold::Threshold;
 use crate::session::Session;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -48,7 +48,7 @@ pub(super) enum Bench {
 pub(super) struct Outcome {
     pub(super) name: &'static str,
     pub(super) measurements: Measurements,
-    pub(super) claims: Vec<Claim>,
+    pub(super) thresholds: Vec<Threshold>,
     pub(super) plots: Vec<Plot>,
 }
 

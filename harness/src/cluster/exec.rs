@@ -15,23 +15,28 @@ const EXEC_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a program run in a container left.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct ExecOutput {
     pub(crate) succeeded: bool,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 /// Runs a program in a pod of one container to its end.
-pub(crate) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Said> {
+pub(crate) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecOutput> {
     exec_with(pods, pod, &AttachParams::default(), argv).await
 }
 
 /// Runs a program in one of a pod's containers to its end.
-pub(crate) async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<Said> {
+pub(crate) async fn exec_in(
+    pods: &Api<Pod>,
+    pod: &str,
+    container: &str,
+    argv: &[&str],
+) -> Result<ExecOutput> {
     exec_with(pods, pod, &AttachParams::default().container(container), argv).await
 }
 
-async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&str]) -> Result<Said> {
+async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&str]) -> Result<ExecOutput> {
     let what = || format!("exec {} in pod {pod}", argv.join(" "));
     let run = async {
         let mut process = pods.exec(pod, argv.iter().copied(), params).await?;
@@ -41,7 +46,7 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&s
         let status = process.take_status().context("no status")?;
         tokio::try_join!(out.read_to_string(&mut stdout), err.read_to_string(&mut stderr))?;
         let status = status.await.context("the connection ended before the program did")?;
-        anyhow::Ok(Said { succeeded: status.status.as_deref() == Some("Success"), stdout, stderr })
+        anyhow::Ok(ExecOutput { succeeded: status.status.as_deref() == Some("Success"), stdout, stderr })
     };
     timeout(EXEC_DEADLINE, run).await.with_context(what)?.with_context(what)
 }
@@ -60,15 +65,15 @@ pub(crate) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result
 }
 
 /// A program in a container that says something, line by line, while it runs.
-pub(crate) struct Speaker {
+pub(crate) struct ExecStream {
     what: String,
     process: AttachedProcess,
     lines: Lines<BufReader<ReadHalf<SimplexStream>>>,
 }
 
-impl Speaker {
+impl ExecStream {
     /// Starts a program in a pod of one container.
-    pub(crate) async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Speaker> {
+    pub(crate) async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecStream> {
         let what = format!("exec {} in pod {pod}", argv.join(" "));
         let start = async {
             let mut process = pods.exec(pod, argv.iter().copied(), &AttachParams::default()).await?;
@@ -77,7 +82,7 @@ impl Speaker {
         };
         let started = timeout(EXEC_DEADLINE, start).await.with_context(|| what.clone())?;
         let (process, lines) = started.with_context(|| what.clone())?;
-        Ok(Speaker { what, process, lines })
+        Ok(ExecStream { what, process, lines })
     }
 
     /// What it says next; it is an error if it ends without another line.
@@ -111,7 +116,7 @@ pub(crate) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) 
 }
 
 /// The end of a container's log; of the container before it, if it has just been started again.
-pub(crate) async fn last_words(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
+pub(crate) async fn log_tail(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
     let mut params =
         LogParams { container: Some(container.into()), tail_lines: Some(lines), ..LogParams::default() };
     match pods.logs(pod, &params).await {

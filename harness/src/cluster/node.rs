@@ -11,7 +11,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::api_error::told;
+use super::api_error::api_error;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
     DATA_DISK, DataDisk, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
@@ -148,7 +148,7 @@ async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()>
     nodes
         .create(&PostParams::default(), &object)
         .await
-        .map_err(told)
+        .map_err(api_error)
         .with_context(|| format!("create Node {}", node.name()))?;
     Ok(())
 }
@@ -179,7 +179,7 @@ async fn machine(
     let root = dir.join("root.ext4");
     disk::copy(&parts.node.root, &root)?;
     let data = dir.join("data.xfs");
-    disk::xfs(&data, control_plane.purpose().data_mib()).await?;
+    disk::xfs(&data, control_plane.profile().data_mib()).await?;
     let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_disk)?);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
@@ -190,7 +190,7 @@ async fn machine(
         kernel: parts.node.kernel.clone(),
         initramfs: dir.join("initramfs"),
         kernel_args: Vec::new(),
-        memory_mib: control_plane.purpose().memory_mib(),
+        memory_mib: control_plane.profile().memory_mib(),
         cpus: 2,
         disks: vec![
             disk(ROOT_DISK, &root, DiskMode::Persistent),

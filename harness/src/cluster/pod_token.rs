@@ -9,7 +9,7 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::api_error::told;
+use super::api_error::api_error;
 use super::control_plane::{ControlPlane, create_private_dir, write_private};
 
 /// Longer than any run.
@@ -34,7 +34,7 @@ impl ControlPlane {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().clone(), &namespace);
         let answer = accounts.create_token_request(account, &PostParams::default(), &request).await;
         let answer =
-            answer.map_err(told).with_context(|| format!("ask for a token of {namespace}/{account}"))?;
+            answer.map_err(api_error).with_context(|| format!("ask for a token of {namespace}/{account}"))?;
         let token =
             answer.status.and_then(|status| status.token).context("the API server answered no token")?;
         let directory = self.layout().root().join("pods");

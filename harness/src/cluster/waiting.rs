@@ -21,17 +21,17 @@ const LOG_RETRY: Duration = Duration::from_millis(500);
 /// What the objects looked at say about the goal.
 #[derive(Debug)]
 pub(crate) enum State {
-    Reached,
+    Ready,
     /// Not yet, and what is missing.
-    Waiting(String),
+    Pending(String),
     /// Never, and why.
-    Hopeless(String),
+    Failed(String),
 }
 
 impl State {
     /// Reached if `yes`, else waiting for `what`.
     pub(crate) fn when(yes: bool, what: impl Into<String>) -> State {
-        if yes { State::Reached } else { State::Waiting(what.into()) }
+        if yes { State::Ready } else { State::Pending(what.into()) }
     }
 }
 
@@ -73,9 +73,9 @@ where
             Ok(Some(Ok(Change::Delete(object)))) => drop(objects.remove(&key(&object))),
         }
         match judge(&objects) {
-            State::Reached => return Ok(objects),
-            State::Waiting(what) => last = what,
-            State::Hopeless(why) => bail!("{why}"),
+            State::Ready => return Ok(objects),
+            State::Pending(what) => last = what,
+            State::Failed(why) => bail!("{why}"),
         }
     }
 }
@@ -111,7 +111,7 @@ where
     let all = until(api, watch::Config::default(), within, |objects| {
         let ours: Vec<&K> = objects.values().filter(|object| named(object)).collect();
         if ours.len() < names.len() {
-            return State::Waiting(format!("{} of {} {kind}s exist", ours.len(), names.len()));
+            return State::Pending(format!("{} of {} {kind}s exist", ours.len(), names.len()));
         }
         let complaints: Vec<String> = ours
             .iter()
@@ -142,7 +142,7 @@ where
         Some(namespace) => Api::namespaced(client.clone(), &namespace),
         None => Api::all(client.clone()),
     };
-    let told = |event: &Event| -> Option<String> {
+    let message_of = |event: &Event| -> Option<String> {
         let message = event.message.clone().unwrap_or_default();
         let reason = event.reason.as_deref().unwrap_or_default();
         (reasons.contains(&reason) && as_it_should_be(&message)).then_some(message)
@@ -153,7 +153,7 @@ where
             format!("{}: {}", reason.unwrap_or_default(), message.unwrap_or_default())
         });
         State::when(
-            events.values().any(|event| told(event).is_some()),
+            events.values().any(|event| message_of(event).is_some()),
             format!(
                 "no such event of {reasons:?} about {kind} {name}; there are {:?}",
                 seen.collect::<Vec<_>>()
@@ -161,7 +161,7 @@ where
         )
     })
     .await?;
-    Ok(events.values().find_map(told).unwrap_or_default())
+    Ok(events.values().find_map(message_of).unwrap_or_default())
 }
 
 /// Reads a container's log as it is written until `judge` says that a line is what was waited for. `container` may be `None`
@@ -187,9 +187,9 @@ pub(crate) async fn until_logged(
                     match timeout_at(deadline, lines.try_next()).await {
                         Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
                         Ok(Ok(Some(line))) => match judge(&line) {
-                            State::Reached => return Ok(()),
-                            State::Waiting(what) => last = what,
-                            State::Hopeless(why) => bail!("pod {pod}: {why}"),
+                            State::Ready => return Ok(()),
+                            State::Pending(what) => last = what,
+                            State::Failed(why) => bail!("pod {pod}: {why}"),
                         },
                         // The container or the connection ended: ask again from the beginning.
                         Ok(Ok(None) | Err(_)) => break,

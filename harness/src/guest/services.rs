@@ -23,7 +23,7 @@ const READY_POLL: Duration = Duration::from_millis(100);
 
 /// Why the machine ends.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub(super) enum StopReason {
     PowerOff,
     Failed(String),
 }
@@ -35,14 +35,14 @@ pub(super) struct Services(Arc<Shared>);
 struct Shared {
     children: Children,
     reporter: Reporter,
-    end: mpsc::Sender<Ending>,
+    end: mpsc::Sender<StopReason>,
     stopping: AtomicBool,
     running: Mutex<HashMap<String, Pid>>,
     changed: Condvar,
 }
 
 impl Services {
-    pub(super) fn new(children: Children, reporter: Reporter, end: mpsc::Sender<Ending>) -> Services {
+    pub(super) fn new(children: Children, reporter: Reporter, end: mpsc::Sender<StopReason>) -> Services {
         Services(Arc::new(Shared {
             children,
             reporter,
@@ -138,7 +138,7 @@ impl Shared {
             });
             if !restarted {
                 let why = format!("the service {} ended: {end:?}", service.name);
-                return drop(self.end.send(Ending::Failed(why)));
+                return drop(self.end.send(StopReason::Failed(why)));
             }
             std::thread::sleep(RESTART_DELAY);
         }

@@ -20,7 +20,7 @@ use crate::packages;
 use crate::report::{Outcome, Report};
 use crate::rust_build;
 use crate::session::Session;
-use crate::test_machine::{HARDENED, Heard, MEMORY_MIB, TestMachine, scratch, xfs};
+use crate::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
 use crate::vm::{self, GuestFile, Hypervisor};
 
 /// The test target and the feature that guards it, the same in every crate that has them.
@@ -196,7 +196,7 @@ fn binary_name(file: &GuestFile) -> &str {
     file.path.rsplit('/').next().unwrap_or(&file.path)
 }
 
-fn evaluate(guest: Guest<'_>, only: &[String], heard: &Heard) -> Result<Report> {
+fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Result<Report> {
     let Guest { kernel, files, logs, .. } = guest;
     let mut report = Report::new();
     anyhow::ensure!(test_binaries(files).next().is_some(), "no crate has tests/{TEST}");

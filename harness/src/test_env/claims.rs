@@ -1,4 +1,4 @@
-//! Claims of a story and the volumes that they are given.
+//! Claims of a scenario and the volumes that they are given.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -7,9 +7,9 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::env::World;
+use super::environment::TestEnv;
 use super::sizes::Size;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
 
 /// As the scheduler tells a provisioner where it put the first pod.
@@ -25,14 +25,14 @@ pub(crate) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
-pub(crate) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
-    Api::all(world.client.clone())
+pub(crate) fn volumes(env: &TestEnv<'_>) -> Api<PersistentVolume> {
+    Api::all(env.client.clone())
 }
 
 /// The claims of which there are PersistentVolumes, among those that are `ours`: sorted, each as often as there is one.
-pub(crate) async fn with_objects(world: &World<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
-    let objects = volumes(world).list(&ListParams::default()).await;
-    let objects = objects.map_err(told).context("list the volumes")?;
+pub(crate) async fn with_objects(env: &TestEnv<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let objects = volumes(env).list(&ListParams::default()).await;
+    let objects = objects.map_err(api_error).context("list the volumes")?;
     let claims = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
     let mut names: Vec<String> = claims.filter(|name| ours(name)).collect();
     names.sort();
@@ -40,24 +40,27 @@ pub(crate) async fn with_objects(world: &World<'_>, ours: impl Fn(&str) -> bool)
 }
 
 pub(crate) async fn create(
-    world: &World<'_>,
+    env: &TestEnv<'_>,
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
-    let created = world.claims().create(&PostParams::default(), claim).await;
-    created.map_err(told).with_context(|| format!("create claim {}", claim.name_any()))
+    let created = env.claims().create(&PostParams::default(), claim).await;
+    created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
 }
 
 /// Asks for another size of the volume.
-pub(crate) async fn ask(world: &World<'_>, claim: &str, size: Size) -> Result<()> {
+pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-    let patched = world.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched.map_err(told).with_context(|| format!("ask for {} in claim {claim}", size.quantity())).map(drop)
+    let patched = env.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched
+        .map_err(api_error)
+        .with_context(|| format!("ask for {} in claim {claim}", size.quantity()))
+        .map(drop)
 }
 
 /// Waits until the claim says that its volume has the size, and that nothing is left to be done.
-pub(crate) async fn has(world: &World<'_>, claim: &str, size: Size) -> Result<()> {
+pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let asked = Quantity(size.quantity());
-    let waited = until_one(world.claims(), claim, world.patience.grow, |claim| {
+    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
         let status = claim.and_then(|claim| claim.status.as_ref());
         let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
         let state = claim.and_then(resize_state);
@@ -73,28 +76,28 @@ pub(crate) fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
     states.get("storage").map(String::as_str)
 }
 
-pub(crate) async fn delete(world: &World<'_>, claim: &str) -> Result<()> {
-    let deleted = world.claims().delete(claim, &DeleteParams::default()).await;
-    deleted.map_err(told).with_context(|| format!("delete claim {claim}")).map(drop)
+pub(crate) async fn delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    let deleted = env.claims().delete(claim, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete claim {claim}")).map(drop)
 }
 
 /// The volume of a claim that is bound.
-pub(crate) async fn volume_of(world: &World<'_>, claim: &str) -> Result<PersistentVolume> {
+pub(crate) async fn volume_of(env: &TestEnv<'_>, claim: &str) -> Result<PersistentVolume> {
     let bound =
-        world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;
+        env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
     let name = bound.spec.and_then(|spec| spec.volume_name);
     let name = name.with_context(|| format!("claim {claim} names no volume"))?;
-    volumes(world).get(&name).await.map_err(told).with_context(|| format!("read volume {name}"))
+    volumes(env).get(&name).await.map_err(api_error).with_context(|| format!("read volume {name}"))
 }
 
-pub(crate) async fn patch_volume(world: &World<'_>, volume: &str, change: &Value) -> Result<()> {
-    let patched = volumes(world).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
-    patched.map_err(told).with_context(|| format!("patch volume {volume}")).map(drop)
+pub(crate) async fn patch_volume(env: &TestEnv<'_>, volume: &str, change: &Value) -> Result<()> {
+    let patched = volumes(env).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
+    patched.map_err(api_error).with_context(|| format!("patch volume {volume}")).map(drop)
 }
 
 /// Waits until the volume has lost its claim, and answers it.
-pub(crate) async fn released(world: &World<'_>, volume: &str) -> Result<PersistentVolume> {
-    until_one(volumes(world), volume, world.patience.end, |volume| {
+pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<PersistentVolume> {
+    until_one(volumes(env), volume, env.timeouts.end, |volume| {
         let status = volume.and_then(|volume| volume.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref());
         State::when(phase == Some("Released"), format!("it is {phase:?}"))
@@ -105,8 +108,8 @@ pub(crate) async fn released(world: &World<'_>, volume: &str) -> Result<Persiste
 }
 
 /// Waits until there is no such volume any more.
-pub(crate) async fn gone(world: &World<'_>, volume: &str) -> Result<()> {
-    until_one(volumes(world), volume, world.patience.end, |volume| {
+pub(crate) async fn gone(env: &TestEnv<'_>, volume: &str) -> Result<()> {
+    until_one(volumes(env), volume, env.timeouts.end, |volume| {
         State::when(volume.is_none(), "it still exists")
     })
     .await

@@ -38,7 +38,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Where the writes to a [`DiskMode::Recorded`] disk are kept, beside its image: see
+    /// Where the writes to a [`DiskMode::Logged`] disk are kept, beside its image: see
     /// [`crate::images::write_log`]. Begun anew at each boot.
     #[must_use]
     pub fn write_log(&self) -> PathBuf {
@@ -53,7 +53,7 @@ pub enum DiskMode {
     /// Writes go to the image.
     Persistent,
     /// Writes go to the image, and a copy of each, in order, to [`Disk::write_log`].
-    Recorded,
+    Logged,
     /// Writes are forgotten with the machine; the image can be shared.
     Scratch,
     /// The guest cannot write.

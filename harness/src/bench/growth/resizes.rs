@@ -8,7 +8,7 @@ use kube::{Api, ResourceExt};
 use tokio::time::sleep;
 
 use crate::cluster::exec::http_get;
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 
 /// Where the manifests have the provisioner serve its metrics.
 const PORT: u16 = 9810;
@@ -35,12 +35,12 @@ pub(super) struct Resizes {
 }
 
 impl Provisioner {
-    pub(super) async fn of(world: &World<'_>) -> Result<Provisioner> {
-        let pods = world.live_driver_pods().await?;
+    pub(super) async fn of(env: &TestEnv<'_>) -> Result<Provisioner> {
+        let pods = env.live_driver_pods().await?;
         let [pod] = pods.as_slice() else {
             anyhow::bail!("the driver has {} pods on the only node", pods.len())
         };
-        Ok(Provisioner { pods: world.driver_pods(), pod: pod.name_any() })
+        Ok(Provisioner { pods: env.driver_pods(), pod: pod.name_any() })
     }
 
     pub(super) async fn resizes(&self) -> Result<Resizes> {

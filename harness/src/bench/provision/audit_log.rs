@@ -1,4 +1,4 @@
-//! What the API server says of who wrote: the same source for both sides.
+//! What the API server says of who wrote: the same source for both contenders.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -35,17 +35,17 @@ pub(super) struct Cut {
     pub(super) at: usize,
     /// What was under way, or last done.
     pub(super) line: String,
-    pub(super) kept: Kept,
+    pub(super) surviving: SurvivingWrites,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Kept {
+pub(super) enum SurvivingWrites {
     /// What was flushed.
     Flushed,
     /// Of what was not flushed, what chance decides, starting from this number.
-    Some(u64),
+    RandomSubset(u64),
     /// The first so many writes: a disk that lies about a flush.
-    Forgetful(usize),
+    LostFlush(usize),
 }
 
 /// What was said in a write, if the write is a line.
@@ -103,13 +103,13 @@ pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
             name: format!("in the middle of {operation}"),
             at: in_it.writes.start + 1 + random.below(in_it.writes.len() - 1),
             line: in_it.what.clone(),
-            kept: Kept::Some(random.next()),
+            surviving: SurvivingWrites::RandomSubset(random.next()),
         });
         cuts.push(Cut {
             name: format!("after {operation}"),
             at: after.writes.end + 1,
             line: after.what.clone(),
-            kept: Kept::Flushed,
+            surviving: SurvivingWrites::Flushed,
         });
         if operation == "create Filesystem" {
             let span = of_it.iter().find(with_flush).context("no creation of a volume flushed the disk")?;
@@ -117,7 +117,7 @@ pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
                 name: "a disk that forgets a flush is noticed".to_owned(),
                 at: span.writes.end + 1,
                 line: span.what.clone(),
-                kept: Kept::Forgetful(write_log::flushed(entries, span.writes.start)),
+                surviving: SurvivingWrites::LostFlush(write_log::flushed(entries, span.writes.start)),
             };
             cuts.push(cut);
         }
@@ -127,13 +127,13 @@ pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
 
 pub(super) fn replay(image: &Path, entries: &[Entry], cut: &Cut) -> Result<()> {
     let flushed = write_log::flushed(entries, cut.at);
-    let mut random = Random(if let Kept::Some(seed) = cut.kept { seed } else { 0 });
-    write_log::replay(image, &entries[..cut.at], |index| match cut.kept {
+    let mut random = Random(if let SurvivingWrites::RandomSubset(seed) = cut.surviving { seed } else { 0 });
+    write_log::replay(image, &entries[..cut.at], |index| match cut.surviving {
         // What was said before the cut was said.
         _ if line(&entries[index]).is_some() => true,
-        Kept::Flushed => index < flushed,
-        Kept::Some(_) => index < flushed || random.below(2) == 0,
-        Kept::Forgetful(kept) => index < kept,
+        SurvivingWrites::Flushed => index < flushed,
+        SurvivingWrites::RandomSubset(_) => index < flushed || random.below(2) == 0,
+        SurvivingWrites::LostFlush(surviving) => index < surviving,
     })
 }
 
@@ -220,8 +220,8 @@ mod tests {
         let after = read("after create Filesystem");
         assert_eq!(after[1 << 20], 1, "the second write was not flushed");
         assert!(after.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
-        let forgetful = read("forgets");
-        assert_eq!(forgetful[1 << 20], 0);
-        assert!(forgetful.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
+        let lost_flush = read("forgets");
+        assert_eq!(lost_flush[1 << 20], 0);
+        assert!(lost_flush.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
     }
 }

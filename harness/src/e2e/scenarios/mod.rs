@@ -1,4 +1,4 @@
-//! What is checked, one story per file, in the order in which they are told.
+//! What is checked, one scenario per file, in the order in which they are told.
 
 pub(super) mod bad_claims;
 pub(super) mod clones;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::is_mounted;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What can be broken.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
-pub(crate) enum Breakage {
+pub(crate) enum Fault {
     /// The data file system is mounted without project quotas.
     Quota,
     /// The data file system is not mounted at all.
@@ -33,40 +33,40 @@ pub(crate) enum Breakage {
 }
 
 /// What a self-check breaks, in an order in which each can be repaired before the next.
-pub(super) const ALL: [Breakage; 7] = [
-    Breakage::Quota,
-    Breakage::NoDisk,
-    Breakage::WrongDisk,
-    Breakage::Readonly,
-    Breakage::Resize,
-    Breakage::Leak,
-    Breakage::Unsynced,
+pub(super) const ALL: [Fault; 7] = [
+    Fault::Quota,
+    Fault::NoDisk,
+    Fault::WrongDisk,
+    Fault::Readonly,
+    Fault::Resize,
+    Fault::Leak,
+    Fault::Unsynced,
 ];
 
-impl Breakage {
+impl Fault {
     /// As on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Breakage::Quota => "quota",
-            Breakage::NoDisk => "no-disk",
-            Breakage::WrongDisk => "wrong-disk",
-            Breakage::Readonly => "readonly",
-            Breakage::Resize => "resize",
-            Breakage::Unsynced => "unsynced",
-            Breakage::Leak => "leak",
+            Fault::Quota => "quota",
+            Fault::NoDisk => "no-disk",
+            Fault::WrongDisk => "wrong-disk",
+            Fault::Readonly => "readonly",
+            Fault::Resize => "resize",
+            Fault::Unsynced => "unsynced",
+            Fault::Leak => "leak",
         }
     }
 
     /// What the failure must say, so that its reader knows what to repair.
-    pub(super) fn named_by(self) -> &'static [&'static str] {
+    pub(super) fn expected_in_failure(self) -> &'static [&'static str] {
         match self {
-            Breakage::Quota => &["prjquota", DATA_DIR],
-            Breakage::NoDisk => &["nothing is mounted", DATA_DIR],
-            Breakage::WrongDisk => &["was initialised on file system", DATA_DIR],
-            Breakage::Readonly => &["a write was allowed on the read-only volume", "/vol/readonly"],
-            Breakage::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
-            Breakage::Unsynced => &["is not what was written", "/vol/power-cut-0-0"],
-            Breakage::Leak => &["leaked", "loop device"],
+            Fault::Quota => &["prjquota", DATA_DIR],
+            Fault::NoDisk => &["nothing is mounted", DATA_DIR],
+            Fault::WrongDisk => &["was initialised on file system", DATA_DIR],
+            Fault::Readonly => &["a write was allowed on the read-only volume", "/vol/readonly"],
+            Fault::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
+            Fault::Unsynced => &["is not what was written", "/vol/power-cut-0-0"],
+            Fault::Leak => &["leaked", "loop device"],
         }
     }
 }
@@ -112,8 +112,8 @@ pub(super) async fn forget_identity(node: &Node) -> Result<()> {
 
 /// Attaches a loop device to the image of a block volume, as a driver that forgot one would. It is read-only, because the
 /// driver finds a writable device of any program and detaches it with its own.
-pub(super) async fn leak_loop_device(world: &World<'_>) -> Result<String> {
-    let node = world.node.context("a loop device can be leaked only on a node of ours")?;
+pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
+    let node = env.node.context("a loop device can be leaked only on a node of ours")?;
     // Whatever the layout: an image is a regular file of a volume's size below the data directory.
     let argv = ["find", DATA_DIR, "-type", "f", "-size", "+1023k", "-print", "-quit"];
     let image = node.output(&argv, TOOL_DEADLINE).await?;

@@ -1,4 +1,4 @@
-//! A story is a list of steps that build on each other: the first that fails ends it.
+//! A scenario is a list of steps that build on each other: the first that fails ends it.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use serde::Deserialize;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
-/// One story being told; its steps go into the report as they happen.
-pub(super) struct Story<'a> {
+/// One scenario being told; its steps go into the report as they happen.
+pub(super) struct Scenario<'a> {
     session: &'a Session,
     report: &'a mut Report,
     name: &'static str,
@@ -18,31 +18,35 @@ pub(super) struct Story<'a> {
 
 /// A step failed; the report has the reason.
 #[derive(Debug)]
-pub(super) struct StoryFailed;
+pub(super) struct ScenarioFailed;
 
-/// What a story comes to.
-pub(super) type Told<T = ()> = Result<T, StoryFailed>;
+/// What a scenario comes to.
+pub(super) type StepResult<T = ()> = Result<T, ScenarioFailed>;
 
-impl<'a> Story<'a> {
-    pub(super) fn begin(session: &'a Session, report: &'a mut Report, name: &'static str) -> Story<'a> {
-        Story { session, report, name, shown: true }
+impl<'a> Scenario<'a> {
+    pub(super) fn begin(session: &'a Session, report: &'a mut Report, name: &'static str) -> Scenario<'a> {
+        Scenario { session, report, name, shown: true }
     }
 
-    /// A story whose steps only go into the report: one that fails on purpose would frighten onlookers.
-    pub(super) fn begin_unseen(
+    /// A scenario whose steps only go into the report: one that fails on purpose would frighten onlookers.
+    pub(super) fn begin_hidden(
         session: &'a Session,
         report: &'a mut Report,
         name: &'static str,
-    ) -> Story<'a> {
-        Story { session, report, name, shown: false }
+    ) -> Scenario<'a> {
+        Scenario { session, report, name, shown: false }
     }
 
     pub(super) fn session(&self) -> &'a Session {
         self.session
     }
 
-    /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the story.
-    pub(super) async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Told<T> {
+    /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the scenario.
+    pub(super) async fn step<T>(
+        &mut self,
+        title: &str,
+        work: impl Future<Output = Result<T>>,
+    ) -> StepResult<T> {
         let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.name)));
         let started = Instant::now();
         let result = self.session.until_cancelled(work).await;
@@ -58,8 +62,8 @@ impl<'a> Story<'a> {
                 if let Some(step) = shown {
                     step.failed(format!("{error:#}"));
                 }
-                self.report.push(self.name, "the rest of this story", Outcome::NotRun, Duration::ZERO);
-                Err(StoryFailed)
+                self.report.push(self.name, "the rest of this scenario", Outcome::NotRun, Duration::ZERO);
+                Err(ScenarioFailed)
             }
         }
     }
