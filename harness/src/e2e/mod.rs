@@ -4,6 +4,7 @@
 //! kubeconfig: the same manifests, the same cases. What only the node itself can tell is asked of nodes
 //! of ours, and reported as skipped elsewhere.
 
+mod catalogue;
 mod faults;
 mod run;
 mod runner;

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
+use super::catalogue;
 use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
@@ -39,7 +41,7 @@ pub struct Args {
     kubernetes_bin: Option<PathBuf>,
 
     /// Run only the scenario of this name, and those that install and remove the driver; may be given more than once.
-    #[arg(long = "story", value_name = "NAME", value_parser = runner::NAMES, conflicts_with = "broken")]
+    #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
     scenarios: Vec<String>,
 
     /// Break one thing on profile: the run must fail and name it.

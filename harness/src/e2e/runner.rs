@@ -1,41 +1,17 @@
-//! The scenarios in their order, and where in it something is broken if that is asked for.
+//! Runs the scenarios in their order and reports those that were not run.
 
 use std::time::Duration;
 
-use super::faults::{self, Fault};
+use super::catalogue::{Entry, Run, SCENARIOS, State};
+use super::faults::Fault;
 use super::scenario::{Scenario, StepResult};
-use super::scenarios::power_cut::{self, Load};
-use super::scenarios::{
-    bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
-    orphans, outages, read_only_claims, removal, retained_volumes, second_node, user_namespaces,
-};
+use super::scenarios::flow;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
-use crate::test_env::environment::TestEnv;
-use crate::test_env::inventory::Inventory;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
 
-/// All scenarios, in the order in which they run.
-pub(super) const NAMES: [&str; 16] = [
-    install::NAME,
-    flow::NAME,
-    read_only_claims::NAME,
-    clones::NAME,
-    infeasible_resize::NAME,
-    retained_volumes::NAME,
-    deletion_in_use::NAME,
-    orphans::NAME,
-    bad_claims::NAME,
-    driver_restart::NAME,
-    user_namespaces::NAME,
-    half_provisioned::NAME,
-    outages::NAME,
-    second_node::NAME,
-    power_cut::NAME,
-    removal::NAME,
-];
-
-/// The scenarios that a run tells.
+/// The scenarios that a run executes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     only: &'a [String],
@@ -48,148 +24,87 @@ impl<'a> Selection<'a> {
         Selection { only }
     }
 
-    fn contains(self, name: &str) -> bool {
-        let needed = [install::NAME, removal::NAME];
-        self.only.is_empty() || needed.contains(&name) || self.only.iter().any(|only| only == name)
+    fn contains(self, entry: &Entry) -> bool {
+        self.only.is_empty() || entry.always || self.only.iter().any(|only| only == entry.name)
     }
 }
 
-/// Tells the selected scenarios; those after one that failed are reported as not run.
+/// Runs the selected scenarios. The report has those after a failed one as not run.
 pub(super) async fn run_all(
     session: &Session,
     report: &mut Report,
     env: &TestEnv<'_>,
     selection: Selection<'_>,
-    broken: Option<Fault>,
+    fault: Option<Fault>,
 ) {
-    let remaining = NAMES.into_iter().filter(|name| selection.contains(name)).collect();
-    let mut runner = ScenarioRunner { session, report, env, selection, broken, remaining };
-    // The report has what went wrong.
+    let state = State { env, fault, before: None };
+    let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
+    let remaining = remaining.collect();
+    let mut runner = ScenarioRunner { session, report, selection, state, remaining };
+    // The report has the reason of a failure.
     drop(runner.run().await);
     for name in runner.remaining {
-        report.push(name, "the whole scenario", Outcome::NotRun, Duration::ZERO);
+        report.push(name, "all steps", Outcome::NotRun, Duration::ZERO);
     }
 }
 
 struct ScenarioRunner<'a> {
     session: &'a Session,
     report: &'a mut Report,
-    env: &'a TestEnv<'a>,
     selection: Selection<'a>,
-    broken: Option<Fault>,
+    state: State<'a>,
     remaining: Vec<&'static str>,
 }
 
 impl ScenarioRunner<'_> {
-    fn begin(&mut self, name: &'static str) -> Scenario<'_> {
-        self.remaining.retain(|remaining| *remaining != name);
-        Scenario::begin(self.session, self.report, name)
-    }
-
-    /// Begins a scenario if it is selected.
-    fn begin_selected(&mut self, name: &'static str) -> Option<Scenario<'_>> {
-        self.selection.contains(name).then(|| self.begin(name))
-    }
-
     async fn run(&mut self) -> StepResult {
-        let (env, broken) = (self.env, self.broken);
-        let before = self.install().await?;
-        match &mut self.begin_selected(flow::NAME) {
-            Some(scenario) => flow::run(scenario, env, broken).await?,
-            // The namespace is that scenario's, and the others use it.
-            None => {
-                self.begin("namespace")
-                    .step("create it", create_namespace(&env.client, &env.namespace))
-                    .await?
+        for entry in &SCENARIOS {
+            if self.selection.contains(entry) {
+                self.run_one(entry).await?;
+            } else if entry.name == flow::NAME {
+                self.create_namespace().await?;
             }
         }
-        if let Some(scenario) = &mut self.begin_selected(read_only_claims::NAME) {
-            read_only_claims::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(clones::NAME) {
-            clones::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(infeasible_resize::NAME) {
-            infeasible_resize::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(retained_volumes::NAME) {
-            retained_volumes::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(deletion_in_use::NAME) {
-            deletion_in_use::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(orphans::NAME) {
-            orphans::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(bad_claims::NAME) {
-            bad_claims::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(driver_restart::NAME) {
-            driver_restart::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(user_namespaces::NAME) {
-            user_namespaces::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(half_provisioned::NAME) {
-            half_provisioned::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(outages::NAME) {
-            outages::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(second_node::NAME) {
-            second_node::run(scenario, env).await?;
-        }
-        if let Some(scenario) = &mut self.begin_selected(power_cut::NAME) {
-            power_cut::run(scenario, env, Load::FULL, broken).await?;
-        }
-        let mut scenario = self.begin(removal::NAME);
-        if broken == Some(Fault::Leak) {
-            scenario.step("break: leak a loop device", faults::leak_loop_device(env)).await?;
-        }
-        removal::run(&mut scenario, env, before.as_ref()).await
+        Ok(())
     }
 
-    /// Answers what was on the node before the first volume.
-    async fn install(&mut self) -> StepResult<Option<Inventory>> {
-        let (env, broken) = (self.env, self.broken);
-        let mut scenario = self.begin(install::NAME);
-        let Some(node) = env.node else {
-            install::run(&mut scenario, env).await?;
-            return Ok(None);
-        };
-        match broken {
-            Some(Fault::Quota) => {
-                let broken =
-                    async { faults::mount_without_quota(node, &faults::data_device(node).await?).await };
-                scenario.step("break: mount without quota", broken).await?;
-            }
-            Some(Fault::NoDisk) => {
-                scenario.step("break: unmount the data disk", faults::unmount(node)).await?;
-            }
-            _ => {}
+    async fn run_one(&mut self, entry: &Entry) -> StepResult {
+        self.remaining.retain(|remaining| *remaining != entry.name);
+        let mut scenario = Scenario::begin(self.session, self.report, entry.name);
+        let (cluster, node) = (self.state.env.cluster, self.state.env.node);
+        match entry.run {
+            Run::AnyCluster(run) => run(&mut scenario, &mut self.state).await,
+            Run::OwnNode { skipped, run } => match (cluster, node) {
+                (Some(cluster), Some(node)) => run(&mut scenario, &mut self.state, cluster, node).await,
+                _ => {
+                    scenario.skip(skipped, FOREIGN_NODE);
+                    Ok(())
+                }
+            },
         }
-        install::run(&mut scenario, env).await?;
-        if broken == Some(Fault::WrongDisk) {
-            scenario.step("break: stop the driver", install::stop(env)).await?;
-            let replaced = async { faults::replace(node, &faults::data_device(node).await?).await };
-            scenario.step("break: put another file system there", replaced).await?;
-            install::run(&mut scenario, env).await?;
-        }
-        scenario.step("look at the node", Inventory::take(node)).await.map(Some)
+    }
+
+    /// Creates the namespace of all scenarios, which `flow` creates if it is selected.
+    async fn create_namespace(&mut self) -> StepResult {
+        let env = self.state.env;
+        let mut scenario = Scenario::begin(self.session, self.report, "namespace");
+        scenario.step("create it", create_namespace(&env.client, &env.namespace)).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::catalogue::names;
     use super::*;
 
     #[test]
-    fn a_selection_has_the_first_and_the_last_story_and_none_that_it_does_not_name() {
+    fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {
         let selected = |only: &[&str]| -> Vec<&str> {
             let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-            NAMES.into_iter().filter(|name| Selection::new(&only).contains(name)).collect()
+            let selection = Selection::new(&only);
+            SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
         };
-        assert_eq!(selected(&[]), NAMES);
-        assert_eq!(selected(&["clones"]), [install::NAME, "clones", removal::NAME]);
+        assert_eq!(selected(&[]), names().collect::<Vec<_>>());
+        assert_eq!(selected(&["clones"]), ["install", "clones", "removal"]);
     }
 }

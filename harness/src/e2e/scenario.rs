@@ -62,7 +62,7 @@ impl<'a> Scenario<'a> {
                 if let Some(step) = shown {
                     step.failed(format!("{error:#}"));
                 }
-                self.report.push(self.name, "the rest of this scenario", Outcome::NotRun, Duration::ZERO);
+                self.report.push(self.name, "remaining steps", Outcome::NotRun, Duration::ZERO);
                 Err(ScenarioFailed)
             }
         }

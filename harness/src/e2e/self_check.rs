@@ -26,7 +26,7 @@ const NAME: &str = "broken on purpose";
 /// blamed on a faults, so nothing is broken after one.
 pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv<'_>) {
     if !report.succeeded() {
-        report.push(NAME, "the whole scenario", Outcome::NotRun, Duration::ZERO);
+        report.push(NAME, "all steps", Outcome::NotRun, Duration::ZERO);
         return;
     }
     let timeouts = env.timeouts;
@@ -91,7 +91,7 @@ impl Checker<'_> {
             Fault::Unsynced => {
                 create_namespace(&env.client, &env.namespace).await?;
                 let scenario = &mut self.scenario(inner, power_cut::NAME);
-                let outcome = power_cut::run(scenario, env, Load::LEAST, Some(broken)).await;
+                let outcome = power_cut::run(scenario, env, self.node, Load::LEAST, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the power cut passed");
                 named(inner, first_case, broken)?;
                 self.clean_up(env).await

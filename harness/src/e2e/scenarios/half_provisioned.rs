@@ -23,7 +23,7 @@ use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::until_event;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
-use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::claim;
@@ -40,11 +40,7 @@ const REFUSAL: &str = "held up by the end-to-end run";
 /// Nobody announces that a policy is in force, or that a volume nobody wants is gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
-    let Some(node) = env.node else {
-        scenario.skip("kill the provisioner between a volume and its object", FOREIGN_NODE);
-        return Ok(());
-    };
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = scenario.step("look at the node", Inventory::take(node)).await?;
     scenario.step("the API server takes no objects of volumes", refuse(env)).await?;
     let made = scenario.step("claims have volumes and no objects", half_made(env, node, &before)).await?;

@@ -17,7 +17,7 @@ use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::{State, until_one};
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
-use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{User, is_ready, start, until_pods};
@@ -50,13 +50,10 @@ impl Load {
 pub(in crate::e2e) async fn run(
     scenario: &mut Scenario<'_>,
     env: &TestEnv<'_>,
+    node: &Node,
     load: Load,
     broken: Option<Fault>,
 ) -> StepResult {
-    let Some(node) = env.node else {
-        scenario.skip("cut the power of a node with volumes in use", FOREIGN_NODE);
-        return Ok(());
-    };
     let users = users(load);
     let volumes = load.pods * load.claims_each;
     let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);

@@ -7,19 +7,20 @@ use kube::{Api, ResourceExt};
 
 use super::{full_node, install, node_without_storage};
 use crate::cluster::api_error::api_error;
-use crate::cluster::{DataDisk, Node};
+use crate::cluster::{Cluster, DataDisk, Node};
 use crate::e2e::scenario::{Scenario, StepResult};
-use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::environment::TestEnv;
 
 pub(in crate::e2e) const NAME: &str = "second node";
 
 const INDEX: u8 = 1;
 
-pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
-    let (Some(cluster), Some(first)) = (env.cluster, env.node) else {
-        scenario.skip("boot a second node", FOREIGN_NODE);
-        return Ok(());
-    };
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+    first: &Node,
+) -> StepResult {
     let booted = cluster.boot_node(scenario.session(), INDEX, DataDisk::Unmounted);
     let second = scenario.step("boot a second node without a data file system", booted).await?;
     node_without_storage::run(scenario, env, &second).await?;

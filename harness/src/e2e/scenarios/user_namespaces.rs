@@ -13,7 +13,7 @@ use crate::cluster::exec::{ExecOutput, exec, exec_ok};
 use crate::cluster::waiting::{State, until_logged};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
-use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Use, claim, holder};
@@ -30,10 +30,6 @@ const OTHER_PROJECT: &str = "1";
 const IDENTITY: [&str; 3] = ["0", "0", "4294967295"];
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
-    if env.node.is_none() {
-        scenario.skip("pods with a user namespace of their own", FOREIGN_NODE);
-        return Ok(());
-    }
     scenario.step("pods with and without a user namespace start with a volume", start(env)).await?;
     scenario.step("hostUsers: true: the pod changes the project id of its volume", changes(env)).await?;
     scenario
