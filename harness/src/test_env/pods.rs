@@ -55,14 +55,14 @@ pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
 
 /// Has a pod write a text to a file of a mounted volume, or to the beginning of a device.
 pub(crate) async fn write(env: &TestEnv<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
-    let verb = if r#use == Use::Device { "poke" } else { "write" };
+    let verb = if r#use == Use::Device { "write-at" } else { "write" };
     exec_ok(&env.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
 }
 
 /// Fails unless what a pod reads there begins with the text.
 pub(crate) async fn reads(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
     let length = text.len().to_string();
-    let read = exec_ok(&env.pods(), pod, &["/volume-check", "peek", file, &length]).await?;
+    let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;
     anyhow::ensure!(read == text, "what was written before is not what pod {pod} reads: {read:?}");
     Ok(())
 }

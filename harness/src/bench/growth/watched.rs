@@ -30,7 +30,8 @@ impl<'a> Watched<'a> {
         claim: &'a str,
         volume: &str,
     ) -> Result<Watched<'a>> {
-        let mut program = ExecStream::start(&env.pods(), pod, &["/volume-check", "grows", volume]).await?;
+        let mut program =
+            ExecStream::start(&env.pods(), pod, &["/volume-check", "watch-size", volume]).await?;
         let line = program.line(START_TIME).await?;
         expect(&line, SIZE).with_context(|| format!("volume {volume} before it grows"))?;
         Ok(Watched { env, claim, program })

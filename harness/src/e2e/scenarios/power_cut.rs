@@ -97,11 +97,11 @@ fn container(pod: &Pod) -> Option<&str> {
 }
 
 async fn keep(env: &TestEnv<'_>, users: &[User], options: &[&str]) -> Result<()> {
-    volume_check(env, users, "keep", options).await
+    volume_check(env, users, "write-pattern", options).await
 }
 
 async fn kept(env: &TestEnv<'_>, users: &[User]) -> Result<()> {
-    volume_check(env, users, "kept", &[]).await
+    volume_check(env, users, "verify-pattern", &[]).await
 }
 
 /// Has the test program do something with all volumes of each pod.

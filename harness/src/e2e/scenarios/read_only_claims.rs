@@ -32,7 +32,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
             .await?;
         scenario
             .step(&format!("{name}: the same pod cannot write to it"), async {
-                let said = exec(&env.pods(), &reader, &["/volume-check", "poke", file, "no"]).await?;
+                let said = exec(&env.pods(), &reader, &["/volume-check", "write-at", file, "no"]).await?;
                 anyhow::ensure!(!said.succeeded, "a write was allowed on the read-only volume");
                 let refused =
                     ["os error 30", "os error 1)", "os error 13"].iter().any(|e| said.stderr.contains(e));
