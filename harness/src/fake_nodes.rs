@@ -1,5 +1,5 @@
-//! The driver on nodes that are objects only, which nobody answers for: so there is no virtual machine, and what Kubernetes does
-//! without a kubelet is seen in seconds.
+//! Fake nodes: Node objects without a kubelet or a virtual machine, on which the driver is installed. What Kubernetes does without a
+//! kubelet takes seconds there.
 //!
 //! The provisioner's live tests know these nodes, and have on each no rights but those of the manifests.
 
@@ -67,7 +67,7 @@ pub(crate) async fn with_live_tests<T>(
     };
     let control_plane = ControlPlane::alone(session, &spec, kubernetes_bin).await?;
     let ran = async {
-        let step = session.progress.step("install the driver on nodes that are objects only");
+        let step = session.progress.step("install the driver on fake nodes");
         let kubeconfigs = install(&control_plane, &manifests).await?;
         step.done("");
         let program = Program::new(tests)
@@ -84,7 +84,7 @@ pub(crate) async fn with_live_tests<T>(
     Ok(ran)
 }
 
-/// Makes the nodes, applies the manifests, and answers the directory with the kubeconfig of each node's provisioner.
+/// Makes the nodes, applies the manifests, and returns the directory with the kubeconfig of each node's provisioner.
 async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<PathBuf> {
     let client = control_plane.client();
     let driver: CSIDriver = manifests.only("CSIDriver")?;

@@ -55,7 +55,7 @@ impl Version {
     }
 }
 
-/// Builds the module's programs, or finds them built, and answers the directory that holds them.
+/// Builds the module's programs, or finds them built, and returns the directory that holds them.
 ///
 /// # Errors
 /// Go is missing or too old, a module cannot be fetched, or the build fails.

@@ -1,7 +1,7 @@
-//! `bench deletion`: claims of volumes with many files go at once, while others are made.
+//! `bench deletion`: deletes claims of volumes with many files concurrently, while other volumes are provisioned.
 //!
-//! The same is measured where volumes are in memory and no processor is emulated: there are no files, and what is left is what the
-//! provisioner and the control plane do for each object.
+//! The same is measured with volumes in memory and without an emulated processor. There are no files in them, so only the work of the
+//! provisioner and the control plane for each object remains.
 
 use std::time::{Duration, Instant};
 
@@ -22,74 +22,74 @@ use crate::cluster::{DATA_DIR, Node};
 use crate::progress::Step;
 use crate::session::Session;
 
-/// As the class of the manifests, with room for many files in little space.
+/// Like the StorageClass of the manifests, but with many inodes for little space.
 const CLASS_OF_FILES: &str = "files";
-/// The least there is: a volume of 1 MiB may have 2,048 of them, one of which is its directory.
+/// The minimum: a volume of 1 MiB may have 2,048 inodes, one of which is its directory.
 const BYTES_PER_INODE: &str = "512";
 
-const BIND_TIME: Duration = Duration::from_secs(900);
-/// As many as the node has processors.
-const FILLERS: usize = 2;
-/// For the files of a volume.
-const FILL_TIME: Duration = Duration::from_secs(60);
-/// Until what was deleted takes no room any more.
-const FREE_TIME: Duration = Duration::from_secs(3600);
-/// Of the trash nobody tells outside the node.
-const GLANCE: Duration = Duration::from_millis(500);
-const GLANCE_TIME: Duration = Duration::from_secs(60);
+const BIND_TIMEOUT: Duration = Duration::from_secs(900);
+/// How many volumes are filled concurrently: one for each processor of the node.
+const FILL_CONCURRENCY: usize = 2;
+/// Limits the creation of one volume's files.
+const FILL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limits the time until the space of all deleted volumes is free.
+const FREE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Nothing outside the node is notified of changes in the trash.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much is measured.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     volumes: u64,
     files_each: u64,
-    /// Volumes made, one after the other, while nothing else is done.
+    /// Volumes provisioned one after the other while the cluster is idle.
     idle: u64,
 }
 
 const FULL: Scale = Scale { volumes: 500, files_each: 2000, idle: 200 };
 const QUICK: Scale = Scale { volumes: 50, files_each: 500, idle: 30 };
 
-/// What one deletion of all volumes took.
+/// The times measured around one deletion of all volumes.
 #[derive(Debug, Default)]
 struct Samples {
-    /// How long a volume took to be made, in milliseconds: before,
+    /// Milliseconds to provision a volume before the deletion.
     idle: Vec<f64>,
-    /// while the objects of those that were deleted went,
+    /// Milliseconds to provision a volume until the PersistentVolumes of the deleted claims are deleted.
     going: Vec<f64>,
-    /// and after that, while their space was being freed.
+    /// Milliseconds to provision a volume after that, until the space of the deleted volumes is free.
     freeing: Vec<f64>,
     departures: Vec<DeletionTimes>,
-    /// From the request to delete the claims, in seconds, where there is space to free.
+    /// Seconds from the request to delete the claims until their space is free. `None` if the volumes are in memory.
     freed: Option<f64>,
 }
 
-/// Where it is measured.
+/// The cluster and the node that are measured.
 #[derive(Clone, Copy)]
-struct Scene<'a> {
+struct Setup<'a> {
     client: &'a Client,
     node: &'a str,
-    /// Who has the files; nobody where volumes are in memory.
+    /// The node that has the files. `None` if the volumes are in memory.
     disk: Option<&'a Node>,
     scale: Scale,
 }
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let scale = if args.quick { QUICK } else { FULL };
-    let measure = async |scene: Scene<'_>| {
-        let what = if scene.disk.is_some() { "volumes with files" } else { "volumes in memory" };
-        let step = session.progress.step(format!("delete {what} while others are made"));
-        let samples = scene.measure(&step).await?;
+    let measure = async |setup: Setup<'_>| {
+        let what = if setup.disk.is_some() { "volumes with files" } else { "volumes in memory" };
+        let step = session.progress.step(format!("delete {what} while others are provisioned"));
+        let samples = setup.measure(&step).await?;
         step.done("");
-        Ok(samples.rows(scene.scale.files()))
+        Ok(samples.rows(setup.scale.files()))
     };
     let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
-        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
+        measure(Setup { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
     });
     let on_disk = session.until_cancelled(on_disk).await?;
     let without_files = Scale { files_each: 0, ..scale };
     let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {
-        measure(Scene { client, node, disk: None, scale: without_files }).await
+        measure(Setup { client, node, disk: None, scale: without_files }).await
     });
     let in_memory = session.until_cancelled(in_memory).await?;
     let measurements = Measurements { parts: vec![on_disk, in_memory] };
@@ -101,12 +101,12 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     })
 }
 
-impl Scene<'_> {
+impl Setup<'_> {
     async fn measure(self, step: &Step) -> Result<Samples> {
         make_class(self.client).await?;
-        step.note(format!("make {} volumes", self.scale.volumes));
+        step.note(format!("provision {} volumes", self.scale.volumes));
         let doomed = self.batch("doomed", self.scale.volumes);
-        doomed.bind(BIND_TIME).await?;
+        doomed.bind(BIND_TIMEOUT).await?;
         if let Some(disk) = self.disk {
             fill(disk, self.scale.files_each, step).await?;
         }
@@ -114,7 +114,7 @@ impl Scene<'_> {
         let mut samples = Samples::default();
         let idle = self.batch("idle", 0);
         for number in 0..self.scale.idle {
-            step.note(format!("volume {} of {} while nothing else is done", number + 1, self.scale.idle));
+            step.note(format!("volume {} of {} while the cluster is idle", number + 1, self.scale.idle));
             samples.idle.push(milliseconds(idle.provision(number).await?));
         }
 
@@ -123,7 +123,7 @@ impl Scene<'_> {
             samples.departures = doomed.remove().await?;
             let gone = began.elapsed();
             if let Some(disk) = self.disk {
-                until_trash_is_empty(disk, began + FREE_TIME, step).await?;
+                until_trash_is_empty(disk, began + FREE_TIMEOUT, step).await?;
                 samples.freed = Some(began.elapsed().as_secs_f64());
             }
             Ok::<_, anyhow::Error>(gone)
@@ -141,7 +141,7 @@ impl Scene<'_> {
             deleted = deleting => deleted?,
             ended = making => {
                 ended?;
-                anyhow::bail!("volumes are no longer made while others go");
+                anyhow::bail!("provisioning ended while other volumes were being deleted");
             }
         };
         for (at, took) in made {
@@ -173,19 +173,19 @@ async fn make_class(client: &Client) -> Result<()> {
     made.map_err(api_error).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
 }
 
-/// Puts files into every volume of the node.
+/// Creates files in every volume of the node.
 async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
     let volumes = format!("{DATA_DIR}/volumes");
-    let listed = node.output(&["ls", &volumes], GLANCE_TIME).await?;
+    let listed = node.output(&["ls", &volumes], LIST_TIMEOUT).await?;
     let directories: Vec<String> =
         listed.split_whitespace().map(|name| format!("{volumes}/{name}")).collect();
     let (all, files) = (directories.len(), files.to_string());
     let filled = futures::stream::iter(&directories).map(async |directory| {
         let script = "cd \"$1\" && touch $(seq \"$2\")";
-        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIME).await;
+        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIMEOUT).await;
         filled.with_context(|| format!("fill {directory}"))
     });
-    let mut filled = filled.buffer_unordered(FILLERS);
+    let mut filled = filled.buffer_unordered(FILL_CONCURRENCY);
     let mut done = 0;
     while filled.try_next().await?.is_some() {
         done += 1;
@@ -197,14 +197,17 @@ async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
 async fn until_trash_is_empty(node: &Node, deadline: Instant, step: &Step) -> Result<()> {
     let trash = format!("{DATA_DIR}/trash");
     loop {
-        let listed = node.output(&["ls", "-A", &trash], GLANCE_TIME).await?;
+        let listed = node.output(&["ls", "-A", &trash], LIST_TIMEOUT).await?;
         let left = listed.split_whitespace().count();
         if left == 0 {
             return Ok(());
         }
-        step.note(format!("{left} volumes take room still"));
-        anyhow::ensure!(Instant::now() < deadline, "{left} volumes take room after {FREE_TIME:?}");
-        tokio::time::sleep(GLANCE).await;
+        step.note(format!("{left} deleted volumes still occupy space"));
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "{left} deleted volumes still occupy space after {FREE_TIMEOUT:?}"
+        );
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -237,12 +240,11 @@ impl Samples {
 }
 
 fn thresholds(all: &Measurements, files: u64) -> Vec<Threshold> {
-    let slowest = "the slowest hundredth of volumes made while others go takes at most twice as long as else";
-    let objects = "their PersistentVolumes are gone within a minute";
-    let space =
-        "nobody waits for their files: PersistentVolumes are gone in a fifth of the time until space is free";
-    let control_plane = "where no processor is emulated, PersistentVolumes are gone as soon as the control plane is done with \
-                         their claims: in one and a half times its time";
+    let slowest = "p99 time to provision a volume during bulk deletion: at most twice the p99 when idle";
+    let objects = "time until the PersistentVolumes of all deleted claims are deleted: at most a minute";
+    let space = "time until the PersistentVolumes are deleted: at most a fifth of the time until the space of their files is free";
+    let control_plane = "time until the PersistentVolumes are deleted, without an emulated processor: at most 1.5 times the time \
+                         until the control plane has deleted the claims";
     vec![
         threshold::p99_at_most(
             all,

@@ -1,4 +1,4 @@
-//! Benchmarks: measured by programs of their own, told here in tables, plots and claims that hold or do not.
+//! Benchmarks. Programs of their own measure; this module prints tables, draws plots and checks thresholds.
 //!
 //! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
 

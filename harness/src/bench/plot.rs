@@ -24,7 +24,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 390.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 270.0;
-/// StepResult apart by those who see fewer colours as well (Okabe and Ito).
+/// Distinguishable with colour vision deficiency too (Okabe and Ito).
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// Writes all plots of a run into one file; those without figures are left out.

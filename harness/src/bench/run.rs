@@ -8,7 +8,7 @@ use super::outcome::{Args, Bench, directory};
 use super::{clones, deletion, growth, loop_devices, plot, provision, table, volume_stats};
 use crate::session::Session;
 
-/// Runs a benchmark and tells what it found.
+/// Runs a benchmark, prints its tables and writes its files.
 ///
 /// # Errors
 /// It cannot be run to its end.

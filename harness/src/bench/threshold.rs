@@ -1,26 +1,26 @@
-//! What is claimed of the figures, and whether they say so.
+//! Thresholds for the results of a benchmark, and whether the measurements meet them.
 
 use super::measurement::Measurements;
 
-/// A claim, held against the figures.
+/// A threshold, compared with the measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Threshold {
     pub(super) text: String,
-    /// None where a figure it needs was not measured.
+    /// `None` if a value that it needs was not measured.
     pub(super) is_met: Option<bool>,
-    /// The figures it was decided by.
+    /// The values that decided it.
     pub(super) figures: String,
 }
 
-/// A name, and how many of what it may depend on.
+/// The name of a row and its count `n`.
 pub(super) type Figure<'a> = (&'a str, u64);
 
-/// `ours` takes at most `factor` times as long as `other`.
+/// Requires that `ours` takes at most `factor` times as long as `other`.
 pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Threshold {
     compare(all, Measurements::median, text, ours, other, up_to(factor))
 }
 
-/// The slowest hundredth of `ours` takes at most `factor` times as long as that of `other`.
+/// Requires that the 99th percentile of `ours` is at most `factor` times that of `other`.
 pub(super) fn p99_at_most(
     all: &Measurements,
     text: &str,
@@ -35,7 +35,7 @@ fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
     move |ratio| (ratio <= factor, format!("{ratio:.2} times; at most {factor} is claimed"))
 }
 
-/// `ours` is at least `factor` times as fast as `other`.
+/// Requires that `ours` is at least `factor` times as fast as `other`.
 pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Threshold {
     compare(all, Measurements::median, text, ours, other, |ratio| {
         let gain = 1.0 / ratio;
@@ -43,7 +43,7 @@ pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, 
     })
 }
 
-/// `much` is at least `factor` times `little`.
+/// Requires that `much` is at least `factor` times `little`.
 pub(super) fn at_least(
     all: &Measurements,
     text: &str,
@@ -56,7 +56,7 @@ pub(super) fn at_least(
     })
 }
 
-/// `ours` is at most `bound`.
+/// Requires that `ours` is at most `bound`.
 pub(super) fn no_more(all: &Measurements, text: &str, ours: Figure, bound: f64) -> Threshold {
     let (name, n) = ours;
     let (is_met, figures) = match all.median(name, n) {
@@ -68,7 +68,7 @@ pub(super) fn no_more(all: &Measurements, text: &str, ours: Figure, bound: f64) 
     Threshold { text: text.to_owned(), is_met, figures }
 }
 
-/// `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
+/// Requires that `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
 pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> Threshold {
     let medians = || all.counts(name).into_iter().filter_map(|n| Some((n, all.median(name, n)?)));
     let slowest = medians().max_by(|a, b| a.1.total_cmp(&b.1));

@@ -1,4 +1,4 @@
-//! One node of a cluster: a virtual machine, its disks, and the Node object it answers for.
+//! One node of a cluster: a virtual machine, its disks, and the Node object it returns for.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
@@ -85,7 +85,7 @@ impl Node {
         self.control().await?.exec(argv, timeout).await
     }
 
-    /// Runs a program as root on the node and answers its output, if it succeeds.
+    /// Runs a program as root on the node and returns its output, if it succeeds.
     ///
     /// # Errors
     /// As [`Node::exec`], or another exit code than 0.

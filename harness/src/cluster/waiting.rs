@@ -1,4 +1,4 @@
-//! Waiting for the cluster: by watching, with a deadline, and with what was last seen in the error.
+//! Waits for the cluster by watches. Each wait has a deadline, and its error says what was last seen.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,21 +15,21 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Log streams end when a container or an API server does; this long before asking again.
+/// The interval of retries after a log stream ended with its container or API server.
 const LOG_RETRY: Duration = Duration::from_millis(500);
 
-/// What the objects looked at say about the goal.
+/// The state of a wait, decided from the watched objects.
 #[derive(Debug)]
 pub(crate) enum State {
     Ready,
-    /// Not yet, and what is missing.
+    /// The condition does not hold yet; the text says what is missing.
     Pending(String),
-    /// Never, and why.
+    /// The condition can no longer hold; the text says why.
     Failed(String),
 }
 
 impl State {
-    /// Reached if `yes`, else waiting for `what`.
+    /// Returns `Ready` if `yes`, else `Pending` with `what`.
     pub(crate) fn when(yes: bool, what: impl Into<String>) -> State {
         if yes { State::Ready } else { State::Pending(what.into()) }
     }
@@ -50,7 +50,7 @@ where
     let mut changes = pin!(watcher::watcher(api, scope).default_backoff());
     let mut objects = BTreeMap::new();
     let mut relisted = BTreeMap::new();
-    let mut last = String::from("the API server has not answered");
+    let mut last = String::from("the API server has not responded");
     loop {
         match timeout_at(deadline, changes.next()).await {
             Err(_) => bail!("not within {within:?}: {last}"),
@@ -95,7 +95,7 @@ where
     Ok(objects.into_values().next())
 }
 
-/// [`until`] all objects of these names exist and `complaint` has nothing to say about any of them, and answers them.
+/// [`until`] all objects of these names exist and `complaint` has nothing to say about any of them, and returns them.
 /// `kind` is what one is called for people.
 pub(crate) async fn until_none_complains<K>(
     api: Api<K>,
@@ -123,7 +123,7 @@ where
     Ok(all.into_values().filter(named).collect())
 }
 
-/// Waits for an event about the object, with this reason and a message that is as it should be, and answers
+/// Waits for an event about the object, with this reason and a message that is as it should be, and returns
 /// the message.
 pub(crate) async fn until_event<K>(
     client: &Client,

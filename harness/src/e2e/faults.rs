@@ -1,7 +1,7 @@
-//! Things broken on purpose, to see that the run fails and says why.
+//! Fault injection: checks that a run with a fault fails and names it.
 //!
-//! A test that cannot fail proves nothing: `--break` breaks one thing in a run that then must fail, and
-//! `--self-check` breaks each in turn and passes only if each was noticed for its own reason.
+//! A test that cannot fail proves nothing. `--break` injects one fault into a run, which must fail. `--self-check` injects each fault
+//! in turn, and passes only if each failure names its fault.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::test_env::inventory::is_mounted;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What can be broken.
+/// A fault that `--break` injects.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub(crate) enum Fault {
     /// The data file system is mounted without project quotas.
@@ -22,17 +22,17 @@ pub(crate) enum Fault {
     NoDisk,
     /// Another file system is mounted in place of the one that was initialised.
     WrongDisk,
-    /// The pod can write to the volume it is told is read-only.
+    /// The pod can write to the volume that its arguments call read-only.
     Readonly,
-    /// The driver stops before the claims grow.
+    /// The driver stops before the claims are expanded.
     Resize,
-    /// What is written before the power is cut is not synced.
+    /// The data written before the power cut is not synced.
     Unsynced,
     /// A loop device stays attached to a volume.
     Leak,
 }
 
-/// What a self-check breaks, in an order in which each can be repaired before the next.
+/// The faults of a self-check, in an order in which each can be repaired before the next.
 pub(super) const ALL: [Fault; 7] = [
     Fault::Quota,
     Fault::NoDisk,
@@ -44,7 +44,7 @@ pub(super) const ALL: [Fault; 7] = [
 ];
 
 impl Fault {
-    /// As on the command line.
+    /// Returns the value of `--break`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Fault::Quota => "quota",
@@ -57,7 +57,7 @@ impl Fault {
         }
     }
 
-    /// What the failure must say, so that its reader knows what to repair.
+    /// Returns the words that the failure must contain, so that its reader knows what to repair.
     pub(super) fn expected_in_failure(self) -> &'static [&'static str] {
         match self {
             Fault::Quota => &["prjquota", DATA_DIR],
@@ -71,20 +71,20 @@ impl Fault {
     }
 }
 
-/// The block device behind the data directory, which must be known before it is unmounted.
+/// Returns the block device of the data file system, which has to be mounted.
 pub(super) async fn data_device(node: &Node) -> Result<String> {
     let argv = ["findmnt", "--noheadings", "--output", "SOURCE", "--mountpoint", DATA_DIR];
     let device = node.output(&argv, TOOL_DEADLINE).await.context("find the device of the data directory")?;
     Ok(device.trim().to_owned())
 }
 
-/// Mounts the data file system with other options than it needs.
+/// Mounts the data file system without project quotas.
 pub(super) async fn mount_without_quota(node: &Node, device: &str) -> Result<()> {
     unmount(node).await?;
     mount(node, device, "noquota,nodev,nosuid,noexec").await
 }
 
-/// Takes the data file system away; the directory it was mounted on stays.
+/// Unmounts the data file system. The mount point stays.
 pub(super) async fn unmount(node: &Node) -> Result<()> {
     if is_mounted(node, DATA_DIR).await? {
         node.output(&["umount", DATA_DIR], TOOL_DEADLINE).await?;
@@ -92,29 +92,29 @@ pub(super) async fn unmount(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Puts a new, empty file system where the driver's was.
+/// Replaces the data file system by a new, empty one.
 pub(super) async fn replace(node: &Node, device: &str) -> Result<()> {
     unmount(node).await?;
     node.output(&["mkfs.xfs", "-q", "-f", device], TOOL_DEADLINE).await?;
     mount(node, device, DATA_OPTIONS).await
 }
 
-/// Mounts the data file system as the driver needs it.
+/// Mounts the data file system with the options that the driver needs.
 pub(super) async fn mount_properly(node: &Node, device: &str) -> Result<()> {
     unmount(node).await?;
     mount(node, device, DATA_OPTIONS).await
 }
 
-/// Removes the record of the file system that was initialised, as an operator who means it would.
+/// Removes the record of the initialised file system, as an administrator who replaces the disk does.
 pub(super) async fn forget_identity(node: &Node) -> Result<()> {
     node.output(&["rm", &format!("{DATA_DIR}.filesystem-uuid")], TOOL_DEADLINE).await.map(drop)
 }
 
-/// Attaches a loop device to the image of a block volume, as a driver that forgot one would. It is read-only, because the
-/// driver finds a writable device of any program and detaches it with its own.
+/// Attaches a loop device to the image of a block volume, and returns its path. The device is read-only, because the driver also
+/// finds the writable devices of other programs and detaches them with its own.
 pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
-    let node = env.node.context("a loop device can be leaked only on a node of ours")?;
-    // Whatever the layout: an image is a regular file of a volume's size below the data directory.
+    let node = env.node.context("a loop device can be leaked only on a node of the harness")?;
+    // Independent of the layout: an image is a regular file of a volume's size below the data directory.
     let argv = ["find", DATA_DIR, "-type", "f", "-size", "+1023k", "-print", "-quit"];
     let image = node.output(&argv, TOOL_DEADLINE).await?;
     let image = image.trim();
@@ -123,7 +123,7 @@ pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
     Ok(device.trim().to_owned())
 }
 
-/// Undoes [`leak_loop_device`].
+/// Detaches a loop device, such as that of [`leak_loop_device`].
 pub(super) async fn detach(node: &Node, device: &str) -> Result<()> {
     node.output(&["losetup", "--detach", device], TOOL_DEADLINE).await.map(drop)
 }

@@ -1,8 +1,8 @@
-//! The main job, end to end: claims on a real Kubernetes node, mounted, read-only, block, and grown.
+//! The end-to-end tests: claims on a real Kubernetes node, mounted, read-only, as block devices, and expanded.
 //!
 //! The scenarios run against a cluster of the harness's own or against any other by its
-//! kubeconfig: the same manifests, the same cases. What only the node itself can tell is asked of nodes
-//! of ours, and reported as skipped elsewhere.
+//! kubeconfig: the same manifests, the same cases. Steps that need the node itself run on nodes of the
+//! harness's own, and are reported as skipped on other clusters.
 
 mod catalogue;
 mod faults;

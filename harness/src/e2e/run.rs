@@ -44,17 +44,17 @@ pub struct Args {
     #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
     scenarios: Vec<String>,
 
-    /// Break one thing on profile: the run must fail and name it.
+    /// Inject one fault: the run must fail and name it.
     #[arg(long = "break", value_enum, value_name = "WHAT")]
     broken: Option<Fault>,
 
-    /// Then break each thing in turn, and pass only if each was noticed for its own reason.
+    /// Then inject each fault in turn, and pass only if each failure names its fault.
     #[arg(long, conflicts_with = "broken")]
     self_check: bool,
 }
 
 impl Args {
-    /// As a test lane runs it: a test that cannot fail proves nothing. Selected scenarios are run by themselves.
+    /// Returns the arguments of the test lane, which adds the self-check unless scenarios are selected.
     #[must_use]
     pub fn with_self_check(self) -> Args {
         Args { self_check: self.scenarios.is_empty(), ..self }
@@ -106,7 +106,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     }
 }
 
-/// On a cluster that is made for the run and goes with it.
+/// Runs on a cluster that is created for the run and deleted after it.
 async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
     let mut report = Report::new();
     let reports = session.workspace.reports(RUN);
@@ -122,7 +122,7 @@ async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -
     Ok(report)
 }
 
-/// On a cluster that is left up, in the process that keeps it.
+/// Runs on a cluster that is left up, in the process that keeps it.
 async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
     let mut report = Report::new();
     let dir = background::directory(&session.workspace);
@@ -178,7 +178,7 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     scenarios::install::served(&env).await
 }
 
-/// On somebody else's cluster, which is left as it was found.
+/// Runs on an existing cluster, and removes everything that the run created.
 async fn against_any_cluster(
     session: &Session,
     manifests: Manifests,

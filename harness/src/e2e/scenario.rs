@@ -1,4 +1,4 @@
-//! A scenario is a list of steps that build on each other: the first that fails ends it.
+//! A scenario is a list of steps that build on each other. The first step that fails ends the scenario.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
-/// One scenario being told; its steps go into the report as they happen.
+/// A running scenario, which adds its steps to the report.
 pub(super) struct Scenario<'a> {
     session: &'a Session,
     report: &'a mut Report,
@@ -16,11 +16,11 @@ pub(super) struct Scenario<'a> {
     shown: bool,
 }
 
-/// A step failed; the report has the reason.
+/// The error of a scenario whose step failed. The report has the reason.
 #[derive(Debug)]
 pub(super) struct ScenarioFailed;
 
-/// What a scenario comes to.
+/// The result of a step or of a scenario.
 pub(super) type StepResult<T = ()> = Result<T, ScenarioFailed>;
 
 impl<'a> Scenario<'a> {
@@ -28,7 +28,7 @@ impl<'a> Scenario<'a> {
         Scenario { session, report, name, shown: true }
     }
 
-    /// A scenario whose steps only go into the report: one that fails on purpose would frighten onlookers.
+    /// Begins a scenario without progress lines, for runs that have to fail.
     pub(super) fn begin_hidden(
         session: &'a Session,
         report: &'a mut Report,
@@ -41,7 +41,7 @@ impl<'a> Scenario<'a> {
         self.session
     }
 
-    /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the scenario.
+    /// Runs one step and adds it to the report. A step that fails or is stopped by Ctrl-C ends the scenario.
     pub(super) async fn step<T>(
         &mut self,
         title: &str,
@@ -74,7 +74,7 @@ impl<'a> Scenario<'a> {
     }
 }
 
-/// A case of a report as the background process hands it over.
+/// A case of a report, as the background process prints it.
 #[derive(Debug, Deserialize)]
 pub(super) struct HandedOver {
     suite: String,
@@ -85,7 +85,7 @@ pub(super) struct HandedOver {
     seconds: f64,
 }
 
-/// The report that a background process made.
+/// Builds the report from the cases of the background process.
 pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
     let mut report = Report::new();
     for case in cases {
@@ -93,7 +93,7 @@ pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
             "passed" => Outcome::Passed,
             "skipped" => Outcome::Skipped(case.message),
             "not-run" => Outcome::NotRun,
-            // Whatever else it says, it does not say that it passed.
+            // An unknown outcome must not count as passed.
             _ => Outcome::Failed(case.message),
         };
         report.push(&case.suite, &case.name, outcome, Duration::from_secs_f64(case.seconds));

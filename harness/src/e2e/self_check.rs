@@ -1,4 +1,4 @@
-//! Breaks each thing in turn on one cluster, and passes only if each is noticed for its own reason.
+//! Injects each fault in turn on one cluster. The check passes only if each run fails and its failure names the fault.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::create_namespace;
 
-const NAME: &str = "broken on purpose";
+const NAME: &str = "fault injection";
 
-/// Adds one case per faults to the report. What scenarios that fail for good reason leave behind would be
-/// blamed on a faults, so nothing is broken after one.
+/// Adds one case per fault to the report. If a scenario has failed, no fault is injected: what the failed scenario left behind would be
+/// blamed on the fault.
 pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv<'_>) {
     if !report.succeeded() {
         report.push(NAME, "all steps", Outcome::NotRun, Duration::ZERO);
@@ -71,16 +71,16 @@ impl Checker<'_> {
                 install::stop(env).await?;
                 faults::replace(self.node, &device).await?;
                 self.install_fails(env, inner, first_case, broken).await?;
-                // The record of the file system that is gone, as an operator would remove it on purpose.
+                // The record names the old file system. An administrator who replaces a disk removes it as well.
                 faults::forget_identity(self.node).await?;
                 self.install(env, inner).await
             }
             Fault::Readonly | Fault::Resize => {
-                self.install_anew(env, inner).await?;
+                self.reinstall(env, inner).await?;
                 env.timeouts.grow = Timeouts::SHORT.grow;
                 let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the flow passed");
-                named(inner, first_case, broken)?;
+                check_failure(inner, first_case, broken)?;
                 for pod in env.live_driver_pods().await? {
                     for container in env.driver.containers().filter(|_| broken == Fault::Resize) {
                         thaw(self.node, &Container::of(&pod, container)?).await?;
@@ -93,32 +93,32 @@ impl Checker<'_> {
                 let scenario = &mut self.scenario(inner, power_cut::NAME);
                 let outcome = power_cut::run(scenario, env, self.node, Load::LEAST, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the power cut passed");
-                named(inner, first_case, broken)?;
+                check_failure(inner, first_case, broken)?;
                 self.clean_up(env).await
             }
             Fault::Leak => {
-                self.install_anew(env, inner).await?;
+                self.reinstall(env, inner).await?;
                 let before = Inventory::take(self.node).await?;
                 let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, None).await;
                 anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, first_case));
                 let device = faults::leak_loop_device(env).await?;
-                // What takes its time goes first: then only what leaked is waited for.
+                // The slow clean-up comes first, so that the short timeout covers only the leaked device.
                 self.clean_up(env).await?;
                 let timeouts = std::mem::replace(&mut env.timeouts.end, Timeouts::SHORT.end);
                 let scenario = &mut self.scenario(inner, removal::NAME);
                 let outcome = removal::run(scenario, env, Some(&before)).await;
                 anyhow::ensure!(outcome.is_err(), "the removal passed");
-                named(inner, first_case, broken)?;
+                check_failure(inner, first_case, broken)?;
                 faults::detach(self.node, &device).await?;
-                // The driver keeps the deleted image until no device has it open, and looks again after a minute.
+                // The driver keeps a deleted image while a device has it open, and checks again after a minute.
                 env.timeouts.end = timeouts;
                 removal::nothing_left(env, self.node, &before).await
             }
         }
     }
 
-    /// For a flow that kills the driver: a kubelet waits longer each time before it starts a container again that has ended.
-    async fn install_anew(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
+    /// Reinstalls the driver before a flow that kills it: the kubelet's restart back-off would otherwise grow with each kill.
+    async fn reinstall(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
         install::stop(env).await?;
         self.install(env, inner).await
     }
@@ -142,18 +142,18 @@ impl Checker<'_> {
         broken: Fault,
     ) -> Result<()> {
         env.manifests.apply(&env.client).await?;
-        // From then on there is nothing to wait for.
-        self.said_in_an_event(env, broken).await?;
+        // Once the event is recorded, the state does not change any more, so short timeouts are enough.
+        self.wait_for_event(env, broken).await?;
         let timeouts = std::mem::replace(&mut env.timeouts, Timeouts::SHORT);
         let outcome = install::run(&mut self.scenario(inner, install::NAME), env).await;
         env.timeouts = timeouts;
         anyhow::ensure!(outcome.is_err(), "the driver was installed");
-        named(inner, first_case, broken)?;
+        check_failure(inner, first_case, broken)?;
         install::stop(env).await
     }
 
-    /// Whoever describes the node reads why its volumes are not served.
-    async fn said_in_an_event(&self, env: &TestEnv<'_>, broken: Fault) -> Result<()> {
+    /// Waits for the event on the Node that says why its volumes are unavailable.
+    async fn wait_for_event(&self, env: &TestEnv<'_>, broken: Fault) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(env.client.clone());
         let node = nodes.get(self.node.name()).await.map_err(api_error)?;
         let message = until_event(&env.client, &node, &["StorageUnavailable"], env.timeouts.end, |message| {
@@ -172,12 +172,12 @@ impl Checker<'_> {
     }
 }
 
-/// The failure since case `first_case` must say what was broken.
-fn named(inner: &Report, first_case: usize, broken: Fault) -> Result<()> {
+/// Checks that the first failure from case `first_case` on contains the words that name the fault.
+fn check_failure(inner: &Report, first_case: usize, broken: Fault) -> Result<()> {
     let failure = failure(inner, first_case);
     let missing: Vec<_> =
         broken.expected_in_failure().iter().filter(|word| !failure.contains(**word)).collect();
-    anyhow::ensure!(missing.is_empty(), "the failure does not say {missing:?}: {failure}");
+    anyhow::ensure!(missing.is_empty(), "the failure does not contain {missing:?}: {failure}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Claims of a scenario and the volumes that they are given.
+//! PersistentVolumeClaims of a scenario, and their PersistentVolumes.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -12,10 +12,10 @@ use super::sizes::Size;
 use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
 
-/// As the scheduler tells a provisioner where it put the first pod.
+/// The annotation by which the scheduler tells the provisioner the node of the first pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// The claim as if its first pod had been put on the node.
+/// Returns the claim as if the scheduler had chosen the node for its first pod.
 pub(crate) fn on_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
     claim.annotations_mut().insert(SELECTED_NODE.into(), node.into());
     claim
@@ -29,7 +29,7 @@ pub(crate) fn volumes(env: &TestEnv<'_>) -> Api<PersistentVolume> {
     Api::all(env.client.clone())
 }
 
-/// The claims of which there are PersistentVolumes, among those that are `ours`: sorted, each as often as there is one.
+/// Returns the names of the claims among `ours` that have PersistentVolumes: sorted, and once for each PersistentVolume.
 pub(crate) async fn with_objects(env: &TestEnv<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let objects = volumes(env).list(&ListParams::default()).await;
     let objects = objects.map_err(api_error).context("list the volumes")?;
@@ -47,7 +47,7 @@ pub(crate) async fn create(
     created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
 }
 
-/// Asks for another size of the volume.
+/// Requests another size of the claim.
 pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
     let patched = env.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -57,7 +57,7 @@ pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()
         .map(drop)
 }
 
-/// Waits until the claim says that its volume has the size, and that nothing is left to be done.
+/// Waits until the claim's status has the size and no resize in progress.
 pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let asked = Quantity(size.quantity());
     let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
@@ -70,7 +70,7 @@ pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()
     waited.await.with_context(|| format!("claim {claim} is not given {}", asked.0)).map(drop)
 }
 
-/// How far its resize got, while there is one.
+/// Returns the state of the claim's resize, or `None` if none is in progress.
 pub(crate) fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
     let states = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?;
     states.get("storage").map(String::as_str)
@@ -81,7 +81,7 @@ pub(crate) async fn delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     deleted.map_err(api_error).with_context(|| format!("delete claim {claim}")).map(drop)
 }
 
-/// The volume of a claim that is bound.
+/// Returns the PersistentVolume of a bound claim.
 pub(crate) async fn volume_of(env: &TestEnv<'_>, claim: &str) -> Result<PersistentVolume> {
     let bound =
         env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
@@ -95,7 +95,7 @@ pub(crate) async fn patch_volume(env: &TestEnv<'_>, volume: &str, change: &Value
     patched.map_err(api_error).with_context(|| format!("patch volume {volume}")).map(drop)
 }
 
-/// Waits until the volume has lost its claim, and answers it.
+/// Waits until the volume is released, and returns it.
 pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<PersistentVolume> {
     until_one(volumes(env), volume, env.timeouts.end, |volume| {
         let status = volume.and_then(|volume| volume.status.as_ref());
@@ -107,7 +107,7 @@ pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<Persiste
     .context("the volume is gone")
 }
 
-/// Waits until there is no such volume any more.
+/// Waits until the PersistentVolume is deleted.
 pub(crate) async fn gone(env: &TestEnv<'_>, volume: &str) -> Result<()> {
     until_one(volumes(env), volume, env.timeouts.end, |volume| {
         State::when(volume.is_none(), "it still exists")

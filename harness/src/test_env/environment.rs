@@ -1,4 +1,4 @@
-//! What every scenario works with: the cluster, the driver as its manifests describe it, and timeouts.
+//! The test environment of every scenario: the cluster, the driver as its manifests describe it, and the timeouts.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::session::Session;
 /// The cluster under test and the driver in it.
 pub(crate) struct TestEnv<'a> {
     pub(crate) client: Client,
-    /// The cluster, where it is one of ours: what is done to its control plane.
+    /// The cluster, if it is the harness's own, for faults of its control plane.
     pub(crate) cluster: Option<&'a Cluster>,
-    /// The node, where it is one of ours: what is asked of it that Kubernetes has no words for.
+    /// The node, if it is the harness's own, for what the Kubernetes API does not show.
     pub(crate) node: Option<&'a Node>,
     pub(crate) manifests: Manifests,
     pub(crate) driver: Driver,
@@ -28,29 +28,29 @@ pub(crate) struct TestEnv<'a> {
     pub(crate) timeouts: Timeouts,
 }
 
-/// Why a step that needs the node itself is left out.
-pub(crate) const FOREIGN_NODE: &str = "the node is not ours: only Kubernetes' own API reaches it";
+/// The reason why a step that needs the node itself is skipped.
+pub(crate) const FOREIGN_NODE: &str = "the node is not the harness's own: only the Kubernetes API reaches it";
 
-/// How long the cluster is given. Everything is awaited, so this is only spent when something is wrong.
+/// Timeouts of waits for the cluster. Every wait ends with its condition, so a timeout is reached only on failure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
-    /// Driver pods that start, claims that are bound, pods that run.
+    /// Until driver pods are ready, claims are bound, pods run.
     pub(crate) start: Duration,
-    /// A claim that grows. Where the driver is away, a block volume waits for the kubelet, which looks at its
-    /// size once in its sync period: a minute, and up to half of it more.
+    /// Until a claim is expanded. Without the driver, a block volume waits for the kubelet, which checks its size once in its sync
+    /// period: a minute, and up to half a minute more.
     pub(crate) grow: Duration,
-    /// Pods that end and volumes that go.
+    /// Until pods and volumes are deleted.
     pub(crate) end: Duration,
 }
 
 impl Timeouts {
-    /// For runs whose result is wanted: an emulated machine that is also building something is slow.
+    /// For runs that should pass. An emulated machine on a host that is building something is slow.
     pub(crate) const FULL: Timeouts = Timeouts {
         start: Duration::from_secs(180),
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
-    /// For what is broken on purpose, where waiting longer would change nothing.
+    /// For runs with a fault, where waiting longer would change nothing.
     pub(crate) const SHORT: Timeouts =
         Timeouts { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
 }
@@ -114,7 +114,7 @@ impl<'a> TestEnv<'a> {
         Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts: Timeouts::FULL })
     }
 
-    /// What scenarios work with, for those who measure on a cluster what they do in a namespace.
+    /// Returns the environment of a benchmark, which works in a namespace of its own.
     pub(crate) fn in_namespace(
         session: &Session,
         cluster: &'a Cluster,
@@ -143,7 +143,7 @@ impl<'a> TestEnv<'a> {
         Api::namespaced(self.client.clone(), &self.driver.namespace)
     }
 
-    /// The driver's pods that are not on their way out.
+    /// Returns the driver's pods that are not being deleted.
     pub(crate) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
         let selected = ListParams::default().labels(self.driver.pod_labels());
         let pods =

@@ -1,4 +1,4 @@
-//! Pods that hold a claim for a scenario, from their start to their end.
+//! Pods of a scenario that use a claim.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -40,7 +40,7 @@ pub(crate) async fn create(env: &TestEnv<'_>, object: &Pod) -> Result<()> {
     .map(drop)
 }
 
-/// Deletes a pod and waits until it is gone, and its volumes with it.
+/// Deletes a pod, and waits until it is deleted and its volumes are unpublished.
 pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
     env.pods()
         .delete(pod, &DeleteParams::default())
@@ -53,13 +53,13 @@ pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Has a pod write a text to a file of a mounted volume, or to the beginning of a device.
+/// Writes a text from a pod to a file of a mounted volume, or to the beginning of a device.
 pub(crate) async fn write(env: &TestEnv<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
     let verb = if r#use == Use::Device { "write-at" } else { "write" };
     exec_ok(&env.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
 }
 
-/// Fails unless what a pod reads there begins with the text.
+/// Checks that the file or device, read in a pod, begins with the text.
 pub(crate) async fn reads(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
     let length = text.len().to_string();
     let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;

@@ -46,7 +46,7 @@ impl User {
     }
 }
 
-/// Makes the claims and starts the pods, and answers these as they run.
+/// Makes the claims and starts the pods, and returns these as they run.
 pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
     let class = env.driver.class_name();
     try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
@@ -62,7 +62,7 @@ pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Resu
         .await
 }
 
-/// Waits until `complaint` has nothing to say about any of the pods, and answers them.
+/// Waits until `complaint` has nothing to say about any of the pods, and returns them.
 pub(crate) async fn until_pods(
     env: &TestEnv<'_>,
     users: &[User],

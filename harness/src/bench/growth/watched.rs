@@ -37,7 +37,7 @@ impl<'a> Watched<'a> {
         Ok(Watched { env, claim, program })
     }
 
-    /// Asks for more, and answers how long it took until the pod saw it.
+    /// Asks for more, and returns how long it took until the pod saw it.
     pub(super) async fn grow(mut self, within: Duration) -> Result<Duration> {
         let begun = Instant::now();
         let seen = async {

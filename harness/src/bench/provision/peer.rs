@@ -71,7 +71,7 @@ struct Running<'a> {
     pid: String,
 }
 
-/// Builds the sidecars, or finds them built, and answers what each is called and where it is.
+/// Builds the sidecars, or finds them built, and returns what each is called and where it is.
 pub(super) async fn build(session: &Session) -> Result<[(String, PathBuf); 2]> {
     let directory = go_build::build(session, &SIDECARS).await?;
     Ok([PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name))))

@@ -78,8 +78,9 @@ async fn measure(session: &Session, cluster: &Cluster, node: &Node, scale: Scale
     let peer = Peer::install(cluster, node).await?;
     step.done("");
 
-    let step =
-        session.progress.step(format!("measure {} claims at once, on each contender in turn", scale.claims));
+    let step = session
+        .progress
+        .step(format!("measure {} concurrent claims, with each contender in turn", scale.claims));
     let bench = Bench { client: cluster.client(), node, log: AuditLog::of(cluster), claims: scale.claims };
     let samples = take_turns(&bench, &peer, scale.rounds, &step).await;
     // Also when that failed.

@@ -150,7 +150,7 @@ fn watch(watch: Watch) -> Checked {
     })
 }
 
-/// Answers every caller with the latest verdict, so that port forwarding can be seen to work.
+/// Returns every caller with the latest verdict, so that port forwarding can be seen to work.
 fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
     for stream in listener.incoming().flatten() {
         let verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -238,7 +238,7 @@ fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
     expect_equal("mount flags", FsFlags::ST_RDONLY, found - flags)
 }
 
-/// Answers the flags of the mount that a StorageClass or a pod can ask for.
+/// Returns the flags of the mount that a StorageClass or a pod can ask for.
 fn check_size(path: &Path, size: u64) -> Checked<FsFlags> {
     let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
     expect_equal("total bytes", size, stat.blocks() * stat.fragment_size())?;

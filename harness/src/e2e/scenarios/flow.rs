@@ -234,7 +234,7 @@ async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> 
     .map(drop)
 }
 
-/// Answers the containers that were killed.
+/// Returns the containers that were killed.
 async fn kill_driver(
     scenario: &mut Scenario<'_>,
     env: &TestEnv<'_>,

@@ -102,7 +102,7 @@ fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<Validatin
     (Api::all(env.client.clone()), Api::all(env.client.clone()))
 }
 
-/// Answers the volumes.
+/// Returns the volumes.
 async fn half_made(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
     let all = || KEPT.iter().chain([&DELETED]);
     try_join_all(all().map(async |(name, mode)| {

@@ -46,7 +46,7 @@ pub(in crate::e2e) async fn run(
     scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
 }
 
-/// Answers the claims' names.
+/// Returns the claims' names.
 async fn create(env: &TestEnv<'_>, prefix: &str) -> Result<BTreeSet<String>> {
     let class = env.driver.class_name();
     let node = env.node.context(FOREIGN_NODE)?.name();

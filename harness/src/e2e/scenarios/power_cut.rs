@@ -117,7 +117,7 @@ async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[
     .map(drop)
 }
 
-/// Answers which boot of the node it was that ended.
+/// Returns which boot of the node it was that ended.
 async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     let object = nodes.get(node.name()).await.map_err(api_error)?;

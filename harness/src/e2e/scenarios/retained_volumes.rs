@@ -35,7 +35,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario.step("deleted with its claim, once that is its policy", discard(env, &class, &volume)).await
 }
 
-/// Answers the name of the class.
+/// Returns the name of the class.
 async fn retaining(env: &TestEnv<'_>) -> Result<String> {
     let mut class: StorageClass = env.driver.class.clone();
     let name = format!("{}-retain", env.namespace);
@@ -47,7 +47,7 @@ async fn retaining(env: &TestEnv<'_>) -> Result<String> {
     Ok(name)
 }
 
-/// Answers the volume's name.
+/// Returns the volume's name.
 async fn write(env: &TestEnv<'_>, class: &str) -> Result<String> {
     claims::create(env, &claim(FIRST, class, SIZE, "Filesystem", "ReadWriteOnce")?).await?;
     start(env, FIRST, FIRST, Use::Mounted, false).await?;

@@ -203,11 +203,11 @@ fn evaluate(
                 Outcome::Passed
             }
             (Some(cut @ Cut { surviving: SurvivingWrites::LostFlush(_), .. }), other) => {
-                Outcome::Failed(format!("{}: a volume was lost, and the check said {other:?}", cut.line))
+                Outcome::Failed(format!("{}: a volume was lost, and the check said {other:?}", cut.mark))
             }
             (_, None) => Outcome::Passed,
             (cut, Some(why)) => {
-                let place = cut.map(|cut| format!(" before write {} of {writes}, at {}", cut.at, cut.line));
+                let place = cut.map(|cut| format!(" before write {} of {writes}, at {}", cut.at, cut.mark));
                 Outcome::Failed(format!(
                     "cut{} ({SEED}={seed}, disk {disk}):\n{why}",
                     place.unwrap_or_default()
