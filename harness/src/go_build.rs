@@ -19,7 +19,7 @@ pub struct GoModule {
     pub version_variables: &'static [VersionVariable],
     /// Programs whose package path ends in another name than users know: (built as, called).
     pub renamed: &'static [(&'static str, &'static str)],
-    /// What somebody can do who has no Go.
+    /// The remedy for a user who has no Go.
     pub without_go: Option<&'static str>,
 }
 

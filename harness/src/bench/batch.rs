@@ -21,7 +21,7 @@ use crate::test_env::{claims, workload};
 
 /// The label on every claim with the name of its batch.
 const LABEL: &str = "bench";
-/// Requests at once of whoever makes the claims.
+/// How many claims are created concurrently.
 const REQUESTS: usize = 32;
 const SIZE: Size = Size::mebibytes(1);
 const REMOVE_TIME: Duration = Duration::from_secs(600);

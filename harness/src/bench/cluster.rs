@@ -1,4 +1,4 @@
-//! What benchmarks on a real cluster share: the cluster, the driver in it, and what is told of the node.
+//! What benchmarks on a real cluster share: the cluster, the driver in it, and the description of the node.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -14,7 +14,7 @@ use crate::process::Program;
 use crate::session::Session;
 use crate::test_env::workload::create_namespace;
 
-/// For a provisioner that finishes what is under way.
+/// Limits the shutdown of a provisioner that completes operations in progress.
 const STOP_GRACE: Duration = Duration::from_secs(20);
 
 /// Starts a control plane for figures and a provisioner of a node that is an object only, with an empty [`NAMESPACE`], has `measure`

@@ -1,4 +1,4 @@
-//! Rows of figures, and the machines they come from.
+//! Measurements in rows, and the machines they come from.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// One figure: how long `name` takes with `n` of what it may depend on.
+/// One measurement: the value of `name` for a count `n` that it may depend on.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
@@ -40,27 +40,27 @@ impl Row {
     }
 }
 
-/// Of figures whose unit is `ms`.
+/// Returns the time in milliseconds, for rows whose unit is `ms`.
 pub(super) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// What a program says of the machine it runs on.
+/// The machine of a measurement, as the measuring program describes it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Machine {
     pub(super) cpu: String,
     pub(super) cpus: u32,
     pub(super) kernel: String,
-    /// What the files or the quotas are on.
+    /// The file system of the files or quotas.
     pub(super) file_system: String,
 }
 
 impl Machine {
-    /// The files that tell of it.
+    /// The files that describe it.
     pub(super) const CPUINFO: &str = "/proc/cpuinfo";
     pub(super) const KERNEL: &str = "/proc/sys/kernel/osrelease";
 
-    /// By what is in the files that tell of it.
+    /// Returns the description by the content of these files.
     pub(super) fn of(cpuinfo: &str, kernel: &str, file_system: &str) -> Machine {
         let (cpu, cpus) = processors(cpuinfo);
         Machine {

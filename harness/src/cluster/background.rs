@@ -108,7 +108,7 @@ pub(crate) fn directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("cluster")
 }
 
-/// Who owns the cluster that stays. A process id alone may have been given to somebody else since.
+/// Who owns the cluster that stays. The process id alone may have been reused since.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Record {
     pid: i32,

@@ -1,4 +1,4 @@
-//! The command lines of the control plane: what each component is told, and nothing it would do anyway.
+//! The command lines of the control plane's components, without options that repeat a default.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::layout::Layout;
 
 /// Names of etcd's unix sockets, relative to its working directory. etcd wants `host:port` even of a
-/// socket; the file it makes has just that name. No TCP port means nobody but this user can reach it.
+/// socket; the file it makes has just that name. Without a TCP port only this user can reach it.
 pub(crate) const ETCD_CLIENT_SOCKET: &str = "client:0";
 pub(crate) const ETCD_PEER_SOCKET: &str = "peer:0";
 
@@ -27,13 +27,13 @@ pub enum Durability {
     Unsafe,
 }
 
-/// What a control plane is for.
+/// The use of a control plane, which decides some of its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterProfile {
-    /// Tests and people: as Kubernetes has it.
+    /// Tests and interactive use: the defaults of Kubernetes.
     Default,
-    /// Figures of provisioners: every write is in the log `audit`, and kube-controller-manager, which binds what they make at no
-    /// more than 20 requests a second if it is not told otherwise, is not what is measured.
+    /// Benchmarks of provisioners: every write is in the log `audit`, and kube-controller-manager, which binds their volumes at no
+    /// more than 20 requests a second by default, does not limit the measurement.
     Benchmark,
 }
 
@@ -55,7 +55,7 @@ impl ClusterProfile {
     }
 }
 
-/// Requests of kube-controller-manager a second, and at once: more than it ever makes.
+/// Limits of kube-controller-manager's requests, per second and in a burst: more than it ever makes.
 const UNTHROTTLED: u32 = 10_000;
 
 /// Who wrote what. Reading is left out, and so is what was written.

@@ -37,7 +37,7 @@ const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 pub struct Node {
     name: String,
     machine: Machine,
-    /// None while its power is off. Whoever asks something of a node that boots waits until it is up.
+    /// `None` while its power is off. Requests to a node that boots wait until it is up.
     vm: Mutex<Option<Vm>>,
 }
 
@@ -93,7 +93,7 @@ impl Node {
         self.control().await?.output(argv, timeout).await
     }
 
-    /// Takes the power away: nothing is flushed, and nobody is asked.
+    /// Cuts the power, without a flush or a shutdown.
     ///
     /// # Errors
     /// It is off already, or its process cannot be waited for.

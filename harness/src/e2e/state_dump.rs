@@ -1,4 +1,4 @@
-//! What the cluster looked like at the end, for whoever reads the report: objects, events, logs of pods.
+//! The state of the cluster at the end of a run, for readers of the report: objects, events, logs of pods.
 
 use std::fmt::Debug;
 use std::fs;
@@ -46,7 +46,7 @@ where
         Ok(list) => {
             let mut items = list.items;
             for item in &mut items {
-                // Who set which field when is longer than the object, and nobody reads it here.
+                // managedFields are longer than the object, and not needed here.
                 item.meta_mut().managed_fields = None;
             }
             serde_norway::to_string(&items).unwrap_or_else(|error| format!("# {error}\n"))

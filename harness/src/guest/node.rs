@@ -46,7 +46,7 @@ pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> 
         let (children, reporter) = (children.clone(), reporter.clone());
         move || match steps.iter().try_for_each(|step| take(step, &services, &children, &reporter)) {
             Ok(()) => reporter.send(&Message::NodeReady),
-            // Nobody listens only if the machine is ending already.
+            // The receiver is gone only if the machine is ending already.
             Err(error) => drop(end.send(StopReason::Failed(format!("{error:#}")))),
         }
     });
@@ -116,7 +116,7 @@ fn first_interface() -> Result<String> {
 fn shut_down(spec: &NodeSpec, services: &Services) {
     services.stop();
     let everyone = Pid::from_raw(-1);
-    // ESRCH: there is nobody left.
+    // ESRCH: no process is left.
     kill(everyone, Signal::SIGTERM).ok();
     services.wait_ended(STOP_TIME);
     kill(everyone, Signal::SIGKILL).ok();

@@ -57,7 +57,7 @@ impl Server {
     fn accept(&self, line: &str) {
         let request: Request = match serde_json::from_str(line) {
             Ok(request) => request,
-            // Without an id nobody can be answered.
+            // Without an id there is no response to match.
             Err(error) => return eprintln!("guest-init: request {line:?}: {error}"),
         };
         let server = self.clone();

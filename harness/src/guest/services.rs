@@ -16,7 +16,7 @@ use super::report::{End, Message};
 use super::reporter::Reporter;
 use super::spec::{Condition, Ready, Restart, Service};
 
-/// Keeps a service that ends at once from filling the log.
+/// The delay of restarts, so that a service that ends immediately does not fill the log.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 /// Sockets and health endpoints do not announce themselves.
 const READY_POLL: Duration = Duration::from_millis(100);
@@ -106,7 +106,7 @@ impl Services {
     /// Waits until all services have ended, or the time is over.
     pub(super) fn wait_ended(&self, timeout: Duration) {
         let running = self.0.running();
-        // Either outcome will do: whoever is left is killed next.
+        // Either outcome will do: the remaining processes are killed next.
         drop(self.0.changed.wait_timeout_while(running, timeout, |running| !running.is_empty()));
     }
 }
@@ -121,7 +121,7 @@ impl Shared {
             let end = match self.run_once(service, first_start) {
                 Ok(end) => end,
                 Err(error) => {
-                    // Whoever waits for the first start is told; a later one fails the node below.
+                    // The caller that waits for the first start gets the error; a later failure fails the node below.
                     let why = format!("{error:#}");
                     drop(first_start.send(Err(error)));
                     End::NotStarted(why)

@@ -1,6 +1,6 @@
 //! The apiserver lane: the provisioner against a real etcd, API server, controller manager and scheduler, on volumes in memory.
 //!
-//! Nodes are objects that nobody answers for, so there is no virtual machine. What Kubernetes decides about a claim without a
+//! The nodes are fake nodes, so there is no virtual machine. What Kubernetes decides about a claim without a
 //! kubelet is decided here in seconds; the provisioner has no rights but those of the manifests.
 
 use std::path::Path;

@@ -70,7 +70,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
         let hypervisor = vm::choose(session, &kernel, &init).await?;
         machines.push((kernel, hypervisor));
     }
-    // A guest keeps a processor busy, and rarely another: what its kernel does meanwhile.
+    // A guest keeps one processor busy, and rarely a second one with the work of its kernel.
     let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
     let tested =
         futures::stream::iter(machines.iter().enumerate()).map(async |(number, (kernel, hypervisor))| {

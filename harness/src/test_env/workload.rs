@@ -29,7 +29,7 @@ pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> 
     made.map_err(api_error).with_context(|| format!("create namespace {name}")).map(drop)
 }
 
-/// How the test program of the main flow is told to look at its volumes.
+/// The arguments of the main flow's test program.
 pub(crate) struct FlowSpec<'a> {
     pub(crate) class: &'a StorageClass,
     pub(crate) size: Size,

@@ -288,7 +288,7 @@ impl Vm {
         }
     }
 
-    /// Cuts the power: nothing is flushed, nobody is asked. Persistent disks can be booted again.
+    /// Cuts the power without a flush or a shutdown. Persistent disks can be booted again.
     ///
     /// # Errors
     /// Lost track of the process.
@@ -420,7 +420,7 @@ async fn read_reports(
                     }
                     _ => {}
                 }
-                // Whoever started a node need not listen.
+                // The receiver of messages may be dropped.
                 drop(messages.send(message));
             }
         }

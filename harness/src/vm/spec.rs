@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::hypervisor::Hypervisor;
 
-/// Everything QEMU is told. Starting the same specification again after a power cut is a reboot: disks that
+/// Everything that determines QEMU's arguments. Starting the same specification again after a power cut is a reboot: disks that
 /// are [`DiskMode::Persistent`] are as the cut left them.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -39,7 +39,7 @@ pub struct Disk {
 
 impl Disk {
     /// Where the writes to a [`DiskMode::Logged`] disk are kept, beside its image: see
-    /// [`crate::images::write_log`]. Begun anew at each boot.
+    /// [`crate::images::write_log`]. Truncated at each boot.
     #[must_use]
     pub fn write_log(&self) -> PathBuf {
         let mut path = self.image.clone().into_os_string();

@@ -48,7 +48,7 @@ const COMMAND_TIME: Duration = Duration::from_secs(60);
 /// How many requests each sidecar allows itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Limits {
-    /// Five a second, ten at once.
+    /// Five a second, in bursts of ten.
     Default,
     /// More than it ever makes.
     Lifted,

@@ -188,7 +188,7 @@ impl Samples {
 fn thresholds(all: &Measurements, n: u64) -> Vec<Threshold> {
     let (rate, memory) = (("claims_per_second", n), ("rss_bytes", n));
     let text = format!(
-        "{n} claims at once: 3 times the claims per second of external-provisioner as it is deployed"
+        "{n} concurrent claims: 3 times the claims per second of external-provisioner with its default limits"
     );
     let rate = threshold::at_least(all, &text, rate, 3.0, ("peer_claims_per_second", n));
     let text = "memory of provisioner and driver: sidecars and driver take at least 3 times as much";

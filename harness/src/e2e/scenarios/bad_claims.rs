@@ -1,4 +1,4 @@
-//! Claims that cannot be met: each is told why by an event, and none leaves anything behind.
+//! Claims that cannot be provisioned: each gets an event with the reason, and none leaves anything behind.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};

@@ -35,10 +35,10 @@ const KEPT: [(&str, &str); 2] = [("half-mounted", "Filesystem"), ("half-device",
 const DELETED: (&str, &str) = ("half-deleted", "Filesystem");
 
 const POLICY: &str = "loopfs-e2e-no-objects";
-/// What the provisioner is told when it writes an object.
+/// The message of the policy that refuses the provisioner's objects.
 const REFUSAL: &str = "held up by the end-to-end run";
-/// Nobody announces that a policy is in force, or that a volume nobody wants is gone.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The poll interval: no event announces that a policy is in force, or that an unneeded volume is deleted.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = scenario.step("look at the node", Inventory::take(node)).await?;
@@ -84,7 +84,7 @@ async fn refuse(env: &TestEnv<'_>) -> Result<()> {
     loop {
         match claims::volumes(env).create(&dry_run, &volume).await {
             Err(error) if error.to_string().contains(REFUSAL) => return Ok(()),
-            Ok(_) if Instant::now() < deadline => sleep(LOOK_AGAIN).await,
+            Ok(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
             Ok(_) => anyhow::bail!("the policy is not in force"),
             Err(error) => return Err(api_error(error)).context("try to create a PersistentVolume"),
         }
@@ -143,7 +143,7 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: &Inventory, made: &BTre
             break;
         }
         anyhow::ensure!(Instant::now() < deadline, "{} claims, and the volumes {volumes:?}", kept.len());
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
     let objects = claims::with_objects(env, is_ours).await?;
     anyhow::ensure!(objects.iter().eq(&kept), "there are PersistentVolumes of {objects:?}");

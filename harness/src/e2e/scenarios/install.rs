@@ -138,7 +138,7 @@ pub(in crate::e2e) async fn complaints(env: &TestEnv<'_>) -> String {
     words.join("\n")
 }
 
-/// Whether somebody has installed the driver already.
+/// Returns `true` if the driver is installed already.
 pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
     let found = env.daemon_sets().get_opt(env.driver.daemon_set()).await.map_err(api_error);
     found.context("look for the driver").map(|found| found.is_some())

@@ -27,12 +27,12 @@ pub(in crate::e2e) const NAME: &str = "power cut";
 
 const SIZE: Size = Size::mebibytes(1);
 
-/// What the kubelet cleans up after a boot is announced by nobody.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The poll interval: no event announces that the kubelet has cleaned up after a boot.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// From a driver that serves to pods that run. The kubelet has tried to mount in vain meanwhile, and waits up to two minutes
-/// before it tries again; then it starts all pods at once.
-const RETURN: Duration = Duration::from_secs(420);
+/// Limits the time from a ready driver to running pods. The kubelet's earlier mounts have failed, and it waits up to two minutes
+/// before it retries. Then it starts all pods concurrently.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(420);
 
 /// How many volumes are in use: the claims of some pods, mounted and block in turn.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +142,7 @@ fn boot_id(node: &NodeObject) -> Option<&str> {
 
 /// The same pods, in new containers.
 async fn back(env: &TestEnv<'_>, users: &[User], before: &[Pod]) -> Result<()> {
-    until_pods(env, users, RETURN, |pod| {
+    until_pods(env, users, RESTART_TIMEOUT, |pod| {
         let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
             return Some("has been replaced by another of its name".into());
         };
@@ -171,7 +171,7 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> 
             return Ok(held);
         }
         anyhow::ensure!(Instant::now() < deadline, "{}", complaints.join("; "));
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
