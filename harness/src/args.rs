@@ -125,15 +125,15 @@ where
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
-    session.progress.line("stopping: cleaning up (again to stop at once)");
+    session.progress.line("stopping: cleaning up (press again to stop immediately)");
     session.cancel.cancel();
     tokio::select! {
         result = &mut work => {
             result?;
             anyhow::bail!("stopped by a signal")
         }
-        _ = interrupt.recv() => anyhow::bail!("stopped at once by a second signal"),
-        _ = terminate.recv() => anyhow::bail!("stopped at once by a second signal"),
+        _ = interrupt.recv() => anyhow::bail!("stopped immediately by a second signal"),
+        _ = terminate.recv() => anyhow::bail!("stopped immediately by a second signal"),
         () = tokio::time::sleep(UNWIND_TIME) => {
             anyhow::bail!("stopped by a signal; the clean-up did not end within {UNWIND_TIME:?} and was cut short")
         }

@@ -86,7 +86,7 @@ impl Cache {
     }
 }
 
-/// Takes the lock that a file stands for, and waits for whoever has it. It ends with its holder.
+/// Takes the lock of a file, and waits while another process has it. The kernel releases it when its holder ends.
 ///
 /// # Errors
 /// The file cannot be made or locked.
@@ -100,7 +100,7 @@ pub async fn lock(path: &Path) -> Result<Flock<File>> {
     .await?
 }
 
-/// As [`lock`], but `None` if somebody has it.
+/// Takes the lock like [`lock`], but returns `None` if another process has it.
 ///
 /// # Errors
 /// As [`lock`].

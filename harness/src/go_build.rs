@@ -19,7 +19,7 @@ pub struct GoModule {
     pub version_variables: &'static [VersionVariable],
     /// Programs whose package path ends in another name than users know: (built as, called).
     pub renamed: &'static [(&'static str, &'static str)],
-    /// What somebody can do who has no Go.
+    /// The remedy for a user who has no Go.
     pub without_go: Option<&'static str>,
 }
 
@@ -55,7 +55,7 @@ impl Version {
     }
 }
 
-/// Builds the module's programs, or finds them built, and answers the directory that holds them.
+/// Builds the module's programs, or finds them built, and returns the directory that holds them.
 ///
 /// # Errors
 /// Go is missing or too old, a module cannot be fetched, or the build fails.

@@ -17,9 +17,9 @@ pub mod cache;
 #[cfg(feature = "host")]
 pub mod cluster;
 #[cfg(feature = "host")]
-mod declared_nodes;
-#[cfg(feature = "host")]
 pub mod e2e;
+#[cfg(feature = "host")]
+mod fake_nodes;
 #[cfg(feature = "host")]
 pub mod go_build;
 #[cfg(feature = "host")]

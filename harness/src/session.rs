@@ -98,7 +98,7 @@ impl Workspace {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from)
     }
 
-    /// Where the reports and logs of a run named `name` go. Made anew by whoever runs it.
+    /// Where the reports and logs of a run named `name` go. Each run recreates it.
     #[must_use]
     pub fn reports(&self, name: &str) -> PathBuf {
         self.target().join(name)

@@ -11,7 +11,7 @@ use crate::guest::spec::{Mode, Mount, Source, TestsSpec};
 use crate::images::kernel::Kernel;
 use crate::progress::Step;
 use crate::report::{Outcome, Report};
-use crate::vm::{self, Disk, DiskMode, Ending, GuestFile, Hypervisor, LineTimes, Vm, VmSpec};
+use crate::vm::{self, Disk, DiskMode, ExitReason, GuestFile, Hypervisor, LineTimes, Vm, VmSpec};
 
 /// How the data file system of a node is mounted, and so that of the tests.
 pub(crate) const HARDENED: &str = "nodev,nosuid,noexec";
@@ -38,16 +38,16 @@ pub(crate) struct TestMachine<'a> {
 }
 
 /// What became of the binaries and of the machine.
-pub(crate) struct Heard {
+pub(crate) struct GuestResults {
     pub(crate) results: HashMap<String, TestBinaryResult>,
-    pub(crate) ending: Ending,
+    pub(crate) ending: ExitReason,
     /// When each line of each log was heard.
     times: LineTimes,
 }
 
 impl TestMachine<'_> {
     /// Runs the machine to its end.
-    pub(crate) async fn run(self, step: &Step) -> Result<Heard> {
+    pub(crate) async fn run(self, step: &Step) -> Result<GuestResults> {
         let deadline = self.deadline();
         let mut vm = self.boot().await?;
         let mut results = HashMap::new();
@@ -65,9 +65,9 @@ impl TestMachine<'_> {
         };
         let ending = match tokio::time::timeout(deadline, listen).await {
             Ok(()) => vm.wait_ended(Duration::from_secs(10)).await?,
-            Err(_) => Ending::Crashed(format!("it did not end within {deadline:?}")),
+            Err(_) => ExitReason::Crashed(format!("it did not end within {deadline:?}")),
         };
-        Ok(Heard { results, ending, times: vm.line_times() })
+        Ok(GuestResults { results, ending, times: vm.line_times() })
     }
 
     /// Starts the machine and waits until its PID 1 runs.
@@ -100,7 +100,7 @@ impl TestMachine<'_> {
     }
 }
 
-impl Heard {
+impl GuestResults {
     /// Whether a binary ended as one does that passed, and how long it took.
     pub(crate) fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
         let Some(result) = self.results.get(binary) else {
@@ -124,9 +124,9 @@ impl Heard {
     /// The guest's verdict adds nothing when a test failed, and everything when none did.
     pub(crate) fn verdict(&self, report: &mut Report, suite: &str) {
         match &self.ending {
-            Ending::Passed => {}
-            Ending::Failed(_) if report.failed() > 0 => {}
-            Ending::Failed(why) | Ending::Crashed(why) => {
+            ExitReason::Passed => {}
+            ExitReason::Failed(_) if report.failed() > 0 => {}
+            ExitReason::Failed(why) | ExitReason::Crashed(why) => {
                 report.push(suite, "the virtual machine", Outcome::Failed(why.clone()), Duration::ZERO);
             }
         }

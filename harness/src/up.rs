@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::cluster::background::{self, Record};
-use crate::cluster::{Cluster, ClusterSpec, Durability, Parts, Purpose, walkthrough};
+use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Parts, walkthrough};
 use crate::e2e;
 use crate::session::Session;
 
@@ -66,7 +66,7 @@ pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
 async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
-    let spec = ClusterSpec { dir, logs, durability: Durability::Sync, purpose: Purpose::Use };
+    let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
     let parts = session.until_cancelled(Parts::build(session, args.kubernetes_bin.as_deref())).await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     let step = session.progress.step("install the driver");

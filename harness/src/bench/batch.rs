@@ -1,4 +1,4 @@
-//! Claims that are made at once, and go together.
+//! A batch of claims that are created concurrently and deleted together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -14,29 +14,29 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use super::cluster::NAMESPACE;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until};
 use crate::test_env::sizes::Size;
 use crate::test_env::{claims, workload};
 
-/// On every claim: the batch that it is of.
+/// The label on every claim with the name of its batch.
 const LABEL: &str = "bench";
-/// Requests at once of whoever makes the claims.
+/// How many claims are created concurrently.
 const REQUESTS: usize = 32;
 const SIZE: Size = Size::mebibytes(1);
 const REMOVE_TIME: Duration = Duration::from_secs(600);
-/// For a volume that is made while much else is done.
+/// Limits the provisioning of one volume on a busy cluster.
 const PROVISION_TIME: Duration = Duration::from_secs(120);
 
-/// When a claim was gone and when its volume was, from the request to delete all claims.
+/// The times from the request to delete all claims until a claim and its volume were deleted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Departure {
+pub(super) struct DeletionTimes {
     pub(super) claim: Duration,
     pub(super) volume: Duration,
 }
 
-impl Departure {
-    /// The claim is seen to go by one watch and the volume by another, which may be ahead.
+impl DeletionTimes {
+    /// Returns the time between the two. They come from two watches, so the volume's deletion may be seen first.
     pub(super) fn after_claim(&self) -> Duration {
         self.volume.saturating_sub(self.claim)
     }
@@ -52,8 +52,8 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Makes the claims as the scheduler leaves them once it has chosen the node, and answers how long it took from the first
-    /// to the last that is bound.
+    /// Creates the claims as the scheduler leaves them once it has chosen the node. Returns the time from the first request until the
+    /// last claim is bound.
     pub(super) async fn bind(&self, within: Duration) -> Result<Duration> {
         let started = Instant::now();
         let creating = futures::stream::iter(0..self.claims)
@@ -72,7 +72,7 @@ impl Batch {
         Ok(started.elapsed())
     }
 
-    /// Makes one claim, and answers how long it took until it had a volume.
+    /// Creates one claim, and returns the time until it has a volume.
     pub(super) async fn provision(&self, number: u64) -> Result<Duration> {
         let started = Instant::now();
         let claim = self.create(number).await?;
@@ -87,17 +87,17 @@ impl Batch {
         Ok(started.elapsed())
     }
 
-    /// Deletes the claims, waits until neither one is left nor a volume that was bound to one, and answers when each was gone.
-    pub(super) async fn remove(&self) -> Result<Vec<Departure>> {
+    /// Deletes the claims, and waits until they and their volumes are deleted. Returns the times of each.
+    pub(super) async fn remove(&self) -> Result<Vec<DeletionTimes>> {
         let (claims, volumes) = (Departures::default(), Departures::default());
         let deleting = async {
-            // What is gone before it is looked at would not be seen to go.
+            // The watch would miss an object that is deleted before the watch begins.
             claims.watched.notified().await;
             volumes.watched.notified().await;
             let began = Instant::now();
             let selected = ListParams::default().labels(&self.selector());
             let deleted = self.api().delete_collection(&DeleteParams::default(), &selected).await;
-            deleted.map_err(told).context("delete the claims")?;
+            deleted.map_err(api_error).context("delete the claims")?;
             Ok(began)
         };
         let scope = watcher::Config::default().labels(&self.selector());
@@ -117,7 +117,7 @@ impl Batch {
         let mut claim = claims::on_node(claim, &self.node);
         claim.labels_mut().insert(LABEL.to_owned(), self.name.clone());
         let created = self.api().create(&PostParams::default(), &claim).await;
-        created.map_err(told).with_context(|| format!("create claim {name}"))
+        created.map_err(api_error).with_context(|| format!("create claim {name}"))
     }
 
     fn selector(&self) -> String {
@@ -129,15 +129,15 @@ impl Batch {
     }
 }
 
-/// Objects of a batch that are seen to go.
+/// Watches the deletion of a batch's objects.
 #[derive(Default)]
 struct Departures {
-    /// They are looked at from now on.
+    /// Notified when the watch has begun.
     watched: Notify,
 }
 
 impl Departures {
-    /// Waits until no object is left that `number_of` knows, and answers when each was gone.
+    /// Waits until no object is left that `number_of` knows, and returns when each was deleted.
     async fn see<K>(
         &self,
         api: Api<K>,
@@ -166,13 +166,13 @@ fn departures(
     began: Instant,
     claims: &BTreeMap<u64, Instant>,
     volumes: &BTreeMap<u64, Instant>,
-) -> Vec<Departure> {
+) -> Vec<DeletionTimes> {
     let after = |at: &Instant| at.saturating_duration_since(began);
     let both = claims.iter().filter_map(|(number, claim)| Some((claim, volumes.get(number)?)));
-    both.map(|(claim, volume)| Departure { claim: after(claim), volume: after(volume) }).collect()
+    both.map(|(claim, volume)| DeletionTimes { claim: after(claim), volume: after(volume) }).collect()
 }
 
-/// Which of the batch's claims it is, if it is one.
+/// Returns the number of a claim in the batch, or `None` if the claim is in none or in another.
 fn number(batch: &str, claim: &str) -> Option<u64> {
     claim.strip_prefix(batch)?.strip_prefix('-')?.parse().ok()
 }
@@ -205,7 +205,7 @@ mod tests {
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);
         let volumes = BTreeMap::from([(0, at(15)), (2, at(25))]);
-        let departure = |claim, volume| Departure {
+        let departure = |claim, volume| DeletionTimes {
             claim: Duration::from_millis(claim),
             volume: Duration::from_millis(volume),
         };

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 
-use super::claim::{self, Claim};
 use super::guest;
 use super::measurement::Measurements;
 use super::outcome::{Args, Outcome};
 use super::plot::Plot;
+use super::threshold::{self, Threshold};
 use crate::rust_build;
 use crate::session::Session;
 
@@ -24,21 +24,26 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let disk_mib = if args.quick { guest::DISK_MIB } else { DISK_MIB };
     let parts = guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &runs, disk_mib).await?;
     let measurements = Measurements { parts };
-    Ok(Outcome { name: "clone", claims: claims(&measurements), plots: plots(), measurements })
+    Ok(Outcome { name: "clone", thresholds: thresholds(&measurements), plots: plots(), measurements })
 }
 
-fn claims(all: &Measurements) -> Vec<Claim> {
-    let mut claims = vec![
-        claim::flat(all, "cloning an image: within twice the time at any size", "clone_image", 2.0),
-        claim::flat(all, "a snapshot of an image: within twice the time at any size", "snapshot_image", 2.0),
-        claim::flat(all, "cloning a tree: within twice the time for each inode", "clone_tree", 2.0),
+fn thresholds(all: &Measurements) -> Vec<Threshold> {
+    let mut thresholds = vec![
+        threshold::flat(all, "cloning an image: within twice the time at any size", "clone_image", 2.0),
+        threshold::flat(
+            all,
+            "a snapshot of an image: within twice the time at any size",
+            "snapshot_image",
+            2.0,
+        ),
+        threshold::flat(all, "cloning a tree: within twice the time for each inode", "clone_tree", 2.0),
     ];
     for n in all.counts("clone_tree") {
         let text =
             format!("cloning a tree of {n} files: at most twice a copy that reads and writes and keeps less");
-        claims.push(claim::at_most(all, &text, ("clone_tree", n), 2.0, ("read_and_write", n)));
+        thresholds.push(threshold::at_most(all, &text, ("clone_tree", n), 2.0, ("read_and_write", n)));
     }
-    claims
+    thresholds
 }
 
 fn plots() -> Vec<Plot> {

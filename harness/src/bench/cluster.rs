@@ -1,14 +1,14 @@
-//! What benchmarks on a real cluster share: the cluster, the driver in it, and what is told of the node.
+//! What benchmarks on a real cluster share: the cluster, the driver in it, and the description of the node.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::measurement::{Machine, Part, Row};
+use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
 use crate::cache;
-use crate::cluster::{Cluster, ClusterSpec, Durability, Node, Parts, Purpose};
+use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, Parts};
 use crate::e2e;
 use crate::session::Session;
 use crate::test_env::workload::create_namespace;
@@ -29,7 +29,7 @@ pub(super) async fn measured(
     bench: &str,
     tools: &[(String, PathBuf)],
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
-) -> Result<Part> {
+) -> Result<Environment> {
     anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
     let parts = Parts::build_with(session, None, tools).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
@@ -41,7 +41,7 @@ pub(super) async fn measured(
         dir: directory.path().to_owned(),
         logs,
         durability: Durability::Unsafe,
-        purpose: Purpose::Figures,
+        profile: ClusterProfile::Benchmark,
     };
     let cluster = Cluster::start(session, spec, parts).await?;
     let measured = async {
@@ -51,7 +51,7 @@ pub(super) async fn measured(
         create_namespace(cluster.client(), NAMESPACE).await?;
         step.done("");
         let rows = measure(&cluster, node).await?;
-        anyhow::Ok(Part { place, machine: machine(node).await?, rows })
+        anyhow::Ok(Environment { place, machine: machine(node).await?, rows })
     };
     let measured = measured.await;
     // Also when that failed: the end of the logs is worth having.

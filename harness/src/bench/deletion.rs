@@ -1,7 +1,7 @@
-//! `bench deletion`: claims of volumes with many files go at once, while others are made.
+//! `bench deletion`: deletes claims of volumes with many files concurrently, while other volumes are provisioned.
 //!
-//! The same is measured where volumes are in memory and no processor is emulated: there are no files, and what is left is what the
-//! provisioner and the control plane do for each object.
+//! The same is measured with volumes in memory and without an emulated processor. There are no files in them, so only the work of the
+//! provisioner and the control plane for each object remains.
 
 use std::time::{Duration, Instant};
 
@@ -11,110 +11,110 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::batch::{Batch, Departure};
-use super::claim::{self, Claim};
+use super::batch::{Batch, DeletionTimes};
 use super::cluster::{self, CLASS};
 use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
-use crate::cluster::api_error::told;
+use super::threshold::{self, Threshold};
+use crate::cluster::api_error::api_error;
 use crate::cluster::{DATA_DIR, Node};
 use crate::progress::Step;
 use crate::session::Session;
 
-/// As the class of the manifests, with room for many files in little space.
+/// Like the StorageClass of the manifests, but with many inodes for little space.
 const CLASS_OF_FILES: &str = "files";
-/// The least there is: a volume of 1 MiB may have 2,048 of them, one of which is its directory.
+/// The minimum: a volume of 1 MiB may have 2,048 inodes, one of which is its directory.
 const BYTES_PER_INODE: &str = "512";
 
-const BIND_TIME: Duration = Duration::from_secs(900);
-/// As many as the node has processors.
-const FILLERS: usize = 2;
-/// For the files of a volume.
-const FILL_TIME: Duration = Duration::from_secs(60);
-/// Until what was deleted takes no room any more.
-const FREE_TIME: Duration = Duration::from_secs(3600);
-/// Of the trash nobody tells outside the node.
-const GLANCE: Duration = Duration::from_millis(500);
-const GLANCE_TIME: Duration = Duration::from_secs(60);
+const BIND_TIMEOUT: Duration = Duration::from_secs(900);
+/// How many volumes are filled concurrently: one for each processor of the node.
+const FILL_CONCURRENCY: usize = 2;
+/// Limits the creation of one volume's files.
+const FILL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limits the time until the space of all deleted volumes is free.
+const FREE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Nothing outside the node is notified of changes in the trash.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much is measured.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct Scale {
     volumes: u64,
     files_each: u64,
-    /// Volumes made, one after the other, while nothing else is done.
+    /// Volumes provisioned one after the other while the cluster is idle.
     idle: u64,
 }
 
-const FULL: Extent = Extent { volumes: 500, files_each: 2000, idle: 200 };
-const QUICK: Extent = Extent { volumes: 50, files_each: 500, idle: 30 };
+const FULL: Scale = Scale { volumes: 500, files_each: 2000, idle: 200 };
+const QUICK: Scale = Scale { volumes: 50, files_each: 500, idle: 30 };
 
-/// What one deletion of all volumes took.
+/// The times measured around one deletion of all volumes.
 #[derive(Debug, Default)]
 struct Samples {
-    /// How long a volume took to be made, in milliseconds: before,
+    /// Milliseconds to provision a volume before the deletion.
     idle: Vec<f64>,
-    /// while the objects of those that were deleted went,
+    /// Milliseconds to provision a volume until the PersistentVolumes of the deleted claims are deleted.
     going: Vec<f64>,
-    /// and after that, while their space was being freed.
+    /// Milliseconds to provision a volume after that, until the space of the deleted volumes is free.
     freeing: Vec<f64>,
-    departures: Vec<Departure>,
-    /// From the request to delete the claims, in seconds, where there is space to free.
+    departures: Vec<DeletionTimes>,
+    /// Seconds from the request to delete the claims until their space is free. `None` if the volumes are in memory.
     freed: Option<f64>,
 }
 
-/// Where it is measured.
+/// The cluster and the node that are measured.
 #[derive(Clone, Copy)]
-struct Scene<'a> {
+struct Setup<'a> {
     client: &'a Client,
     node: &'a str,
-    /// Who has the files; nobody where volumes are in memory.
+    /// The node that has the files. `None` if the volumes are in memory.
     disk: Option<&'a Node>,
-    extent: Extent,
+    scale: Scale,
 }
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
-    let extent = if args.quick { QUICK } else { FULL };
-    let measure = async |scene: Scene<'_>| {
-        let what = if scene.disk.is_some() { "volumes with files" } else { "volumes in memory" };
-        let step = session.progress.step(format!("delete {what} while others are made"));
-        let samples = scene.measure(&step).await?;
+    let scale = if args.quick { QUICK } else { FULL };
+    let measure = async |setup: Setup<'_>| {
+        let what = if setup.disk.is_some() { "volumes with files" } else { "volumes in memory" };
+        let step = session.progress.step(format!("delete {what} while others are provisioned"));
+        let samples = setup.measure(&step).await?;
         step.done("");
-        Ok(samples.rows(scene.extent.files()))
+        Ok(samples.rows(setup.scale.files()))
     };
     let on_disk = cluster::measured(session, args, "deletion", &[], async |cluster, node| {
-        measure(Scene { client: cluster.client(), node: node.name(), disk: Some(node), extent }).await
+        measure(Setup { client: cluster.client(), node: node.name(), disk: Some(node), scale }).await
     });
     let on_disk = session.until_cancelled(on_disk).await?;
-    let without_files = Extent { files_each: 0, ..extent };
+    let without_files = Scale { files_each: 0, ..scale };
     let in_memory = in_memory::measured(session, "deletion-in-memory", async |client, node| {
-        measure(Scene { client, node, disk: None, extent: without_files }).await
+        measure(Setup { client, node, disk: None, scale: without_files }).await
     });
     let in_memory = session.until_cancelled(in_memory).await?;
     let measurements = Measurements { parts: vec![on_disk, in_memory] };
     Ok(Outcome {
         name: "deletion",
-        claims: claims(&measurements, extent.files()),
+        thresholds: thresholds(&measurements, scale.files()),
         plots: Vec::new(),
         measurements,
     })
 }
 
-impl Scene<'_> {
+impl Setup<'_> {
     async fn measure(self, step: &Step) -> Result<Samples> {
         make_class(self.client).await?;
-        step.note(format!("make {} volumes", self.extent.volumes));
-        let doomed = self.batch("doomed", self.extent.volumes);
-        doomed.bind(BIND_TIME).await?;
+        step.note(format!("provision {} volumes", self.scale.volumes));
+        let doomed = self.batch("doomed", self.scale.volumes);
+        doomed.bind(BIND_TIMEOUT).await?;
         if let Some(disk) = self.disk {
-            fill(disk, self.extent.files_each, step).await?;
+            fill(disk, self.scale.files_each, step).await?;
         }
 
         let mut samples = Samples::default();
         let idle = self.batch("idle", 0);
-        for number in 0..self.extent.idle {
-            step.note(format!("volume {} of {} while nothing else is done", number + 1, self.extent.idle));
+        for number in 0..self.scale.idle {
+            step.note(format!("volume {} of {} while the cluster is idle", number + 1, self.scale.idle));
             samples.idle.push(milliseconds(idle.provision(number).await?));
         }
 
@@ -123,7 +123,7 @@ impl Scene<'_> {
             samples.departures = doomed.remove().await?;
             let gone = began.elapsed();
             if let Some(disk) = self.disk {
-                until_trash_is_empty(disk, began + FREE_TIME, step).await?;
+                until_trash_is_empty(disk, began + FREE_TIMEOUT, step).await?;
                 samples.freed = Some(began.elapsed().as_secs_f64());
             }
             Ok::<_, anyhow::Error>(gone)
@@ -141,7 +141,7 @@ impl Scene<'_> {
             deleted = deleting => deleted?,
             ended = making => {
                 ended?;
-                anyhow::bail!("volumes are no longer made while others go");
+                anyhow::bail!("provisioning ended while other volumes were being deleted");
             }
         };
         for (at, took) in made {
@@ -165,27 +165,27 @@ impl Scene<'_> {
 async fn make_class(client: &Client) -> Result<()> {
     let classes: Api<StorageClass> = Api::all(client.clone());
     let model =
-        classes.get(CLASS).await.map_err(told).with_context(|| format!("read storage class {CLASS}"))?;
+        classes.get(CLASS).await.map_err(api_error).with_context(|| format!("read storage class {CLASS}"))?;
     let mut class = StorageClass { metadata: Default::default(), ..model };
     class.metadata.name = Some(CLASS_OF_FILES.to_owned());
     class.parameters.get_or_insert_default().insert("bytesPerInode".to_owned(), BYTES_PER_INODE.to_owned());
     let made = classes.create(&PostParams::default(), &class).await;
-    made.map_err(told).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
+    made.map_err(api_error).with_context(|| format!("create storage class {CLASS_OF_FILES}")).map(drop)
 }
 
-/// Puts files into every volume of the node.
+/// Creates files in every volume of the node.
 async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
     let volumes = format!("{DATA_DIR}/volumes");
-    let listed = node.output(&["ls", &volumes], GLANCE_TIME).await?;
+    let listed = node.output(&["ls", &volumes], LIST_TIMEOUT).await?;
     let directories: Vec<String> =
         listed.split_whitespace().map(|name| format!("{volumes}/{name}")).collect();
     let (all, files) = (directories.len(), files.to_string());
     let filled = futures::stream::iter(&directories).map(async |directory| {
         let script = "cd \"$1\" && touch $(seq \"$2\")";
-        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIME).await;
+        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], FILL_TIMEOUT).await;
         filled.with_context(|| format!("fill {directory}"))
     });
-    let mut filled = filled.buffer_unordered(FILLERS);
+    let mut filled = filled.buffer_unordered(FILL_CONCURRENCY);
     let mut done = 0;
     while filled.try_next().await?.is_some() {
         done += 1;
@@ -197,18 +197,21 @@ async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
 async fn until_trash_is_empty(node: &Node, deadline: Instant, step: &Step) -> Result<()> {
     let trash = format!("{DATA_DIR}/trash");
     loop {
-        let listed = node.output(&["ls", "-A", &trash], GLANCE_TIME).await?;
+        let listed = node.output(&["ls", "-A", &trash], LIST_TIMEOUT).await?;
         let left = listed.split_whitespace().count();
         if left == 0 {
             return Ok(());
         }
-        step.note(format!("{left} volumes take room still"));
-        anyhow::ensure!(Instant::now() < deadline, "{left} volumes take room after {FREE_TIME:?}");
-        tokio::time::sleep(GLANCE).await;
+        step.note(format!("{left} deleted volumes still occupy space"));
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "{left} deleted volumes still occupy space after {FREE_TIMEOUT:?}"
+        );
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-impl Extent {
+impl Scale {
     fn files(self) -> u64 {
         self.volumes * self.files_each
     }
@@ -217,7 +220,7 @@ impl Extent {
 impl Samples {
     fn rows(self, files: u64) -> Vec<Row> {
         let beside = [self.going.as_slice(), &self.freeing].concat();
-        let last = |end: fn(&Departure) -> Duration| {
+        let last = |end: fn(&DeletionTimes) -> Duration| {
             let last = self.departures.iter().map(end).max();
             last.map(|last| last.as_secs_f64()).into_iter().collect()
         };
@@ -236,37 +239,36 @@ impl Samples {
     }
 }
 
-fn claims(all: &Measurements, files: u64) -> Vec<Claim> {
-    let slowest = "the slowest hundredth of volumes made while others go takes at most twice as long as else";
-    let objects = "their PersistentVolumes are gone within a minute";
-    let space =
-        "nobody waits for their files: PersistentVolumes are gone in a fifth of the time until space is free";
-    let control_plane = "where no processor is emulated, PersistentVolumes are gone as soon as the control plane is done with \
-                         their claims: in one and a half times its time";
+fn thresholds(all: &Measurements, files: u64) -> Vec<Threshold> {
+    let slowest = "p99 time to provision a volume during bulk deletion: at most twice the p99 when idle";
+    let objects = "time until the PersistentVolumes of all deleted claims are deleted: at most a minute";
+    let space = "time until the PersistentVolumes are deleted: at most a fifth of the time until the space of their files is free";
+    let control_plane = "time until the PersistentVolumes are deleted, without an emulated processor: at most 1.5 times the time \
+                         until the control plane has deleted the claims";
     vec![
-        claim::p99_at_most(
+        threshold::p99_at_most(
             all,
             slowest,
             ("provision_beside_deletion", files),
             2.0,
             ("provision_idle", files),
         ),
-        claim::no_more(all, objects, ("objects_gone", files), 60.0),
-        claim::at_most(all, space, ("objects_gone", files), 0.2, ("space_freed", files)),
-        claim::at_most(all, control_plane, ("objects_gone", 0), 1.5, ("claims_gone", 0)),
+        threshold::no_more(all, objects, ("objects_gone", files), 60.0),
+        threshold::at_most(all, space, ("objects_gone", files), 0.2, ("space_freed", files)),
+        threshold::at_most(all, control_plane, ("objects_gone", 0), 1.5, ("claims_gone", 0)),
     ]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::measurement::{Machine, Part};
+    use super::super::measurement::{Environment, Machine};
     use super::*;
 
     #[test]
     fn each_phase_is_a_row_and_without_files_there_is_no_space_to_free() {
         let seconds = Duration::from_secs;
         let departures = [(1, 2), (4, 5)]
-            .map(|(claim, volume)| Departure { claim: seconds(claim), volume: seconds(volume) });
+            .map(|(claim, volume)| DeletionTimes { claim: seconds(claim), volume: seconds(volume) });
         let samples = |freed: Option<f64>| Samples {
             idle: vec![10.0],
             going: vec![20.0, 20.0],
@@ -277,7 +279,7 @@ mod tests {
         let part = |files, freed| {
             let machine =
                 Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-            Part { place: String::new(), machine, rows: samples(freed).rows(files) }
+            Environment { place: String::new(), machine, rows: samples(freed).rows(files) }
         };
         let (on_disk, in_memory) = (part(QUICK.files(), Some(60.0)), part(0, None));
         let rows: Vec<(&str, f64, u64)> =
@@ -297,6 +299,6 @@ mod tests {
         let missing: Vec<&str> = on_disk.rows.iter().filter(missing).map(|row| row.name.as_str()).collect();
         assert_eq!(missing, ["provision_while_space_is_freed", "space_freed"]);
         let all = Measurements { parts: vec![on_disk, in_memory] };
-        assert!(claims(&all, QUICK.files()).iter().all(|claim| claim.holds == Some(true)));
+        assert!(thresholds(&all, QUICK.files()).iter().all(|threshold| threshold.is_met == Some(true)));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::measurement::Part;
+use super::measurement::Environment;
 use crate::cache;
 use crate::guest::report::{End, Message};
 use crate::guest::spec::{TestBinary, TestsSpec};
@@ -15,7 +15,7 @@ use crate::images::kernel::Kernel;
 use crate::process::tail;
 use crate::session::Session;
 use crate::test_machine::{HARDENED, TestMachine, scratch, xfs};
-use crate::vm::{self, Ending, GuestFile};
+use crate::vm::{self, ExitReason, GuestFile};
 use crate::{builds, packages};
 
 /// Where the guest has an empty XFS with project quotas.
@@ -39,7 +39,7 @@ pub(super) async fn run(
     beside: Vec<GuestFile>,
     runs: &[Vec<String>],
     disk_mib: u64,
-) -> Result<Vec<Part>> {
+) -> Result<Vec<Environment>> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let kernel = Kernel::prepare(session, kernel).await?;
     let init = builds::guest_programs(session).await?.init;
@@ -95,9 +95,9 @@ pub(super) async fn run(
         let output = output(&logs, number);
         let well = ended.get(number).is_some_and(|result| result.end == End::Exited(0));
         anyhow::ensure!(well, "in the virtual machine: {ending:?}\n{}", tail(&output, 10));
-        parts.push(Part::parse(&place, &output)?);
+        parts.push(Environment::parse(&place, &output)?);
     }
-    anyhow::ensure!(ending == Ending::Passed, "the virtual machine did not end well: {ending:?}");
+    anyhow::ensure!(ending == ExitReason::Passed, "the virtual machine did not end well: {ending:?}");
     step.done("");
     Ok(parts)
 }

@@ -7,14 +7,14 @@ use anyhow::{Context, Result};
 use kube::Client;
 
 use super::cluster::NAMESPACE;
-use super::measurement::{Machine, Part, Row};
-use crate::cluster::Purpose;
-use crate::declared_nodes::{self, NODES};
+use super::measurement::{Environment, Machine, Row};
+use crate::cluster::ClusterProfile;
+use crate::fake_nodes::{self, NODES};
 use crate::process::Program;
 use crate::session::Session;
 use crate::test_env::workload::create_namespace;
 
-/// For a provisioner that finishes what is under way.
+/// Limits the shutdown of a provisioner that completes operations in progress.
 const STOP_GRACE: Duration = Duration::from_secs(20);
 
 /// Starts a control plane for figures and a provisioner of a node that is an object only, with an empty [`NAMESPACE`], has `measure`
@@ -23,11 +23,11 @@ pub(super) async fn measured(
     session: &Session,
     bench: &str,
     measure: impl AsyncFnOnce(&Client, &str) -> Result<Vec<Row>>,
-) -> Result<Part> {
+) -> Result<Environment> {
     let logs = session.workspace.reports("bench").join(bench);
-    let rows = declared_nodes::with_live_tests(
+    let rows = fake_nodes::with_live_tests(
         session,
-        Purpose::Figures,
+        ClusterProfile::Benchmark,
         None,
         &logs,
         async |tests, control_plane| {
@@ -37,15 +37,14 @@ pub(super) async fn measured(
         },
     );
     let rows = rows.await?;
-    Ok(Part { place: "this machine, volumes in memory".to_owned(), machine: machine()?, rows })
+    Ok(Environment { place: "this machine, volumes in memory".to_owned(), machine: machine()?, rows })
 }
 
 async fn beside_provisioner(
     tests: Program,
     measuring: impl Future<Output = Result<Vec<Row>>>,
 ) -> Result<Vec<Row>> {
-    let mut provisioner =
-        tests.args([declared_nodes::SERVE, "--exact", "--ignored", "--nocapture"]).spawn()?;
+    let mut provisioner = tests.args([fake_nodes::SERVE, "--exact", "--ignored", "--nocapture"]).spawn()?;
     let rows = tokio::select! {
         rows = measuring => rows?,
         ended = provisioner.wait() => anyhow::bail!("the provisioner ended with {}", ended?),

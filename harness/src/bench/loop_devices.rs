@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::claim::{self, Claim};
 use super::guest;
-use super::measurement::{Measurements, Part};
+use super::measurement::{Environment, Measurements};
 use super::outcome::{self, Args, Outcome};
 use super::plot::Plot;
+use super::threshold::{self, Threshold};
 use crate::process::{Program, tail};
 use crate::rust_build;
 use crate::session::Session;
@@ -44,7 +44,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
         guest::run(session, args.kernel.as_deref(), &program, Vec::new(), &in_guest, guest::DISK_MIB).await?,
     );
     let measurements = Measurements { parts };
-    Ok(Outcome { name: "loop", claims: claims(&measurements), plots: plots(), measurements })
+    Ok(Outcome { name: "loop", thresholds: thresholds(&measurements), plots: plots(), measurements })
 }
 
 /// Root, and `/dev/loop-control` of a kernel that has loop devices.
@@ -63,7 +63,7 @@ async fn undisturbed(program: &Path) -> Program {
 }
 
 /// Its own signal handling leaves no device behind when the run is stopped.
-async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Result<Part> {
+async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Result<Environment> {
     let step = session.progress.step("measure on this machine");
     let notes = step.notes();
     let log = outcome::directory(session)?.join("here.log");
@@ -85,31 +85,42 @@ async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Resul
     let status = status?;
     anyhow::ensure!(status.success(), "the benchmark ended with {status}:\n{}", tail(&output, 10));
     step.done("");
-    Part::parse("this machine", &output)
+    Environment::parse("this machine", &output)
 }
 
 /// Of every count that was measured.
-fn claims(all: &Measurements) -> Vec<Claim> {
-    let mut claims = Vec::new();
+fn thresholds(all: &Measurements) -> Vec<Threshold> {
+    let mut thresholds = Vec::new();
     for n in all.counts("attach_pool") {
         // The calls that an attachment with read-back cannot leave out take 1.16 to 1.20 times the bare two by themselves.
         let text = format!("attach, warm pool, {n} attached: within 1.3 times the bare calls");
-        claims.push(claim::at_most(all, &text, ("attach_pool", n), 1.3, ("floor_attach", n)));
+        thresholds.push(threshold::at_most(all, &text, ("attach_pool", n), 1.3, ("floor_attach", n)));
     }
-    claims.push(claim::flat(all, "attach, warm pool: flat within 1.3 times", "attach_pool", 1.3));
+    thresholds.push(threshold::flat(all, "attach, warm pool: flat within 1.3 times", "attach_pool", 1.3));
     let most = all.counts("attach_pool").last().copied().unwrap_or_default();
     let text = format!("the device of a file, {most} attached: 1000 times as fast as losetup -j");
-    claims.push(claim::faster(all, &text, ("find_device", most), 1000.0, ("losetup_j", most)));
-    claims.push(claim::flat(all, "the device of a file: constant within 1.5 times", "find_device", 1.5));
+    thresholds.push(threshold::faster(all, &text, ("find_device", most), 1000.0, ("losetup_j", most)));
+    thresholds.push(threshold::flat(
+        all,
+        "the device of a file: constant within 1.5 times",
+        "find_device",
+        1.5,
+    ));
     for n in all.counts("detach") {
         let text = format!("detach, {n} attached: under twice the bare calls");
-        claims.push(claim::at_most(all, &text, ("detach", n), 2.0, ("floor_detach", n)));
+        thresholds.push(threshold::at_most(all, &text, ("detach", n), 2.0, ("floor_detach", n)));
     }
     let text =
         format!("{most} devices detached and removed in the background: 20 times as fast as one by one");
-    claims.push(claim::faster(all, &text, ("remove_background", most), 20.0, ("remove_serial", most)));
-    claims.push(claim::flat(all, "project id allocation: flat within 1.5 times", "id_alloc", 1.5));
-    claims
+    thresholds.push(threshold::faster(
+        all,
+        &text,
+        ("remove_background", most),
+        20.0,
+        ("remove_serial", most),
+    ));
+    thresholds.push(threshold::flat(all, "project id allocation: flat within 1.5 times", "id_alloc", 1.5));
+    thresholds
 }
 
 fn plots() -> Vec<Plot> {

@@ -1,4 +1,4 @@
-//! Rows of figures, and the machines they come from.
+//! Measurements in rows, and the machines they come from.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// One figure: how long `name` takes with `n` of what it may depend on.
+/// One measurement: the value of `name` for a count `n` that it may depend on.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
@@ -40,27 +40,27 @@ impl Row {
     }
 }
 
-/// Of figures whose unit is `ms`.
+/// Returns the time in milliseconds, for rows whose unit is `ms`.
 pub(super) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// What a program says of the machine it runs on.
+/// The machine of a measurement, as the measuring program describes it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Machine {
     pub(super) cpu: String,
     pub(super) cpus: u32,
     pub(super) kernel: String,
-    /// What the files or the quotas are on.
+    /// The file system of the files or quotas.
     pub(super) file_system: String,
 }
 
 impl Machine {
-    /// The files that tell of it.
+    /// The files that describe it.
     pub(super) const CPUINFO: &str = "/proc/cpuinfo";
     pub(super) const KERNEL: &str = "/proc/sys/kernel/osrelease";
 
-    /// By what is in the files that tell of it.
+    /// Returns the description by the content of these files.
     pub(super) fn of(cpuinfo: &str, kernel: &str, file_system: &str) -> Machine {
         let (cpu, cpus) = processors(cpuinfo);
         Machine {
@@ -82,7 +82,7 @@ fn processors(cpuinfo: &str) -> (&str, u32) {
 
 /// What was measured in one place.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct Environment {
     /// `this machine`, or which virtual machine.
     pub(super) place: String,
     pub(super) machine: Machine,
@@ -92,19 +92,19 @@ pub(super) struct Part {
 /// Everything that a run measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measurements {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<Environment>,
 }
 
-impl Part {
+impl Environment {
     /// Reads what a program printed: its machine, then rows, among lines of other kinds.
-    pub(super) fn parse(place: &str, output: &str) -> Result<Part> {
+    pub(super) fn parse(place: &str, output: &str) -> Result<Environment> {
         let mut objects = output.lines().filter(|line| line.starts_with('{'));
         let machine = objects.next().context("the benchmark printed nothing")?;
         let machine =
             serde_json::from_str(machine).with_context(|| format!("read the machine: {machine}"))?;
         let rows =
             objects.map(|line| serde_json::from_str(line).with_context(|| format!("read a row: {line}")));
-        Ok(Part { place: place.to_owned(), machine, rows: rows.collect::<Result<_>>()? })
+        Ok(Environment { place: place.to_owned(), machine, rows: rows.collect::<Result<_>>()? })
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn rows_are_found_among_other_lines() {
-        let part = Part::parse("here", OUTPUT).unwrap();
+        let part = Environment::parse("here", OUTPUT).unwrap();
         assert_eq!(part.machine.cpu, "a \"fast\" one");
         let all = Measurements { parts: vec![part] };
         assert_eq!(all.counts("find_device"), [4, 10]);
@@ -195,7 +195,7 @@ mod tests {
     fn the_file_is_one_list_with_the_machine_first() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("loop.json");
-        let all = Measurements { parts: vec![Part::parse("here", OUTPUT).unwrap()] };
+        let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
         all.write(&path, "loop").unwrap();
         let list: Vec<serde_json::Value> =
             serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_program_that_printed_nothing_or_nonsense_is_an_error() {
-        assert!(Part::parse("here", "error: no\n").is_err());
-        assert!(Part::parse("here", &OUTPUT.replace("\"n\":4", "\"n\":-4")).is_err());
+        assert!(Environment::parse("here", "error: no\n").is_err());
+        assert!(Environment::parse("here", &OUTPUT.replace("\"n\":4", "\"n\":-4")).is_err());
     }
 }

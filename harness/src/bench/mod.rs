@@ -1,9 +1,8 @@
-//! Benchmarks: measured by programs of their own, told here in tables, plots and claims that hold or do not.
+//! Benchmarks. Programs of their own measure; this module prints tables, draws plots and checks thresholds.
 //!
 //! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
 
 mod batch;
-mod claim;
 mod clones;
 mod cluster;
 mod deletion;
@@ -17,6 +16,7 @@ mod plot;
 mod provision;
 mod run;
 mod table;
+mod threshold;
 mod volume_stats;
 
 pub use self::outcome::Args;

@@ -1,28 +1,28 @@
-//! What a benchmark is asked, and what it found.
+//! The arguments and the result of a benchmark.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::claim::Claim;
 use super::measurement::Measurements;
 use super::plot::Plot;
+use super::threshold::Threshold;
 use crate::session::Session;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[arg(value_name = "NAME")]
     pub(super) bench: Bench,
-    /// A short run: fewer devices, ids, files, bytes and repetitions. What it claims is not what is claimed of a full run.
+    /// A short run: fewer devices, ids, files, bytes and repetitions. Its thresholds are not those of a full run.
     #[arg(long)]
     pub(super) quick: bool,
-    /// Fail if a claim does not hold.
+    /// Fail if a threshold is not met.
     #[arg(long)]
     pub(super) check: bool,
     /// The kernel of vm-images/kernels/kernels.toml for what is measured in a virtual machine.
     #[arg(long, value_name = "NAME")]
     pub(super) kernel: Option<String>,
-    /// Where to make the backing files; their file system is measured with them. The default is in cargo's target
+    /// The directory of the backing files, whose file system is measured with them. The default is in cargo's target
     /// directory.
     #[arg(long, value_name = "DIR")]
     pub(super) dir: Option<PathBuf>,
@@ -36,23 +36,23 @@ pub(super) enum Bench {
     Csi,
     /// Cloning and snapshotting images, and cloning directory trees.
     Clone,
-    /// Many claims at once on a real cluster, beside external-provisioner.
+    /// Many concurrent claims on a real cluster, compared with external-provisioner.
     Provision,
-    /// Claims that grow in use on a real cluster: when the pod sees it, and what the kubelet alone would take.
+    /// Expansion of claims in use on a real cluster: the time until the pod sees it, compared with the kubelet alone.
     Growth,
-    /// Claims of volumes with many files deleted at once on a real cluster, while others are made; and of volumes in memory.
+    /// Bulk deletion of volumes with many files on a real cluster, while others are provisioned; and of volumes in memory.
     Deletion,
 }
 
-/// What a benchmark found.
+/// The result of a benchmark.
 pub(super) struct Outcome {
     pub(super) name: &'static str,
     pub(super) measurements: Measurements,
-    pub(super) claims: Vec<Claim>,
+    pub(super) thresholds: Vec<Threshold>,
     pub(super) plots: Vec<Plot>,
 }
 
-/// Where benchmarks leave their files.
+/// Creates and returns the directory of the benchmarks' files.
 pub(super) fn directory(session: &Session) -> Result<PathBuf> {
     let directory = session.workspace.reports("bench");
     std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;

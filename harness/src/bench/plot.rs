@@ -24,7 +24,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 390.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 270.0;
-/// Told apart by those who see fewer colours as well (Okabe and Ito).
+/// Distinguishable with colour vision deficiency too (Okabe and Ito).
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// Writes all plots of a run into one file; those without figures are left out.
@@ -143,7 +143,7 @@ fn duration(microseconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measurement::Part;
+    use super::super::measurement::Environment;
     use super::*;
 
     const OUTPUT: &str = r#"{"cpu":"x","cpus":2,"kernel":"6.12.1","file_system":"xfs"}
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_plot_ends_where_its_figures_do_and_one_without_figures_is_left_out() {
-        let all = Measurements { parts: vec![Part::parse("here", OUTPUT).unwrap()] };
+        let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
         let plot = |names: &[&'static str]| Plot { title: "t", x: "n", names: names.to_vec() };
         let text = svg(&all, &[plot(&["a", "missing"]), plot(&["missing"])]);
         assert!(text.contains("<polyline points=\"70.0,270.0 390.0,40.0\""), "{text}");

@@ -8,7 +8,7 @@ use super::outcome::{Args, Bench, directory};
 use super::{clones, deletion, growth, loop_devices, plot, provision, table, volume_stats};
 use crate::session::Session;
 
-/// Runs a benchmark and tells what it found.
+/// Runs a benchmark, prints its tables and writes its files.
 ///
 /// # Errors
 /// It cannot be run to its end.
@@ -29,9 +29,9 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
 
     session.progress.finish();
     println!("{}", table::measurements(&outcome.measurements));
-    println!("{}", table::claims(&outcome.claims));
+    println!("{}", table::thresholds(&outcome.thresholds));
     println!("{}\n{}", json.display(), svg.display());
-    println!("{}", table::verdict(&outcome.claims));
-    let held = outcome.claims.iter().all(|claim| claim.holds == Some(true));
+    println!("{}", table::verdict(&outcome.thresholds));
+    let held = outcome.thresholds.iter().all(|threshold| threshold.is_met == Some(true));
     Ok(if held || !args.check { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,15 +1,15 @@
-//! Figures and claims for people.
+//! Measurements and thresholds as text.
 
 use std::fmt::Write as _;
 
-use super::claim::Claim;
-use super::measurement::{Measurements, Part};
+use super::measurement::{Environment, Measurements};
+use super::threshold::Threshold;
 
 pub(super) fn measurements(all: &Measurements) -> String {
     all.parts.iter().map(part).collect::<Vec<_>>().join("\n")
 }
 
-fn part(part: &Part) -> String {
+fn part(part: &Environment) -> String {
     let machine = &part.machine;
     let mut text = format!(
         "{}: Linux {}, {} x {}, {}\n",
@@ -27,31 +27,31 @@ fn part(part: &Part) -> String {
     text
 }
 
-pub(super) fn claims(claims: &[Claim]) -> String {
+pub(super) fn thresholds(all: &[Threshold]) -> String {
     let mut text = String::new();
-    for claim in claims {
-        let verdict = match claim.holds {
-            Some(true) => "holds",
-            Some(false) => "DOES NOT HOLD",
+    for threshold in all {
+        let verdict = match threshold.is_met {
+            Some(true) => "met",
+            Some(false) => "NOT MET",
             None => "not measured",
         };
-        _ = writeln!(text, "{verdict:<13}  {}\n{:15}{}", claim.text, "", claim.figures);
+        _ = writeln!(text, "{verdict:<13}  {}\n{:15}{}", threshold.text, "", threshold.figures);
     }
     text
 }
 
-/// The last line of a run: how many claims do not hold, so that a run without `--check` does not look as if all did.
-pub(super) fn verdict(claims: &[Claim]) -> String {
-    let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
+/// Returns the last line of a run: how many thresholds are not met, because a run without `--check` succeeds either way.
+pub(super) fn verdict(all: &[Threshold]) -> String {
+    let count = |holds| all.iter().filter(|threshold| threshold.is_met == holds).count();
     match (count(Some(false)), count(None)) {
-        (0, 0) => format!("all {} claims hold", claims.len()),
+        (0, 0) => format!("all {} thresholds are met", all.len()),
         (failed, unmeasured) => {
             let [failed, unmeasured] = [
-                (failed, "does not hold", "do not hold"),
+                (failed, "is not met", "are not met"),
                 (unmeasured, "was not measured", "were not measured"),
             ]
             .map(|(n, one, many)| format!("{n} {}", if n == 1 { one } else { many }));
-            format!("of {} claims {failed} and {unmeasured}", claims.len())
+            format!("of {} thresholds {failed} and {unmeasured}", all.len())
         }
     }
 }
@@ -63,12 +63,15 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case(&[Some(true), Some(true)], "all 2 claims hold")]
-    #[case(&[Some(true), Some(false), Some(true)], "of 3 claims 1 does not hold and 0 were not measured")]
-    #[case(&[Some(false), Some(false), None], "of 3 claims 2 do not hold and 1 was not measured")]
+    #[case(&[Some(true), Some(true)], "all 2 thresholds are met")]
+    #[case(&[Some(true), Some(false), Some(true)], "of 3 thresholds 1 is not met and 0 were not measured")]
+    #[case(&[Some(false), Some(false), None], "of 3 thresholds 2 are not met and 1 was not measured")]
     fn the_last_line_counts_claims_that_do_not_hold(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
-        let claim =
-            |holds: &Option<bool>| Claim { text: String::new(), holds: *holds, figures: String::new() };
+        let claim = |is_met: &Option<bool>| Threshold {
+            text: String::new(),
+            is_met: *is_met,
+            figures: String::new(),
+        };
         assert_eq!(verdict(&verdicts.iter().map(claim).collect::<Vec<_>>()), line);
     }
 }

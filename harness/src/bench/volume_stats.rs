@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 
-use super::claim::{self, Claim};
 use super::guest;
 use super::measurement::Measurements;
 use super::outcome::{Args, Outcome};
 use super::plot::Plot;
+use super::threshold::{self, Threshold};
 use crate::images::shell;
 use crate::rust_build;
 use crate::session::Session;
@@ -23,15 +23,15 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let parts =
         guest::run(session, args.kernel.as_deref(), &program, beside, &[words], guest::DISK_MIB).await?;
     let measurements = Measurements { parts };
-    Ok(Outcome { name: "csi", claims: claims(&measurements), plots: plots(), measurements })
+    Ok(Outcome { name: "csi", thresholds: thresholds(&measurements), plots: plots(), measurements })
 }
 
-fn claims(all: &Measurements) -> Vec<Claim> {
+fn thresholds(all: &Measurements) -> Vec<Threshold> {
     let most = all.counts("volume_stats").last().copied().unwrap_or_default();
     let text = format!("NodeGetVolumeStats: as long with few files as with {most}, within 1.5 times");
-    let flat = claim::flat(all, &text, "volume_stats", 1.5);
+    let flat = threshold::flat(all, &text, "volume_stats", 1.5);
     let text = format!("NodeGetVolumeStats of {most} files: 20 times as fast as du -s");
-    vec![flat, claim::faster(all, &text, ("volume_stats", most), 20.0, ("du", most))]
+    vec![flat, threshold::faster(all, &text, ("volume_stats", most), 20.0, ("du", most))]
 }
 
 fn plots() -> Vec<Plot> {

@@ -29,12 +29,12 @@ const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// A process that is not our child cannot be waited for.
 const GONE_POLL: Duration = Duration::from_millis(100);
 
-/// True in the process that stays.
+/// Returns `true` in the process that stays.
 pub(crate) fn is_background() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// Runs this program again, with these arguments, in the background, and answers what it hands over.
+/// Runs this program again, with these arguments, in the background, and returns what it hands over.
 /// Ctrl-C stops it.
 pub(crate) async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
 where
@@ -108,7 +108,7 @@ pub(crate) fn directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("cluster")
 }
 
-/// Who owns the cluster that stays. A process id alone may have been given to somebody else since.
+/// Who owns the cluster that stays. The process id alone may have been reused since.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Record {
     pid: i32,

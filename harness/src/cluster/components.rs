@@ -1,4 +1,4 @@
-//! The command lines of the control plane: what each component is told, and nothing it would do anyway.
+//! The command lines of the control plane's components, without options that repeat a default.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::layout::Layout;
 
 /// Names of etcd's unix sockets, relative to its working directory. etcd wants `host:port` even of a
-/// socket; the file it makes has just that name. No TCP port means nobody but this user can reach it.
+/// socket; the file it makes has just that name. Without a TCP port only this user can reach it.
 pub(crate) const ETCD_CLIENT_SOCKET: &str = "client:0";
 pub(crate) const ETCD_PEER_SOCKET: &str = "peer:0";
 
@@ -27,35 +27,35 @@ pub enum Durability {
     Unsafe,
 }
 
-/// What a control plane is for.
+/// The use of a control plane, which decides some of its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Tests and people: as Kubernetes has it.
-    Use,
-    /// Figures of provisioners: every write is in the log `audit`, and kube-controller-manager, which binds what they make at no
-    /// more than 20 requests a second if it is not told otherwise, is not what is measured.
-    Figures,
+pub enum ClusterProfile {
+    /// Tests and interactive use: the defaults of Kubernetes.
+    Default,
+    /// Benchmarks of provisioners: every write is in the log `audit`, and kube-controller-manager, which binds their volumes at no
+    /// more than 20 requests a second by default, does not limit the measurement.
+    Benchmark,
 }
 
-impl Purpose {
+impl ClusterProfile {
     /// Of a node: enough for a kubelet, containerd and some pods, and for what the kernel remembers of very many files.
     pub(super) fn memory_mib(self) -> u32 {
         match self {
-            Purpose::Use => 2048,
-            Purpose::Figures => 4096,
+            ClusterProfile::Default => 2048,
+            ClusterProfile::Benchmark => 4096,
         }
     }
 
     /// Size of the driver's file system; sparse on the host. A quarter of it is the most that files take which hold nothing.
     pub(super) fn data_mib(self) -> u64 {
         match self {
-            Purpose::Use => 1024,
-            Purpose::Figures => 8192,
+            ClusterProfile::Default => 1024,
+            ClusterProfile::Benchmark => 8192,
         }
     }
 }
 
-/// Requests of kube-controller-manager a second, and at once: more than it ever makes.
+/// Limits of kube-controller-manager's requests, per second and in a burst: more than it ever makes.
 const UNTHROTTLED: u32 = 10_000;
 
 /// Who wrote what. Reading is left out, and so is what was written.
@@ -89,7 +89,7 @@ pub(crate) fn etcd(durability: Durability) -> Vec<OsString> {
 }
 
 /// Runs in etcd's directory, where the socket is.
-pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, purpose: Purpose) -> Vec<OsString> {
+pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterProfile) -> Vec<OsString> {
     let mut args = strings([
         &format!("--bind-address={}", listen.ip()),
         &format!("--secure-port={}", listen.port()),
@@ -122,14 +122,18 @@ pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, purpose: Purpose) 
         flag("--service-account-signing-key-file", &layout.pki("service-account.key")),
         flag("--requestheader-client-ca-file", &layout.pki("front-proxy-ca.crt")),
     ]);
-    if purpose == Purpose::Figures {
+    if profile == ClusterProfile::Benchmark {
         args.push(flag("--audit-policy-file", &layout.audit_policy()));
         args.push(flag("--audit-log-path", &layout.log("audit")));
     }
     args
 }
 
-pub(crate) fn controller_manager(layout: &Layout, listen: SocketAddr, purpose: Purpose) -> Vec<OsString> {
+pub(crate) fn controller_manager(
+    layout: &Layout,
+    listen: SocketAddr,
+    profile: ClusterProfile,
+) -> Vec<OsString> {
     let mut args = secured(layout, "controller-manager", listen);
     args.extend([
         // One account per controller, each with just its own rights, as a hardened cluster has it.
@@ -139,7 +143,7 @@ pub(crate) fn controller_manager(layout: &Layout, listen: SocketAddr, purpose: P
         flag("--flex-volume-plugin-dir", &layout.root().join("flex-volume-plugins")),
         flag("--service-account-private-key-file", &layout.pki("service-account.key")),
     ]);
-    if purpose == Purpose::Figures {
+    if profile == ClusterProfile::Benchmark {
         args.extend(strings([
             &format!("--kube-api-qps={UNTHROTTLED}"),
             &format!("--kube-api-burst={UNTHROTTLED}"),
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn nothing_listens_beyond_loopback_and_nobody_is_anonymous() {
         let layout = Layout::new("/c".as_ref(), "/l".as_ref());
-        let args = flags(&api_server(&layout, "127.0.0.1:21000".parse().unwrap(), Purpose::Use));
+        let args = flags(&api_server(&layout, "127.0.0.1:21000".parse().unwrap(), ClusterProfile::Default));
         for flag in [
             "--bind-address=127.0.0.1",
             "--secure-port=21000",
@@ -213,9 +217,9 @@ mod tests {
         let layout = Layout::new("/c".as_ref(), "/l".as_ref());
         let address = "127.0.0.1:21000".parse().unwrap();
         let has = |args: Vec<OsString>, name: &str| flags(&args).iter().any(|arg| arg.starts_with(name));
-        for (purpose, expected) in [(Purpose::Use, false), (Purpose::Figures, true)] {
-            assert_eq!(has(api_server(&layout, address, purpose), "--audit-log-path=/l/"), expected);
-            assert_eq!(has(controller_manager(&layout, address, purpose), "--kube-api-qps="), expected);
+        for (profile, expected) in [(ClusterProfile::Default, false), (ClusterProfile::Benchmark, true)] {
+            assert_eq!(has(api_server(&layout, address, profile), "--audit-log-path=/l/"), expected);
+            assert_eq!(has(controller_manager(&layout, address, profile), "--kube-api-qps="), expected);
         }
     }
 

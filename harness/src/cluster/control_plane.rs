@@ -16,8 +16,8 @@ use kube::{Api, Client, Config};
 use nix::sys::signal::Signal;
 use tokio::sync::Mutex;
 
-use super::api_error::told;
-use super::components::{self, API_SERVICE_ADDRESS, Durability, HOST_SEEN_FROM_GUEST, Purpose};
+use super::api_error::api_error;
+use super::components::{self, API_SERVICE_ADDRESS, ClusterProfile, Durability, HOST_SEEN_FROM_GUEST};
 use super::kubeconfig;
 use super::layout::Layout;
 use super::loopback::LoopbackLease;
@@ -44,7 +44,7 @@ pub(crate) struct ControlPlane {
     loopback: LoopbackLease,
     authority: Authority,
     programs: Programs,
-    purpose: Purpose,
+    profile: ClusterProfile,
     client: Client,
     components: Mutex<Components>,
 }
@@ -70,7 +70,7 @@ impl ControlPlane {
     ) -> Result<ControlPlane> {
         let programs = Programs::ensure(session, kubernetes_bin).await?;
         let layout = spec.make_directories()?;
-        ControlPlane::start(session, programs, layout, spec.durability, spec.purpose).await
+        ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await
     }
 
     /// Makes certificates and kubeconfigs in `layout`, starts every component and waits for its health.
@@ -79,7 +79,7 @@ impl ControlPlane {
         programs: Programs,
         layout: Layout,
         durability: Durability,
-        purpose: Purpose,
+        profile: ClusterProfile,
     ) -> Result<ControlPlane> {
         let step = session.progress.step("start the control plane");
         let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))?;
@@ -87,19 +87,19 @@ impl ControlPlane {
         create_private_dir(&layout.pki_dir())?;
         create_private_dir(&layout.etcd_dir())?;
         write_identities(&layout, &loopback, &authority)?;
-        if purpose == Purpose::Figures {
+        if profile == ClusterProfile::Benchmark {
             write_private(&layout.audit_policy(), &components::audit_policy().to_string())?;
         }
 
         step.note("etcd, kube-apiserver");
         let etcd = spawn_etcd(&programs, &layout, durability)?;
-        let api_server = spawn_api_server(&programs, &layout, &loopback, purpose)?;
+        let api_server = spawn_api_server(&programs, &layout, &loopback, profile)?;
         let client = client_of(&layout, loopback.api_server()).await?;
         await_health(&client, "/readyz", &api_server, &layout).await?;
         let_api_server_call_kubelets(&client).await?;
 
         step.note("kube-controller-manager, kube-scheduler");
-        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, purpose)?;
+        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, profile)?;
         let scheduler = spawn_scheduler(&programs, &layout, &loopback)?;
         let manager_health = client_of(&layout, loopback.controller_manager()).await?;
         let scheduler_health = client_of(&layout, loopback.scheduler()).await?;
@@ -107,12 +107,12 @@ impl ControlPlane {
         await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
         step.done(format!("API server at https://{}", loopback.api_server()));
         let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
-        Ok(ControlPlane { layout, loopback, authority, programs, purpose, client, components })
+        Ok(ControlPlane { layout, loopback, authority, programs, profile, client, components })
     }
 
     /// What it and its nodes are for.
-    pub(super) fn purpose(&self) -> Purpose {
-        self.purpose
+    pub(super) fn profile(&self) -> ClusterProfile {
+        self.profile
     }
 
     /// A client with the administrator's rights.
@@ -170,11 +170,11 @@ impl ControlPlane {
         let mut running = self.components.lock().await;
         running.api_server.signal(Signal::SIGKILL);
         running.api_server.wait().await?;
-        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.purpose)?;
+        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.profile)?;
         await_health(&self.client, "/readyz", &running.api_server, &self.layout).await?;
         if running.controller_manager.try_wait().is_some() {
             running.controller_manager =
-                spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.purpose)?;
+                spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.profile)?;
         }
         if running.scheduler.try_wait().is_some() {
             running.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
@@ -205,9 +205,9 @@ fn spawn_api_server(
     programs: &Programs,
     layout: &Layout,
     loopback: &LoopbackLease,
-    purpose: Purpose,
+    profile: ClusterProfile,
 ) -> Result<Process> {
-    let args = components::api_server(layout, loopback.api_server(), purpose);
+    let args = components::api_server(layout, loopback.api_server(), profile);
     spawn(&programs.kube_apiserver, args, &layout.etcd_dir(), layout)
 }
 
@@ -215,9 +215,9 @@ fn spawn_controller_manager(
     programs: &Programs,
     layout: &Layout,
     loopback: &LoopbackLease,
-    purpose: Purpose,
+    profile: ClusterProfile,
 ) -> Result<Process> {
-    let args = components::controller_manager(layout, loopback.controller_manager(), purpose);
+    let args = components::controller_manager(layout, loopback.controller_manager(), profile);
     spawn(&programs.kube_controller_manager, args, layout.root(), layout)
 }
 
@@ -285,7 +285,7 @@ async fn let_api_server_call_kubelets(client: &Client) -> Result<()> {
     Api::all(client.clone())
         .create(&PostParams::default(), &binding)
         .await
-        .map_err(told)
+        .map_err(api_error)
         .context("give the API server the right to call kubelets")?;
     Ok(())
 }

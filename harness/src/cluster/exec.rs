@@ -1,4 +1,4 @@
-//! Talking to containers through the API server, as `kubectl exec`, `logs` and `port-forward` do.
+//! Runs programs in containers, reads their logs and forwards ports through the API server, as `kubectl` does.
 
 use std::time::Duration;
 
@@ -10,28 +10,33 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::io::{BufReader, Lines, ReadHalf, SimplexStream};
 use tokio::time::timeout;
 
-/// From the request to the end of a program that only looks something up.
+/// Limits a program that only looks something up, from the request to its end.
 const EXEC_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a program run in a container left.
+/// The result of a program that ran in a container.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct ExecOutput {
     pub(crate) succeeded: bool,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Runs a program in a pod of one container to its end.
-pub(crate) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Said> {
+/// Runs a program in a pod with one container, and waits for its end.
+pub(crate) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecOutput> {
     exec_with(pods, pod, &AttachParams::default(), argv).await
 }
 
-/// Runs a program in one of a pod's containers to its end.
-pub(crate) async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<Said> {
+/// Runs a program in one of a pod's containers, and waits for its end.
+pub(crate) async fn exec_in(
+    pods: &Api<Pod>,
+    pod: &str,
+    container: &str,
+    argv: &[&str],
+) -> Result<ExecOutput> {
     exec_with(pods, pod, &AttachParams::default().container(container), argv).await
 }
 
-async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&str]) -> Result<Said> {
+async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&str]) -> Result<ExecOutput> {
     let what = || format!("exec {} in pod {pod}", argv.join(" "));
     let run = async {
         let mut process = pods.exec(pod, argv.iter().copied(), params).await?;
@@ -41,12 +46,12 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&s
         let status = process.take_status().context("no status")?;
         tokio::try_join!(out.read_to_string(&mut stdout), err.read_to_string(&mut stderr))?;
         let status = status.await.context("the connection ended before the program did")?;
-        anyhow::Ok(Said { succeeded: status.status.as_deref() == Some("Success"), stdout, stderr })
+        anyhow::Ok(ExecOutput { succeeded: status.status.as_deref() == Some("Success"), stdout, stderr })
     };
     timeout(EXEC_DEADLINE, run).await.with_context(what)?.with_context(what)
 }
 
-/// [`exec`] of a program that must succeed; answers what it printed.
+/// Runs a program like [`exec`]. Returns its standard output, or an error if it fails.
 pub(crate) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<String> {
     let said = exec(pods, pod, argv).await?;
     anyhow::ensure!(
@@ -59,16 +64,16 @@ pub(crate) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result
     Ok(said.stdout)
 }
 
-/// A program in a container that says something, line by line, while it runs.
-pub(crate) struct Speaker {
+/// A running program in a container whose output is read line by line.
+pub(crate) struct ExecStream {
     what: String,
     process: AttachedProcess,
     lines: Lines<BufReader<ReadHalf<SimplexStream>>>,
 }
 
-impl Speaker {
-    /// Starts a program in a pod of one container.
-    pub(crate) async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<Speaker> {
+impl ExecStream {
+    /// Starts a program in a pod with one container.
+    pub(crate) async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecStream> {
         let what = format!("exec {} in pod {pod}", argv.join(" "));
         let start = async {
             let mut process = pods.exec(pod, argv.iter().copied(), &AttachParams::default()).await?;
@@ -77,13 +82,13 @@ impl Speaker {
         };
         let started = timeout(EXEC_DEADLINE, start).await.with_context(|| what.clone())?;
         let (process, lines) = started.with_context(|| what.clone())?;
-        Ok(Speaker { what, process, lines })
+        Ok(ExecStream { what, process, lines })
     }
 
-    /// What it says next; it is an error if it ends without another line.
+    /// Returns the next line of its output. It is an error if the program ends before that.
     pub(crate) async fn line(&mut self, within: Duration) -> Result<String> {
         let line = timeout(within, self.lines.next_line()).await;
-        let line = line.with_context(|| format!("{}: nothing is said for {within:?}", self.what))?;
+        let line = line.with_context(|| format!("{}: no output within {within:?}", self.what))?;
         match line.with_context(|| self.what.clone())? {
             Some(line) => Ok(line),
             None => {
@@ -96,7 +101,7 @@ impl Speaker {
     }
 }
 
-/// Asks a pod's port for a page by port forwarding, and answers all that comes back.
+/// Requests a page from a pod's port by port forwarding, and returns the whole response.
 pub(crate) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) -> Result<String> {
     let what = || format!("port-forward to {port} of pod {pod}");
     let talk = async {
@@ -110,8 +115,8 @@ pub(crate) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) 
     timeout(EXEC_DEADLINE, talk).await.with_context(what)?.with_context(what)
 }
 
-/// The end of a container's log; of the container before it, if it has just been started again.
-pub(crate) async fn last_words(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
+/// Returns the end of a container's log, or that of its previous instance if it was just restarted.
+pub(crate) async fn log_tail(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
     let mut params =
         LogParams { container: Some(container.into()), tail_lines: Some(lines), ..LogParams::default() };
     match pods.logs(pod, &params).await {

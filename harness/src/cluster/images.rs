@@ -41,7 +41,7 @@ pub(crate) struct NodeParts {
 }
 
 impl NodeParts {
-    /// Builds or finds all of it; what the processor does and what the network does go on at once.
+    /// Builds or finds all of it. Builds and downloads run concurrently.
     pub(crate) async fn prepare(session: &Session) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let programs = async {

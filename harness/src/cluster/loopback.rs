@@ -1,7 +1,7 @@
 //! The loopback ports and addresses of one cluster, leased so that two clusters never meet.
 //!
 //! Each running cluster holds one number by a file lock, which the kernel drops with the process. The
-//! number fixes every port and address, so nothing is handed out and taken by somebody else before the
+//! number fixes every port and address, so no address is chosen and then taken by another process before the
 //! server behind it starts, and a component restarted later finds its port still its own.
 
 use std::fs::{self, File};

@@ -22,7 +22,7 @@ mod running;
 mod spec;
 pub(crate) mod waiting;
 
-pub use self::components::{Durability, Purpose};
+pub use self::components::{ClusterProfile, Durability};
 pub(crate) use self::control_plane::ControlPlane;
 pub(crate) use self::images::VOLUME_CHECK;
 pub use self::node::Node;

@@ -1,4 +1,4 @@
-//! One node of a cluster: a virtual machine, its disks, and the Node object it answers for.
+//! One node of a cluster: a virtual machine, its disks, and the Node object it returns for.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
@@ -11,7 +11,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::api_error::told;
+use super::api_error::api_error;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
     DATA_DISK, DataDisk, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
@@ -37,7 +37,7 @@ const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 pub struct Node {
     name: String,
     machine: Machine,
-    /// None while its power is off. Whoever asks something of a node that boots waits until it is up.
+    /// `None` while its power is off. Requests to a node that boots wait until it is up.
     vm: Mutex<Option<Vm>>,
 }
 
@@ -85,7 +85,7 @@ impl Node {
         self.control().await?.exec(argv, timeout).await
     }
 
-    /// Runs a program as root on the node and answers its output, if it succeeds.
+    /// Runs a program as root on the node and returns its output, if it succeeds.
     ///
     /// # Errors
     /// As [`Node::exec`], or another exit code than 0.
@@ -93,7 +93,7 @@ impl Node {
         self.control().await?.output(argv, timeout).await
     }
 
-    /// Takes the power away: nothing is flushed, and nobody is asked.
+    /// Cuts the power, without a flush or a shutdown.
     ///
     /// # Errors
     /// It is off already, or its process cannot be waited for.
@@ -148,7 +148,7 @@ async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()>
     nodes
         .create(&PostParams::default(), &object)
         .await
-        .map_err(told)
+        .map_err(api_error)
         .with_context(|| format!("create Node {}", node.name()))?;
     Ok(())
 }
@@ -179,7 +179,7 @@ async fn machine(
     let root = dir.join("root.ext4");
     disk::copy(&parts.node.root, &root)?;
     let data = dir.join("data.xfs");
-    disk::xfs(&data, control_plane.purpose().data_mib()).await?;
+    disk::xfs(&data, control_plane.profile().data_mib()).await?;
     let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_disk)?);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
@@ -190,7 +190,7 @@ async fn machine(
         kernel: parts.node.kernel.clone(),
         initramfs: dir.join("initramfs"),
         kernel_args: Vec::new(),
-        memory_mib: control_plane.purpose().memory_mib(),
+        memory_mib: control_plane.profile().memory_mib(),
         cpus: 2,
         disks: vec![
             disk(ROOT_DISK, &root, DiskMode::Persistent),

@@ -1,4 +1,4 @@
-//! What a virtual machine is told in order to be a Kubernetes node: files, mounts, services.
+//! The specification that makes a virtual machine a Kubernetes node: files, mounts, services.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The certificates of one cluster: a certificate authority and a leaf for each end that serves or calls.
 //!
-//! The authority's key stays in memory. A cluster directory holds leaf keys only, so that a directory
-//! somebody copies or uploads with a report cannot make new identities.
+//! The authority's key stays in memory. A cluster directory holds leaf keys only, so a directory that
+//! is copied or uploaded with a report cannot create new identities.
 
 use std::net::IpAddr;
 

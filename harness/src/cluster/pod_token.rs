@@ -9,14 +9,14 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::api_error::told;
+use super::api_error::api_error;
 use super::control_plane::{ControlPlane, create_private_dir, write_private};
 
 /// Longer than any run.
 const LIFETIME_SECONDS: i64 = 4 * 3600;
 
 impl ControlPlane {
-    /// Writes a kubeconfig called `name` for whoever runs in a pod, with the rights of the pod's account.
+    /// Writes a kubeconfig called `name` for a program in a pod, with the rights of the pod's account.
     pub(crate) async fn kubeconfig_of_pod(&self, pod: &Pod, name: &str) -> Result<PathBuf> {
         let namespace = pod.namespace().context("a pod without a namespace")?;
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
@@ -34,7 +34,7 @@ impl ControlPlane {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().clone(), &namespace);
         let answer = accounts.create_token_request(account, &PostParams::default(), &request).await;
         let answer =
-            answer.map_err(told).with_context(|| format!("ask for a token of {namespace}/{account}"))?;
+            answer.map_err(api_error).with_context(|| format!("ask for a token of {namespace}/{account}"))?;
         let token =
             answer.status.and_then(|status| status.token).context("the API server answered no token")?;
         let directory = self.layout().root().join("pods");

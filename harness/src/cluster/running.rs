@@ -32,7 +32,7 @@ impl Cluster {
         let layout = spec.make_directories()?;
         let programs = parts.programs.clone();
         let control_plane =
-            ControlPlane::start(session, programs, layout, spec.durability, spec.purpose).await?;
+            ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await?;
         let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
         let node = cluster.boot_node(session, 0, DataDisk::Mounted).await?;
         cluster.nodes.push(node);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::components::{Durability, Purpose};
+use super::components::{ClusterProfile, Durability};
 use super::layout::Layout;
 use crate::cache;
 
@@ -18,7 +18,7 @@ pub struct ClusterSpec {
     pub logs: PathBuf,
     /// How the control plane's store treats its disk.
     pub durability: Durability,
-    pub purpose: Purpose,
+    pub profile: ClusterProfile,
 }
 
 impl ClusterSpec {

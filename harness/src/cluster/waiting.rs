@@ -1,4 +1,4 @@
-//! Waiting for the cluster: by watching, with a deadline, and with what was last seen in the error.
+//! Waits for the cluster by watches. Each wait has a deadline, and its error says what was last seen.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,23 +15,23 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Log streams end when a container or an API server does; this long before asking again.
+/// The interval of retries after a log stream ended with its container or API server.
 const LOG_RETRY: Duration = Duration::from_millis(500);
 
-/// What the objects looked at say about the goal.
+/// The state of a wait, decided from the watched objects.
 #[derive(Debug)]
 pub(crate) enum State {
-    Reached,
-    /// Not yet, and what is missing.
-    Waiting(String),
-    /// Never, and why.
-    Hopeless(String),
+    Ready,
+    /// The condition does not hold yet; the text says what is missing.
+    Pending(String),
+    /// The condition can no longer hold; the text says why.
+    Failed(String),
 }
 
 impl State {
-    /// Reached if `yes`, else waiting for `what`.
+    /// Returns `Ready` if `yes`, else `Pending` with `what`.
     pub(crate) fn when(yes: bool, what: impl Into<String>) -> State {
-        if yes { State::Reached } else { State::Waiting(what.into()) }
+        if yes { State::Ready } else { State::Pending(what.into()) }
     }
 }
 
@@ -50,7 +50,7 @@ where
     let mut changes = pin!(watcher::watcher(api, scope).default_backoff());
     let mut objects = BTreeMap::new();
     let mut relisted = BTreeMap::new();
-    let mut last = String::from("the API server has not answered");
+    let mut last = String::from("the API server has not responded");
     loop {
         match timeout_at(deadline, changes.next()).await {
             Err(_) => bail!("not within {within:?}: {last}"),
@@ -73,9 +73,9 @@ where
             Ok(Some(Ok(Change::Delete(object)))) => drop(objects.remove(&key(&object))),
         }
         match judge(&objects) {
-            State::Reached => return Ok(objects),
-            State::Waiting(what) => last = what,
-            State::Hopeless(why) => bail!("{why}"),
+            State::Ready => return Ok(objects),
+            State::Pending(what) => last = what,
+            State::Failed(why) => bail!("{why}"),
         }
     }
 }
@@ -95,7 +95,7 @@ where
     Ok(objects.into_values().next())
 }
 
-/// [`until`] all objects of these names exist and `complaint` has nothing to say about any of them, and answers them.
+/// [`until`] all objects of these names exist and `complaint` has nothing to say about any of them, and returns them.
 /// `kind` is what one is called for people.
 pub(crate) async fn until_none_complains<K>(
     api: Api<K>,
@@ -111,7 +111,7 @@ where
     let all = until(api, watch::Config::default(), within, |objects| {
         let ours: Vec<&K> = objects.values().filter(|object| named(object)).collect();
         if ours.len() < names.len() {
-            return State::Waiting(format!("{} of {} {kind}s exist", ours.len(), names.len()));
+            return State::Pending(format!("{} of {} {kind}s exist", ours.len(), names.len()));
         }
         let complaints: Vec<String> = ours
             .iter()
@@ -123,7 +123,7 @@ where
     Ok(all.into_values().filter(named).collect())
 }
 
-/// Waits for an event about the object, with this reason and a message that is as it should be, and answers
+/// Waits for an event about the object, with this reason and a message that is as it should be, and returns
 /// the message.
 pub(crate) async fn until_event<K>(
     client: &Client,
@@ -142,7 +142,7 @@ where
         Some(namespace) => Api::namespaced(client.clone(), &namespace),
         None => Api::all(client.clone()),
     };
-    let told = |event: &Event| -> Option<String> {
+    let message_of = |event: &Event| -> Option<String> {
         let message = event.message.clone().unwrap_or_default();
         let reason = event.reason.as_deref().unwrap_or_default();
         (reasons.contains(&reason) && as_it_should_be(&message)).then_some(message)
@@ -153,7 +153,7 @@ where
             format!("{}: {}", reason.unwrap_or_default(), message.unwrap_or_default())
         });
         State::when(
-            events.values().any(|event| told(event).is_some()),
+            events.values().any(|event| message_of(event).is_some()),
             format!(
                 "no such event of {reasons:?} about {kind} {name}; there are {:?}",
                 seen.collect::<Vec<_>>()
@@ -161,7 +161,7 @@ where
         )
     })
     .await?;
-    Ok(events.values().find_map(told).unwrap_or_default())
+    Ok(events.values().find_map(message_of).unwrap_or_default())
 }
 
 /// Reads a container's log as it is written until `judge` says that a line is what was waited for. `container` may be `None`
@@ -187,9 +187,9 @@ pub(crate) async fn until_logged(
                     match timeout_at(deadline, lines.try_next()).await {
                         Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
                         Ok(Ok(Some(line))) => match judge(&line) {
-                            State::Reached => return Ok(()),
-                            State::Waiting(what) => last = what,
-                            State::Hopeless(why) => bail!("pod {pod}: {why}"),
+                            State::Ready => return Ok(()),
+                            State::Pending(what) => last = what,
+                            State::Failed(why) => bail!("pod {pod}: {why}"),
                         },
                         // The container or the connection ended: ask again from the beginning.
                         Ok(Ok(None) | Err(_)) => break,

@@ -1,16 +1,17 @@
-//! The main job, end to end: claims on a real Kubernetes node, mounted, read-only, block, and grown.
+//! The end-to-end tests: claims on a real Kubernetes node, mounted, read-only, as block devices, and expanded.
 //!
-//! The stories run against a cluster of the harness's own or against any other by its
-//! kubeconfig: the same manifests, the same cases. What only the node itself can tell is asked of nodes
-//! of ours, and reported as skipped elsewhere.
+//! The scenarios run against a cluster of the harness's own or against any other by its
+//! kubeconfig: the same manifests, the same cases. Steps that need the node itself run on nodes of the
+//! harness's own, and are reported as skipped on other clusters.
 
-mod breakage;
+mod catalogue;
+mod faults;
 mod run;
+mod runner;
+mod scenario;
+mod scenarios;
 mod self_check;
 mod state_dump;
-mod stories;
-mod story;
-mod telling;
 
 pub(crate) use self::run::install_driver;
 pub use self::run::{Args, run};

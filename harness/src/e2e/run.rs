@@ -5,22 +5,24 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-use super::breakage::Breakage;
-use super::story::{self, Story, Told};
-use super::telling::{self, Selection};
-use super::{self_check, state_dump, stories};
-use crate::cluster::{Cluster, ClusterSpec, Durability, Parts, Purpose, background};
+use super::catalogue;
+use super::faults::Fault;
+use super::runner::{self, Selection};
+use super::scenario::{self, Scenario, StepResult};
+use super::{scenarios, self_check, state_dump};
+use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Parts, background};
 use crate::report::Report;
 use crate::session::Session;
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
 
 /// The report's and the log directory's name.
 const RUN: &str = "e2e";
-/// Of the claims and pods of the stories.
+/// Of the claims and pods of the scenarios.
 const NAMESPACE: &str = "loopfs-e2e";
 
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -38,24 +40,24 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
 
-    /// Run only the story of this name, and those that install and remove the driver; may be given more than once.
-    #[arg(long = "story", value_name = "NAME", value_parser = telling::NAMES, conflicts_with = "broken")]
-    stories: Vec<String>,
+    /// Run only the scenario of this name, and those that install and remove the driver; may be given more than once.
+    #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
+    scenarios: Vec<String>,
 
-    /// Break one thing on purpose: the run must fail and name it.
+    /// Inject one fault: the run must fail and name it.
     #[arg(long = "break", value_enum, value_name = "WHAT")]
-    broken: Option<Breakage>,
+    broken: Option<Fault>,
 
-    /// Then break each thing in turn, and pass only if each was noticed for its own reason.
+    /// Then inject each fault in turn, and pass only if each failure names its fault.
     #[arg(long, conflicts_with = "broken")]
     self_check: bool,
 }
 
 impl Args {
-    /// As a test lane runs it: a test that cannot fail proves nothing. Selected stories are run by themselves.
+    /// Returns the arguments of the test lane, which adds the self-check unless scenarios are selected.
     #[must_use]
     pub fn with_self_check(self) -> Args {
-        Args { self_check: self.stories.is_empty(), ..self }
+        Args { self_check: self.scenarios.is_empty(), ..self }
     }
 
     /// The name of the lock a run holds: two runs must not write the same logs. The process that keeps a
@@ -75,7 +77,7 @@ impl Args {
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
-        line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
+        line.extend(self.scenarios.iter().flat_map(|name| ["--story".into(), name.into()]));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|broken| ["--break".into(), broken.name().into()]));
         line.extend(
@@ -85,7 +87,7 @@ impl Args {
     }
 }
 
-/// Runs the stories and reports every step.
+/// Runs the scenarios and reports every step.
 ///
 /// # Errors
 /// The manifests cannot be read, or a background process not be started; a step that fails is in the report.
@@ -93,18 +95,18 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     match &args.kubeconfig {
         Some(kubeconfig) => {
-            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.stories)).await
+            against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.scenarios)).await
         }
         None if !args.keep => against_its_own(session, manifests, &args).await,
         None if background::is_background() => against_one_that_stays(session, manifests, &args).await,
         None => {
-            let told: Vec<story::HandedOver> = background::run_again(session, args.again()).await?;
-            Ok(story::report_of(told))
+            let cases: Vec<scenario::HandedOver> = background::run_again(session, args.again()).await?;
+            Ok(scenario::report_of(cases))
         }
     }
 }
 
-/// On a cluster that is made for the run and goes with it.
+/// Runs on a cluster that is created for the run and deleted after it.
 async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
     let mut report = Report::new();
     let reports = session.workspace.reports(RUN);
@@ -120,7 +122,7 @@ async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -
     Ok(report)
 }
 
-/// On a cluster that is left up, in the process that keeps it.
+/// Runs on a cluster that is left up, in the process that keeps it.
 async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
     let mut report = Report::new();
     let dir = background::directory(&session.workspace);
@@ -143,13 +145,13 @@ async fn start(
     args: &Args,
     dir: PathBuf,
     logs: PathBuf,
-) -> Told<Cluster> {
-    let mut story = Story::begin(session, report, "cluster");
+) -> StepResult<Cluster> {
+    let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = Parts::build(session, args.kubernetes_bin.as_deref());
-    let parts = story.step("build programs, images and disks", parts).await?;
+    let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test does not outlive the machine's power.
-    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, purpose: Purpose::Use };
-    story.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
+    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
+    scenario.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
 }
 
 async fn test(
@@ -160,23 +162,23 @@ async fn test(
     args: &Args,
     reports: &Path,
 ) -> Result<()> {
-    let world = World::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
-    telling::tell_all(session, report, &world, Selection::new(&args.stories), args.broken).await;
-    state_dump::write(&world, reports).await;
+    let env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
+    runner::run_all(session, report, &env, Selection::new(&args.scenarios), args.broken).await;
+    state_dump::write(&env, reports).await;
     if args.self_check {
-        self_check::run(session, report, world).await;
+        self_check::run(session, report, env).await;
     }
     Ok(())
 }
 
 /// Applies the manifests to a cluster and waits until the driver serves.
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
-    let world = World::in_namespace(session, cluster, NAMESPACE)?;
-    world.manifests.apply(&world.client).await?;
-    stories::install::served(&world).await
+    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+    env.manifests.apply(&env.client).await?;
+    scenarios::install::served(&env).await
 }
 
-/// On somebody else's cluster, which is left as it was found.
+/// Runs on an existing cluster, and removes everything that the run created.
 async fn against_any_cluster(
     session: &Session,
     manifests: Manifests,
@@ -187,17 +189,17 @@ async fn against_any_cluster(
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config).context("make a client of the API server")?;
-    let world = World::new(manifests, client, None, NAMESPACE)?;
-    let installed = stories::install::is_installed(&world).await?;
+    let env = TestEnv::new(manifests, client, None, NAMESPACE)?;
+    let installed = scenarios::install::is_installed(&env).await?;
     let mut report = Report::new();
-    telling::tell_all(session, &mut report, &world, selection, None).await;
-    state_dump::write(&world, &session.workspace.reports(RUN)).await;
+    runner::run_all(session, &mut report, &env, selection, None).await;
+    state_dump::write(&env, &session.workspace.reports(RUN)).await;
     let started = Instant::now();
-    // Also when a story failed, or was stopped.
+    // Also when a scenario failed, or was stopped.
     let cleaned = async {
-        stories::removal::delete_namespace(&world).await?;
-        stories::removal::no_volumes(&world).await?;
-        if installed { Ok(()) } else { stories::install::remove(&world).await }
+        scenarios::removal::delete_namespace(&env).await?;
+        scenarios::removal::no_volumes(&env).await?;
+        if installed { Ok(()) } else { scenarios::install::remove(&env).await }
     };
     let cleaned = cleaned.await;
     report.record("clean-up", "remove what the run made", started.elapsed(), &cleaned);
@@ -221,7 +223,7 @@ mod tests {
         let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
         let again = Line::parse_from(words).args.again();
         assert_eq!(again, words);
-        assert_eq!(Line::parse_from(again).args.broken, Some(Breakage::NoDisk));
+        assert_eq!(Line::parse_from(again).args.broken, Some(Fault::NoDisk));
         let words = ["e2e", "--keep", "--story", "second node", "--story", "clones"];
         assert_eq!(Line::parse_from(words).args.again(), words);
     }

@@ -1,4 +1,4 @@
-//! Breaks each thing in turn on one cluster, and passes only if each is noticed for its own reason.
+//! Injects each fault in turn on one cluster. The check passes only if each run fails and its failure names the fault.
 
 use std::time::Duration;
 
@@ -6,40 +6,40 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 
-use super::breakage::{self, Breakage};
-use super::stories::power_cut::{self, Load};
-use super::stories::{flow, install, removal};
-use super::story::Story;
+use super::faults::{self, Fault};
+use super::scenario::Scenario;
+use super::scenarios::power_cut::{self, Load};
+use super::scenarios::{flow, install, removal};
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::until_event;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 use crate::test_env::containers::{Container, thaw};
-use crate::test_env::env::{FOREIGN_NODE, Patience, World};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::create_namespace;
 
-const NAME: &str = "broken on purpose";
+const NAME: &str = "fault injection";
 
-/// Adds one case per breakage to the report. What stories that fail for good reason leave behind would be
-/// blamed on a breakage, so nothing is broken after one.
-pub(super) async fn run(session: &Session, report: &mut Report, mut world: World<'_>) {
+/// Adds one case per fault to the report. If a scenario has failed, no fault is injected: what the failed scenario left behind would be
+/// blamed on the fault.
+pub(super) async fn run(session: &Session, report: &mut Report, mut env: TestEnv<'_>) {
     if !report.succeeded() {
-        report.push(NAME, "the whole story", Outcome::NotRun, Duration::ZERO);
+        report.push(NAME, "all steps", Outcome::NotRun, Duration::ZERO);
         return;
     }
-    let patience = world.patience;
-    let mut story = Story::begin(session, report, NAME);
+    let timeouts = env.timeouts;
+    let mut scenario = Scenario::begin(session, report, NAME);
     let mut inner = Report::new();
-    for broken in breakage::ALL {
+    for broken in faults::ALL {
         let title = format!("--break {}: the run fails and names it", broken.name());
-        world.patience = patience;
+        env.timeouts = timeouts;
         let noticed = async {
-            let checker = Checker { session, node: world.node.context(FOREIGN_NODE)? };
-            checker.check(&mut world, &mut inner, broken).await
+            let checker = Checker { session, node: env.node.context(FOREIGN_NODE)? };
+            checker.check(&mut env, &mut inner, broken).await
         };
-        if story.step(&title, noticed).await.is_err() {
+        if scenario.step(&title, noticed).await.is_err() {
             return;
         }
     }
@@ -51,134 +51,138 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    async fn check(&self, world: &mut World<'_>, inner: &mut Report, broken: Breakage) -> Result<()> {
-        let told = inner.cases.len();
+    async fn check(&self, env: &mut TestEnv<'_>, inner: &mut Report, broken: Fault) -> Result<()> {
+        let first_case = inner.cases.len();
         match broken {
-            Breakage::Quota | Breakage::NoDisk => {
-                install::stop(world).await?;
-                let device = breakage::data_device(self.node).await?;
-                if broken == Breakage::Quota {
-                    breakage::mount_without_quota(self.node, &device).await?;
+            Fault::Quota | Fault::NoDisk => {
+                install::stop(env).await?;
+                let device = faults::data_device(self.node).await?;
+                if broken == Fault::Quota {
+                    faults::mount_without_quota(self.node, &device).await?;
                 } else {
-                    breakage::unmount(self.node).await?;
+                    faults::unmount(self.node).await?;
                 }
-                self.install_fails(world, inner, told, broken).await?;
-                breakage::mount_properly(self.node, &device).await
+                self.install_fails(env, inner, first_case, broken).await?;
+                faults::mount_properly(self.node, &device).await
             }
-            Breakage::WrongDisk => {
-                let device = breakage::data_device(self.node).await?;
-                self.install(world, inner).await?;
-                install::stop(world).await?;
-                breakage::replace(self.node, &device).await?;
-                self.install_fails(world, inner, told, broken).await?;
-                // The record of the file system that is gone, as an operator would remove it on purpose.
-                breakage::forget_identity(self.node).await?;
-                self.install(world, inner).await
+            Fault::WrongDisk => {
+                let device = faults::data_device(self.node).await?;
+                self.install(env, inner).await?;
+                install::stop(env).await?;
+                faults::replace(self.node, &device).await?;
+                self.install_fails(env, inner, first_case, broken).await?;
+                // The record names the old file system. An administrator who replaces a disk removes it as well.
+                faults::forget_identity(self.node).await?;
+                self.install(env, inner).await
             }
-            Breakage::Readonly | Breakage::Resize => {
-                self.install_anew(world, inner).await?;
-                world.patience.grow = Patience::SHORT.grow;
-                let outcome = flow::tell(&mut self.story(inner, flow::NAME), world, Some(broken)).await;
+            Fault::Readonly | Fault::Resize => {
+                self.reinstall(env, inner).await?;
+                env.timeouts.grow = Timeouts::SHORT.grow;
+                let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the flow passed");
-                named(inner, told, broken)?;
-                for pod in world.live_driver_pods().await? {
-                    for container in world.driver.containers().filter(|_| broken == Breakage::Resize) {
+                check_failure(inner, first_case, broken)?;
+                for pod in env.live_driver_pods().await? {
+                    for container in env.driver.containers().filter(|_| broken == Fault::Resize) {
                         thaw(self.node, &Container::of(&pod, container)?).await?;
                     }
                 }
-                self.clean_up(world).await
+                self.clean_up(env).await
             }
-            Breakage::Unsynced => {
-                create_namespace(&world.client, &world.namespace).await?;
-                let story = &mut self.story(inner, power_cut::NAME);
-                let outcome = power_cut::tell(story, world, Load::LEAST, Some(broken)).await;
+            Fault::Unsynced => {
+                create_namespace(&env.client, &env.namespace).await?;
+                let scenario = &mut self.scenario(inner, power_cut::NAME);
+                let outcome = power_cut::run(scenario, env, self.node, Load::LEAST, Some(broken)).await;
                 anyhow::ensure!(outcome.is_err(), "the power cut passed");
-                named(inner, told, broken)?;
-                self.clean_up(world).await
+                check_failure(inner, first_case, broken)?;
+                self.clean_up(env).await
             }
-            Breakage::Leak => {
-                self.install_anew(world, inner).await?;
+            Fault::Leak => {
+                self.reinstall(env, inner).await?;
                 let before = Inventory::take(self.node).await?;
-                let outcome = flow::tell(&mut self.story(inner, flow::NAME), world, None).await;
-                anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, told));
-                let device = breakage::leak_loop_device(world).await?;
-                // What takes its time goes first: then only what leaked is waited for.
-                self.clean_up(world).await?;
-                let patience = std::mem::replace(&mut world.patience.end, Patience::SHORT.end);
-                let story = &mut self.story(inner, removal::NAME);
-                let outcome = removal::tell(story, world, Some(&before)).await;
+                let outcome = flow::run(&mut self.scenario(inner, flow::NAME), env, None).await;
+                anyhow::ensure!(outcome.is_ok(), "the flow failed: {}", failure(inner, first_case));
+                let device = faults::leak_loop_device(env).await?;
+                // The slow clean-up comes first, so that the short timeout covers only the leaked device.
+                self.clean_up(env).await?;
+                let timeouts = std::mem::replace(&mut env.timeouts.end, Timeouts::SHORT.end);
+                let scenario = &mut self.scenario(inner, removal::NAME);
+                let outcome = removal::run(scenario, env, Some(&before)).await;
                 anyhow::ensure!(outcome.is_err(), "the removal passed");
-                named(inner, told, broken)?;
-                breakage::detach(self.node, &device).await?;
-                // The driver keeps the deleted image until no device has it open, and looks again after a minute.
-                world.patience.end = patience;
-                removal::nothing_left(world, self.node, &before).await
+                check_failure(inner, first_case, broken)?;
+                faults::detach(self.node, &device).await?;
+                // The driver keeps a deleted image while a device has it open, and checks again after a minute.
+                env.timeouts.end = timeouts;
+                removal::nothing_left(env, self.node, &before).await
             }
         }
     }
 
-    /// For a flow that kills the driver: a kubelet waits longer each time before it starts a container again that has ended.
-    async fn install_anew(&self, world: &World<'_>, inner: &mut Report) -> Result<()> {
-        install::stop(world).await?;
-        self.install(world, inner).await
+    /// Reinstalls the driver before a flow that kills it: the kubelet's restart back-off would otherwise grow with each kill.
+    async fn reinstall(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
+        install::stop(env).await?;
+        self.install(env, inner).await
     }
 
-    async fn install(&self, world: &World<'_>, inner: &mut Report) -> Result<()> {
-        let told = inner.cases.len();
-        let outcome = install::tell(&mut self.story(inner, install::NAME), world).await;
-        anyhow::ensure!(outcome.is_ok(), "the repaired driver cannot be installed: {}", failure(inner, told));
+    async fn install(&self, env: &TestEnv<'_>, inner: &mut Report) -> Result<()> {
+        let first_case = inner.cases.len();
+        let outcome = install::run(&mut self.scenario(inner, install::NAME), env).await;
+        anyhow::ensure!(
+            outcome.is_ok(),
+            "the repaired driver cannot be installed: {}",
+            failure(inner, first_case)
+        );
         Ok(())
     }
 
     async fn install_fails(
         &self,
-        world: &mut World<'_>,
+        env: &mut TestEnv<'_>,
         inner: &mut Report,
-        told: usize,
-        broken: Breakage,
+        first_case: usize,
+        broken: Fault,
     ) -> Result<()> {
-        world.manifests.apply(&world.client).await?;
-        // From then on there is nothing to wait for.
-        self.said_in_an_event(world, broken).await?;
-        let patience = std::mem::replace(&mut world.patience, Patience::SHORT);
-        let outcome = install::tell(&mut self.story(inner, install::NAME), world).await;
-        world.patience = patience;
+        env.manifests.apply(&env.client).await?;
+        // Once the event is recorded, the state does not change any more, so short timeouts are enough.
+        self.wait_for_event(env, broken).await?;
+        let timeouts = std::mem::replace(&mut env.timeouts, Timeouts::SHORT);
+        let outcome = install::run(&mut self.scenario(inner, install::NAME), env).await;
+        env.timeouts = timeouts;
         anyhow::ensure!(outcome.is_err(), "the driver was installed");
-        named(inner, told, broken)?;
-        install::stop(world).await
+        check_failure(inner, first_case, broken)?;
+        install::stop(env).await
     }
 
-    /// Whoever describes the node reads why its volumes are not served.
-    async fn said_in_an_event(&self, world: &World<'_>, broken: Breakage) -> Result<()> {
-        let nodes: Api<NodeObject> = Api::all(world.client.clone());
-        let node = nodes.get(self.node.name()).await.map_err(told)?;
-        let message =
-            until_event(&world.client, &node, &["StorageUnavailable"], world.patience.end, |message| {
-                broken.named_by().iter().all(|word| message.contains(word))
-            });
+    /// Waits for the event on the Node that says why its volumes are unavailable.
+    async fn wait_for_event(&self, env: &TestEnv<'_>, broken: Fault) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(env.client.clone());
+        let node = nodes.get(self.node.name()).await.map_err(api_error)?;
+        let message = until_event(&env.client, &node, &["StorageUnavailable"], env.timeouts.end, |message| {
+            broken.expected_in_failure().iter().all(|word| message.contains(word))
+        });
         message.await.map(drop)
     }
 
-    async fn clean_up(&self, world: &World<'_>) -> Result<()> {
-        removal::delete_namespace(world).await?;
-        removal::no_volumes(world).await
+    async fn clean_up(&self, env: &TestEnv<'_>) -> Result<()> {
+        removal::delete_namespace(env).await?;
+        removal::no_volumes(env).await
     }
 
-    fn story<'r>(&'r self, inner: &'r mut Report, name: &'static str) -> Story<'r> {
-        Story::begin_unseen(self.session, inner, name)
+    fn scenario<'r>(&'r self, inner: &'r mut Report, name: &'static str) -> Scenario<'r> {
+        Scenario::begin_hidden(self.session, inner, name)
     }
 }
 
-/// The failure since case `told` must say what was broken.
-fn named(inner: &Report, told: usize, broken: Breakage) -> Result<()> {
-    let failure = failure(inner, told);
-    let missing: Vec<_> = broken.named_by().iter().filter(|word| !failure.contains(**word)).collect();
-    anyhow::ensure!(missing.is_empty(), "the failure does not say {missing:?}: {failure}");
+/// Checks that the first failure from case `first_case` on contains the words that name the fault.
+fn check_failure(inner: &Report, first_case: usize, broken: Fault) -> Result<()> {
+    let failure = failure(inner, first_case);
+    let missing: Vec<_> =
+        broken.expected_in_failure().iter().filter(|word| !failure.contains(**word)).collect();
+    anyhow::ensure!(missing.is_empty(), "the failure does not contain {missing:?}: {failure}");
     Ok(())
 }
 
-fn failure(inner: &Report, told: usize) -> String {
-    let failed = inner.cases[told..].iter().find_map(|case| match &case.outcome {
+fn failure(inner: &Report, first_case: usize) -> String {
+    let failed = inner.cases[first_case..].iter().find_map(|case| match &case.outcome {
         Outcome::Failed(why) => Some(format!("{}: {}: {why}", case.suite, case.name)),
         _ => None,
     });

@@ -1,4 +1,4 @@
-//! What the cluster looked like at the end, for whoever reads the report: objects, events, logs of pods.
+//! The state of the cluster at the end of a run, for readers of the report: objects, events, logs of pods.
 
 use std::fmt::Debug;
 use std::fs;
@@ -11,11 +11,11 @@ use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 
 /// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. What cannot be had is said in its place: a
 /// dump that fails must not hide why it was taken.
-pub(super) async fn write(world: &World<'_>, dir: &Path) {
+pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
     let objects = dir.join("objects");
     let logs = dir.join("logs").join("pods");
     for dir in [&objects, &logs] {
@@ -24,29 +24,29 @@ pub(super) async fn write(world: &World<'_>, dir: &Path) {
             return;
         }
     }
-    dump::<Pod>(world, &objects).await;
-    dump::<PersistentVolumeClaim>(world, &objects).await;
-    dump::<PersistentVolume>(world, &objects).await;
-    dump::<StorageClass>(world, &objects).await;
-    dump::<CSINode>(world, &objects).await;
-    dump::<Node>(world, &objects).await;
-    dump::<Event>(world, &objects).await;
-    let pods: Api<Pod> = Api::all(world.client.clone());
+    dump::<Pod>(env, &objects).await;
+    dump::<PersistentVolumeClaim>(env, &objects).await;
+    dump::<PersistentVolume>(env, &objects).await;
+    dump::<StorageClass>(env, &objects).await;
+    dump::<CSINode>(env, &objects).await;
+    dump::<Node>(env, &objects).await;
+    dump::<Event>(env, &objects).await;
+    let pods: Api<Pod> = Api::all(env.client.clone());
     for pod in pods.list(&ListParams::default()).await.into_iter().flatten() {
-        pod_logs(world, &pod, &logs).await;
+        pod_logs(env, &pod, &logs).await;
     }
 }
 
-async fn dump<K>(world: &World<'_>, dir: &Path)
+async fn dump<K>(env: &TestEnv<'_>, dir: &Path)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
 {
-    let api: Api<K> = Api::all(world.client.clone());
+    let api: Api<K> = Api::all(env.client.clone());
     let text = match api.list(&ListParams::default()).await {
         Ok(list) => {
             let mut items = list.items;
             for item in &mut items {
-                // Who set which field when is longer than the object, and nobody reads it here.
+                // managedFields are longer than the object, and not needed here.
                 item.meta_mut().managed_fields = None;
             }
             serde_norway::to_string(&items).unwrap_or_else(|error| format!("# {error}\n"))
@@ -56,9 +56,9 @@ where
     keep(&dir.join(format!("{}.yaml", K::plural(&()))), &text);
 }
 
-async fn pod_logs(world: &World<'_>, pod: &Pod, dir: &Path) {
+async fn pod_logs(env: &TestEnv<'_>, pod: &Pod, dir: &Path) {
     let (Some(namespace), name) = (pod.namespace(), pod.name_any()) else { return };
-    let pods: Api<Pod> = Api::namespaced(world.client.clone(), &namespace);
+    let pods: Api<Pod> = Api::namespaced(env.client.clone(), &namespace);
     for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
         for (previous, suffix) in [(true, ".previous"), (false, "")] {
             let params =

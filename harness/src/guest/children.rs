@@ -1,5 +1,5 @@
 //! The processes of the guest. PID 1 inherits every orphan, so one thread reaps them all and hands the
-//! status of those we started to whoever waits for it.
+//! status of those it started to the thread that waits for it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -132,7 +132,7 @@ impl Child {
     }
 
     /// All it wrote to standard output and error, if it was to be captured. Call it when it has ended:
-    /// the end of the group's leader ends the group, so nobody holds the pipes open.
+    /// the end of the group's leader ends the group, so no process holds the pipes open.
     pub(super) fn output(self) -> [Vec<u8>; 2] {
         self.children.0.lock().ended.remove(&self.pid);
         self.readers.map(|reader| reader.join().unwrap_or_default())
@@ -168,7 +168,7 @@ impl Shared {
         let mut state = self.lock();
         let ours = state.running.contains(&pid);
         if ours {
-            // While the leader is a zombie its group id is nobody else's.
+            // While the leader is a zombie, the kernel does not reuse its group id.
             killpg(pid, Signal::SIGKILL).ok();
         }
         let Ok(status) = waitpid(pid, Some(WaitPidFlag::WNOHANG)) else { return };

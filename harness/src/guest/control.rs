@@ -10,7 +10,7 @@ pub const CONTROL_PORT: &str = "dev.loopfs.control";
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Request {
-    /// Repeated in the response: requests are served at once and answered as they finish.
+    /// Repeated in the response: requests run concurrently, and each response is sent when its request is done.
     pub id: u64,
     pub action: Action,
 }

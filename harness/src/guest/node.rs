@@ -14,7 +14,7 @@ use nix::unistd::{Pid, sethostname};
 use super::children::{Children, Output, command};
 use super::report::{End, Message};
 use super::reporter::Reporter;
-use super::services::{Ending, Services};
+use super::services::{Services, StopReason};
 use super::spec::{self, FileSpec, Network, NodeSpec, Step};
 use super::{mounts, ports, requests};
 
@@ -46,15 +46,15 @@ pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> 
         let (children, reporter) = (children.clone(), reporter.clone());
         move || match steps.iter().try_for_each(|step| take(step, &services, &children, &reporter)) {
             Ok(()) => reporter.send(&Message::NodeReady),
-            // Nobody listens only if the machine is ending already.
-            Err(error) => drop(end.send(Ending::Failed(format!("{error:#}")))),
+            // The receiver is gone only if the machine is ending already.
+            Err(error) => drop(end.send(StopReason::Failed(format!("{error:#}")))),
         }
     });
     let ending = ending.recv().context("wait for the end of the node")?;
     shut_down(spec, &services);
     match ending {
-        Ending::PowerOff => Ok(()),
-        Ending::Failed(why) => anyhow::bail!(why),
+        StopReason::PowerOff => Ok(()),
+        StopReason::Failed(why) => anyhow::bail!(why),
     }
 }
 
@@ -116,7 +116,7 @@ fn first_interface() -> Result<String> {
 fn shut_down(spec: &NodeSpec, services: &Services) {
     services.stop();
     let everyone = Pid::from_raw(-1);
-    // ESRCH: there is nobody left.
+    // ESRCH: no process is left.
     kill(everyone, Signal::SIGTERM).ok();
     services.wait_ended(STOP_TIME);
     kill(everyone, Signal::SIGKILL).ok();

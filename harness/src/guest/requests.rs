@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use super::children::{Children, Output, command};
 use super::control::{Action, Answer, ExecOutput, Request, Response};
 use super::report::End;
-use super::services::{Ending, Services};
+use super::services::{Services, StopReason};
 
 /// A port without a host at the other end reads as empty; the host may come back.
 const HOST_ABSENT: Duration = Duration::from_millis(200);
@@ -20,7 +20,7 @@ const HOST_ABSENT: Duration = Duration::from_millis(200);
 struct Server {
     children: Children,
     services: Services,
-    end: mpsc::Sender<Ending>,
+    end: mpsc::Sender<StopReason>,
     port: Arc<Mutex<File>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn serve(
     port: File,
     children: Children,
     services: Services,
-    end: mpsc::Sender<Ending>,
+    end: mpsc::Sender<StopReason>,
 ) -> Result<()> {
     let writer = port.try_clone().context("duplicate the control port")?;
     let server = Server { children, services, end, port: Arc::new(Mutex::new(writer)) };
@@ -57,7 +57,7 @@ impl Server {
     fn accept(&self, line: &str) {
         let request: Request = match serde_json::from_str(line) {
             Ok(request) => request,
-            // Without an id nobody can be answered.
+            // Without an id there is no response to match.
             Err(error) => return eprintln!("guest-init: request {line:?}: {error}"),
         };
         let server = self.clone();
@@ -88,7 +88,7 @@ impl Server {
                 Ok(Answer::Done)
             }
             Action::PowerOff => {
-                self.end.send(Ending::PowerOff).context("the machine is ending already")?;
+                self.end.send(StopReason::PowerOff).context("the machine is ending already")?;
                 Ok(Answer::Done)
             }
         }

@@ -16,14 +16,14 @@ use super::report::{End, Message};
 use super::reporter::Reporter;
 use super::spec::{Condition, Ready, Restart, Service};
 
-/// Keeps a service that ends at once from filling the log.
+/// The delay of restarts, so that a service that ends immediately does not fill the log.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 /// Sockets and health endpoints do not announce themselves.
 const READY_POLL: Duration = Duration::from_millis(100);
 
 /// Why the machine ends.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub(super) enum StopReason {
     PowerOff,
     Failed(String),
 }
@@ -35,14 +35,14 @@ pub(super) struct Services(Arc<Shared>);
 struct Shared {
     children: Children,
     reporter: Reporter,
-    end: mpsc::Sender<Ending>,
+    end: mpsc::Sender<StopReason>,
     stopping: AtomicBool,
     running: Mutex<HashMap<String, Pid>>,
     changed: Condvar,
 }
 
 impl Services {
-    pub(super) fn new(children: Children, reporter: Reporter, end: mpsc::Sender<Ending>) -> Services {
+    pub(super) fn new(children: Children, reporter: Reporter, end: mpsc::Sender<StopReason>) -> Services {
         Services(Arc::new(Shared {
             children,
             reporter,
@@ -106,7 +106,7 @@ impl Services {
     /// Waits until all services have ended, or the time is over.
     pub(super) fn wait_ended(&self, timeout: Duration) {
         let running = self.0.running();
-        // Either outcome will do: whoever is left is killed next.
+        // Either outcome will do: the remaining processes are killed next.
         drop(self.0.changed.wait_timeout_while(running, timeout, |running| !running.is_empty()));
     }
 }
@@ -121,7 +121,7 @@ impl Shared {
             let end = match self.run_once(service, first_start) {
                 Ok(end) => end,
                 Err(error) => {
-                    // Whoever waits for the first start is told; a later one fails the node below.
+                    // The caller that waits for the first start gets the error; a later failure fails the node below.
                     let why = format!("{error:#}");
                     drop(first_start.send(Err(error)));
                     End::NotStarted(why)
@@ -138,7 +138,7 @@ impl Shared {
             });
             if !restarted {
                 let why = format!("the service {} ended: {end:?}", service.name);
-                return drop(self.end.send(Ending::Failed(why)));
+                return drop(self.end.send(StopReason::Failed(why)));
             }
             std::thread::sleep(RESTART_DELAY);
         }

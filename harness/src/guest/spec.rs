@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Where the specification is in the initramfs.
 pub const SPEC_PATH: &str = "/spec.json";
 
-/// Everything one boot of a guest is told.
+/// The complete specification of one boot of a guest.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct BootSpec {
     /// Kernel modules to load, as paths in the initramfs, each after those it depends on.

@@ -10,7 +10,7 @@ use super::children::{Children, Output, PATH};
 use super::mounts;
 use super::report::{End, Message, TestBinaryResult};
 use super::reporter::Reporter;
-use super::services::{Ending, Services};
+use super::services::{Services, StopReason};
 use super::spec::{TestBinary, TestsSpec};
 
 /// What a service is given to finish what it is doing, and to end.
@@ -43,8 +43,8 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
     failed
         .extend(late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIME:?}")));
     failed.extend(ended.try_iter().filter_map(|ending| match ending {
-        Ending::Failed(why) => Some(why),
-        Ending::PowerOff => None,
+        StopReason::Failed(why) => Some(why),
+        StopReason::PowerOff => None,
     }));
     for mount in spec.mounts.iter().rev() {
         mounts::unmount(&mount.target)?;

@@ -1,7 +1,7 @@
 //! Container images of static programs, as OCI archives: one layer, no base, nothing fetched.
 //!
 //! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files give the same
-//! bytes, so an image is told from another by its digest.
+//! bytes, so images differ in their digests.
 
 use std::fs::{self, File};
 use std::io::Write;

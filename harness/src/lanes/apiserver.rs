@@ -1,6 +1,6 @@
 //! The apiserver lane: the provisioner against a real etcd, API server, controller manager and scheduler, on volumes in memory.
 //!
-//! Nodes are objects that nobody answers for, so there is no virtual machine. What Kubernetes decides about a claim without a
+//! The nodes are fake nodes, so there is no virtual machine. What Kubernetes decides about a claim without a
 //! kubelet is decided here in seconds; the provisioner has no rights but those of the manifests.
 
 use std::path::Path;
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::libtest::Run;
-use crate::cluster::Purpose;
-use crate::declared_nodes;
+use crate::cluster::ClusterProfile;
+use crate::fake_nodes;
 use crate::process::Program;
 use crate::report::Report;
 use crate::session::Session;
@@ -34,7 +34,7 @@ async fn prepare_and_run(
     only: &[String],
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
-    declared_nodes::with_live_tests(session, Purpose::Use, kubernetes_bin, &logs, async |tests, _| {
+    fake_nodes::with_live_tests(session, ClusterProfile::Default, kubernetes_bin, &logs, async |tests, _| {
         test(session, tests, only, &logs).await
     })
     .await
@@ -44,9 +44,9 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
     let step = session.progress.step("run the tests of the provisioner against the API server");
     let log = logs.join("tests.log");
     // The nodes are the same for all tests, and each needs them to itself.
-    let all = [declared_nodes::ALL.to_owned()];
+    let all = [fake_nodes::ALL.to_owned()];
     let selected = if only.is_empty() { &all } else { only };
-    let program = tests.args(["--test-threads=1", "--skip", declared_nodes::SERVE]).args(selected).log(&log);
+    let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVE]).args(selected).log(&log);
     let started = Instant::now();
     let ended = match tokio::time::timeout(TESTS_TIME, program.finish()).await {
         Ok(finished) => {

@@ -20,7 +20,7 @@ use crate::packages;
 use crate::report::{Outcome, Report};
 use crate::rust_build;
 use crate::session::Session;
-use crate::test_machine::{HARDENED, Heard, MEMORY_MIB, TestMachine, scratch, xfs};
+use crate::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
 use crate::vm::{self, GuestFile, Hypervisor};
 
 /// The test target and the feature that guards it, the same in every crate that has them.
@@ -70,7 +70,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
         let hypervisor = vm::choose(session, &kernel, &init).await?;
         machines.push((kernel, hypervisor));
     }
-    // A guest keeps a processor busy, and rarely another: what its kernel does meanwhile.
+    // A guest keeps one processor busy, and rarely a second one with the work of its kernel.
     let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
     let tested =
         futures::stream::iter(machines.iter().enumerate()).map(async |(number, (kernel, hypervisor))| {
@@ -196,7 +196,7 @@ fn binary_name(file: &GuestFile) -> &str {
     file.path.rsplit('/').next().unwrap_or(&file.path)
 }
 
-fn evaluate(guest: Guest<'_>, only: &[String], heard: &Heard) -> Result<Report> {
+fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Result<Report> {
     let Guest { kernel, files, logs, .. } = guest;
     let mut report = Report::new();
     anyhow::ensure!(test_binaries(files).next().is_some(), "no crate has tests/{TEST}");

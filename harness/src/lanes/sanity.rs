@@ -84,7 +84,7 @@ const SUITE_KILL_TIME: Duration = Duration::from_secs(300);
 const LEFT_TIME: Duration = Duration::from_secs(90);
 const DRIVER_START_TIME: Duration = Duration::from_secs(60);
 
-/// As csi-sanity is told them.
+/// The access types, as arguments of csi-sanity.
 const ACCESS_TYPES: [&str; 2] = ["mount", "block"];
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {

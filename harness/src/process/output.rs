@@ -1,4 +1,4 @@
-//! What a child reads and writes: files rather than pipes, so that nobody has to keep up with it.
+//! Standard input and output of a child: files rather than pipes, so that no reader has to keep up with it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};

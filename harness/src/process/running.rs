@@ -105,7 +105,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         if let Some(waiter) = self.waiter.take() {
-            // A panic there has been printed; there is nobody here to tell.
+            // A panic there has been printed; a destructor cannot return it.
             drop(waiter.join());
         }
     }

@@ -1,4 +1,4 @@
-//! Claims of a story and the volumes that they are given.
+//! PersistentVolumeClaims of a scenario, and their PersistentVolumes.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -7,15 +7,15 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::env::World;
+use super::environment::TestEnv;
 use super::sizes::Size;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
 
-/// As the scheduler tells a provisioner where it put the first pod.
+/// The annotation by which the scheduler tells the provisioner the node of the first pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// The claim as if its first pod had been put on the node.
+/// Returns the claim as if the scheduler had chosen the node for its first pod.
 pub(crate) fn on_node(mut claim: PersistentVolumeClaim, node: &str) -> PersistentVolumeClaim {
     claim.annotations_mut().insert(SELECTED_NODE.into(), node.into());
     claim
@@ -25,14 +25,14 @@ pub(crate) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
 }
 
-pub(crate) fn volumes(world: &World<'_>) -> Api<PersistentVolume> {
-    Api::all(world.client.clone())
+pub(crate) fn volumes(env: &TestEnv<'_>) -> Api<PersistentVolume> {
+    Api::all(env.client.clone())
 }
 
-/// The claims of which there are PersistentVolumes, among those that are `ours`: sorted, each as often as there is one.
-pub(crate) async fn with_objects(world: &World<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
-    let objects = volumes(world).list(&ListParams::default()).await;
-    let objects = objects.map_err(told).context("list the volumes")?;
+/// Returns the names of the claims among `ours` that have PersistentVolumes: sorted, and once for each PersistentVolume.
+pub(crate) async fn with_objects(env: &TestEnv<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let objects = volumes(env).list(&ListParams::default()).await;
+    let objects = objects.map_err(api_error).context("list the volumes")?;
     let claims = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
     let mut names: Vec<String> = claims.filter(|name| ours(name)).collect();
     names.sort();
@@ -40,24 +40,27 @@ pub(crate) async fn with_objects(world: &World<'_>, ours: impl Fn(&str) -> bool)
 }
 
 pub(crate) async fn create(
-    world: &World<'_>,
+    env: &TestEnv<'_>,
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
-    let created = world.claims().create(&PostParams::default(), claim).await;
-    created.map_err(told).with_context(|| format!("create claim {}", claim.name_any()))
+    let created = env.claims().create(&PostParams::default(), claim).await;
+    created.map_err(api_error).with_context(|| format!("create claim {}", claim.name_any()))
 }
 
-/// Asks for another size of the volume.
-pub(crate) async fn ask(world: &World<'_>, claim: &str, size: Size) -> Result<()> {
+/// Requests another size of the claim.
+pub(crate) async fn ask(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let patch = json!({"spec": {"resources": {"requests": {"storage": size.quantity()}}}});
-    let patched = world.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched.map_err(told).with_context(|| format!("ask for {} in claim {claim}", size.quantity())).map(drop)
+    let patched = env.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched
+        .map_err(api_error)
+        .with_context(|| format!("ask for {} in claim {claim}", size.quantity()))
+        .map(drop)
 }
 
-/// Waits until the claim says that its volume has the size, and that nothing is left to be done.
-pub(crate) async fn has(world: &World<'_>, claim: &str, size: Size) -> Result<()> {
+/// Waits until the claim's status has the size and no resize in progress.
+pub(crate) async fn has(env: &TestEnv<'_>, claim: &str, size: Size) -> Result<()> {
     let asked = Quantity(size.quantity());
-    let waited = until_one(world.claims(), claim, world.patience.grow, |claim| {
+    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
         let status = claim.and_then(|claim| claim.status.as_ref());
         let capacity = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
         let state = claim.and_then(resize_state);
@@ -67,34 +70,34 @@ pub(crate) async fn has(world: &World<'_>, claim: &str, size: Size) -> Result<()
     waited.await.with_context(|| format!("claim {claim} is not given {}", asked.0)).map(drop)
 }
 
-/// How far its resize got, while there is one.
+/// Returns the state of the claim's resize, or `None` if none is in progress.
 pub(crate) fn resize_state(claim: &PersistentVolumeClaim) -> Option<&str> {
     let states = claim.status.as_ref()?.allocated_resource_statuses.as_ref()?;
     states.get("storage").map(String::as_str)
 }
 
-pub(crate) async fn delete(world: &World<'_>, claim: &str) -> Result<()> {
-    let deleted = world.claims().delete(claim, &DeleteParams::default()).await;
-    deleted.map_err(told).with_context(|| format!("delete claim {claim}")).map(drop)
+pub(crate) async fn delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    let deleted = env.claims().delete(claim, &DeleteParams::default()).await;
+    deleted.map_err(api_error).with_context(|| format!("delete claim {claim}")).map(drop)
 }
 
-/// The volume of a claim that is bound.
-pub(crate) async fn volume_of(world: &World<'_>, claim: &str) -> Result<PersistentVolume> {
+/// Returns the PersistentVolume of a bound claim.
+pub(crate) async fn volume_of(env: &TestEnv<'_>, claim: &str) -> Result<PersistentVolume> {
     let bound =
-        world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;
+        env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
     let name = bound.spec.and_then(|spec| spec.volume_name);
     let name = name.with_context(|| format!("claim {claim} names no volume"))?;
-    volumes(world).get(&name).await.map_err(told).with_context(|| format!("read volume {name}"))
+    volumes(env).get(&name).await.map_err(api_error).with_context(|| format!("read volume {name}"))
 }
 
-pub(crate) async fn patch_volume(world: &World<'_>, volume: &str, change: &Value) -> Result<()> {
-    let patched = volumes(world).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
-    patched.map_err(told).with_context(|| format!("patch volume {volume}")).map(drop)
+pub(crate) async fn patch_volume(env: &TestEnv<'_>, volume: &str, change: &Value) -> Result<()> {
+    let patched = volumes(env).patch(volume, &PatchParams::default(), &Patch::Merge(change)).await;
+    patched.map_err(api_error).with_context(|| format!("patch volume {volume}")).map(drop)
 }
 
-/// Waits until the volume has lost its claim, and answers it.
-pub(crate) async fn released(world: &World<'_>, volume: &str) -> Result<PersistentVolume> {
-    until_one(volumes(world), volume, world.patience.end, |volume| {
+/// Waits until the volume is released, and returns it.
+pub(crate) async fn released(env: &TestEnv<'_>, volume: &str) -> Result<PersistentVolume> {
+    until_one(volumes(env), volume, env.timeouts.end, |volume| {
         let status = volume.and_then(|volume| volume.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref());
         State::when(phase == Some("Released"), format!("it is {phase:?}"))
@@ -104,9 +107,9 @@ pub(crate) async fn released(world: &World<'_>, volume: &str) -> Result<Persiste
     .context("the volume is gone")
 }
 
-/// Waits until there is no such volume any more.
-pub(crate) async fn gone(world: &World<'_>, volume: &str) -> Result<()> {
-    until_one(volumes(world), volume, world.patience.end, |volume| {
+/// Waits until the PersistentVolume is deleted.
+pub(crate) async fn gone(env: &TestEnv<'_>, volume: &str) -> Result<()> {
+    until_one(volumes(env), volume, env.timeouts.end, |volume| {
         State::when(volume.is_none(), "it still exists")
     })
     .await

@@ -1,4 +1,4 @@
-//! What is done to a container behind the kubelet's back: containerd's own tool, in the node.
+//! Kills, pauses and resumes containers without the kubelet, by containerd's `ctr` on the node.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// The container of this name that runs in a pod now.
+    /// Returns the running container of this name in a pod.
     pub(crate) fn of(pod: &Pod, container: &str) -> Result<Container> {
         let running = Container::all(pod).find(|(_, status)| status.name == container);
         running
@@ -25,7 +25,7 @@ impl Container {
             .with_context(|| format!("container {container} of pod {} does not run", pod.name_any()))
     }
 
-    /// All of a pod: those that run, and what is said of each.
+    /// Returns all containers of a pod with their status; `None` for one that does not run.
     pub(crate) fn all(pod: &Pod) -> impl Iterator<Item = (Option<Container>, &ContainerStatus)> {
         let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
         statuses.map(|status| {
@@ -35,28 +35,28 @@ impl Container {
         })
     }
 
-    /// Whether this is the one that Kubernetes calls so.
+    /// Returns `true` if this is the container's id in Kubernetes.
     pub(crate) fn is_named(&self, id: Option<&str>) -> bool {
         id.and_then(bare) == Some(self.id.as_str())
     }
 }
 
-/// Kubernetes puts the runtime before the id.
+/// Returns the id without the runtime's name, which Kubernetes puts before it.
 fn bare(id: &str) -> Option<&str> {
     id.strip_prefix("containerd://")
 }
 
-/// SIGKILL, as the kernel sends it when memory runs out.
+/// Kills the container with SIGKILL, as the kernel does when memory runs out.
 pub(crate) async fn kill(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "kill", "--signal", "SIGKILL", &container.id]).await
 }
 
-/// Stops every process of the container where it stands.
+/// Freezes every process of the container.
 pub(crate) async fn freeze(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "pause", &container.id]).await
 }
 
-/// Undoes [`freeze`].
+/// Resumes the processes of a container after [`freeze`].
 pub(crate) async fn thaw(node: &Node, container: &Container) -> Result<()> {
     ctr(node, &["tasks", "resume", &container.id]).await
 }

@@ -148,13 +148,13 @@ fn parse_loops(text: &str, files: &Files) -> Result<Vec<(String, bool)>> {
     let image = |line: &str| {
         let mut words = line.trim().splitn(3, ' ');
         let mut word = || words.next().with_context(|| format!("losetup printed {line:?}"));
-        let (device, inode, told) = (word()?, word()?.parse::<u64>()?, word()?);
+        let (device, inode, path) = (word()?, word()?.parse::<u64>()?, word()?);
         let (major, minor) = device.split_once(':').with_context(|| format!("losetup printed {line:?}"))?;
         let ours = makedev(major.parse()?, minor.parse()?) == files.device;
         let known = files.by_inode.get(&inode).filter(|_| ours).map(|(_, path)| path.as_str());
         // As the kernel tells of a file that has lost its name, whichever path it told of it.
-        let gone = told.ends_with("(deleted)").then(|| format!("{told}, inode {inode}"));
-        Ok((gone.unwrap_or_else(|| known.unwrap_or(told).to_owned()), ours))
+        let gone = path.ends_with("(deleted)").then(|| format!("{path}, inode {inode}"));
+        Ok((gone.unwrap_or_else(|| known.unwrap_or(path).to_owned()), ours))
     };
     text.lines().map(image).collect()
 }

@@ -9,7 +9,7 @@ use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
 
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::session::Session;
 
 /// Who the API server records as the owner of what is applied.
@@ -59,7 +59,7 @@ impl Manifests {
             let (api, what) = api_of(client, object).await?;
             api.patch(&object.name_any(), &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(object))
                 .await
-                .map_err(told)
+                .map_err(api_error)
                 .with_context(|| format!("apply {what}"))?;
         }
         Ok(())
@@ -71,7 +71,7 @@ impl Manifests {
             let (api, what) = api_of(client, object).await?;
             match api.delete(&object.name_any(), &DeleteParams::background()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
-                result => drop(result.map_err(told).with_context(|| format!("delete {what}"))?),
+                result => drop(result.map_err(api_error).with_context(|| format!("delete {what}"))?),
             }
         }
         Ok(())

@@ -1,9 +1,9 @@
-//! What stories and benchmarks share: the driver under test as its manifests describe it, claims, pods and their volumes, and what a
+//! What scenarios and benchmarks share: the driver under test as its manifests describe it, claims, pods and their volumes, and what a
 //! node has.
 
 pub(crate) mod claims;
 pub(crate) mod containers;
-pub(crate) mod env;
+pub(crate) mod environment;
 pub(crate) mod inventory;
 pub(crate) mod manifests;
 pub(crate) mod pods;

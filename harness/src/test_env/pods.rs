@@ -1,37 +1,36 @@
-//! Pods that hold a claim for a story, from their start to their end.
+//! Pods of a scenario that use a claim.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 
-use super::env::World;
+use super::environment::TestEnv;
 use super::workload::{Use, holder};
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::{State, until_one};
 
 /// Starts a pod that holds the claim, and waits until it runs.
 pub(crate) async fn start(
-    world: &World<'_>,
+    env: &TestEnv<'_>,
     pod: &str,
     claim: &str,
     r#use: Use,
     read_only: bool,
 ) -> Result<()> {
-    create(world, &holder(pod, claim, r#use, read_only)?).await
+    create(env, &holder(pod, claim, r#use, read_only)?).await
 }
 
 /// Creates a pod and waits until it runs.
-pub(crate) async fn create(world: &World<'_>, object: &Pod) -> Result<()> {
+pub(crate) async fn create(env: &TestEnv<'_>, object: &Pod) -> Result<()> {
     let pod = &object.name_any();
-    world
-        .pods()
+    env.pods()
         .create(&PostParams::default(), object)
         .await
-        .map_err(told)
+        .map_err(api_error)
         .with_context(|| format!("create pod {pod}"))?;
-    until_one(world.pods(), pod, world.patience.start, |pod| {
+    until_one(env.pods(), pod, env.timeouts.start, |pod| {
         let status = pod.and_then(|pod| pod.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("not there");
         State::when(phase == "Running", format!("it is {phase}"))
@@ -41,30 +40,29 @@ pub(crate) async fn create(world: &World<'_>, object: &Pod) -> Result<()> {
     .map(drop)
 }
 
-/// Deletes a pod and waits until it is gone, and its volumes with it.
-pub(crate) async fn end(world: &World<'_>, pod: &str) -> Result<()> {
-    world
-        .pods()
+/// Deletes a pod, and waits until it is deleted and its volumes are unpublished.
+pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
+    env.pods()
         .delete(pod, &DeleteParams::default())
         .await
-        .map_err(told)
+        .map_err(api_error)
         .with_context(|| format!("delete pod {pod}"))?;
-    until_one(world.pods(), pod, world.patience.end, |pod| State::when(pod.is_none(), "it still exists"))
+    until_one(env.pods(), pod, env.timeouts.end, |pod| State::when(pod.is_none(), "it still exists"))
         .await
         .with_context(|| format!("pod {pod} does not end"))
         .map(drop)
 }
 
-/// Has a pod write a text to a file of a mounted volume, or to the beginning of a device.
-pub(crate) async fn write(world: &World<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
-    let verb = if r#use == Use::Device { "poke" } else { "write" };
-    exec_ok(&world.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
+/// Writes a text from a pod to a file of a mounted volume, or to the beginning of a device.
+pub(crate) async fn write(env: &TestEnv<'_>, pod: &str, r#use: Use, file: &str, text: &str) -> Result<()> {
+    let verb = if r#use == Use::Device { "write-at" } else { "write" };
+    exec_ok(&env.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
 }
 
-/// Fails unless what a pod reads there begins with the text.
-pub(crate) async fn reads(world: &World<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
+/// Checks that the file or device, read in a pod, begins with the text.
+pub(crate) async fn reads(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
     let length = text.len().to_string();
-    let read = exec_ok(&world.pods(), pod, &["/volume-check", "peek", file, &length]).await?;
+    let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;
     anyhow::ensure!(read == text, "what was written before is not what pod {pod} reads: {read:?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Pods with many claims, each, for stories and measurements that need many volumes in use.
+//! Pods with many claims, each, for scenarios and measurements that need many volumes in use.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 
 use super::claims;
-use super::env::World;
+use super::environment::TestEnv;
 use super::sizes::Size;
 use super::workload::{Held, Use, claim, holder_of};
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::until_none_complains;
 
 /// A pod and its claims.
@@ -46,31 +46,31 @@ impl User {
     }
 }
 
-/// Makes the claims and starts the pods, and answers these as they run.
-pub(crate) async fn start(world: &World<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
-    let class = world.driver.class_name();
+/// Makes the claims and starts the pods, and returns these as they run.
+pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
+    let class = env.driver.class_name();
     try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
         let mode = if *r#use == Use::Device { "Block" } else { "Filesystem" };
-        claims::create(world, &claim(name, &class, size, mode, "ReadWriteOnce")?).await
+        claims::create(env, &claim(name, &class, size, mode, "ReadWriteOnce")?).await
     }))
     .await?;
     for user in users {
-        let made = world.pods().create(&PostParams::default(), &user.pod()?).await;
-        made.map_err(told).with_context(|| format!("create pod {}", user.name))?;
+        let made = env.pods().create(&PostParams::default(), &user.pod()?).await;
+        made.map_err(api_error).with_context(|| format!("create pod {}", user.name))?;
     }
-    until_pods(world, users, world.patience.start, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned()))
+    until_pods(env, users, env.timeouts.start, |pod| (!is_ready(pod)).then(|| "is not ready".to_owned()))
         .await
 }
 
-/// Waits until `complaint` has nothing to say about any of the pods, and answers them.
+/// Waits until `complaint` has nothing to say about any of the pods, and returns them.
 pub(crate) async fn until_pods(
-    world: &World<'_>,
+    env: &TestEnv<'_>,
     users: &[User],
     within: Duration,
     complaint: impl Fn(&Pod) -> Option<String>,
 ) -> Result<Vec<Pod>> {
     let names: Vec<&str> = users.iter().map(|user| user.name.as_str()).collect();
-    until_none_complains(world.pods(), "pod", &names, within, complaint).await
+    until_none_complains(env.pods(), "pod", &names, within, complaint).await
 }
 
 pub(crate) fn is_ready(pod: &Pod) -> bool {

@@ -1,4 +1,4 @@
-//! The objects of the stories: what a user would write, as the API takes it.
+//! The objects of the scenarios: what a user would write, as the API takes it.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::sizes::Size;
 use crate::cluster::VOLUME_CHECK;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 
 /// Where the test program answers with its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;
@@ -26,10 +26,10 @@ fn namespace(name: &str) -> Result<Namespace> {
 
 pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
     let made = Api::all(client.clone()).create(&PostParams::default(), &namespace(name)?).await;
-    made.map_err(told).with_context(|| format!("create namespace {name}")).map(drop)
+    made.map_err(api_error).with_context(|| format!("create namespace {name}")).map(drop)
 }
 
-/// How the test program of the main flow is told to look at its volumes.
+/// The arguments of the main flow's test program.
 pub(crate) struct FlowSpec<'a> {
     pub(crate) class: &'a StorageClass,
     pub(crate) size: Size,

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use super::boot::initramfs;
 use super::hypervisor::{Accelerator, Hypervisor};
-use super::machine::{Ending, Vm};
+use super::machine::{ExitReason, Vm};
 use super::spec::VmSpec;
 use crate::cache::Recipe;
 use crate::guest::spec::Mode;
@@ -87,8 +87,8 @@ async fn boots(qemu: &Qemu, kernel: &Kernel, init: &Path, scratch: PathBuf) -> R
     })
     .await?;
     match vm.wait_ended(PROBE_TIME).await? {
-        Ending::Passed => Ok(()),
-        Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!(why),
+        ExitReason::Passed => Ok(()),
+        ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!(why),
     }
 }
 

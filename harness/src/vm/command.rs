@@ -91,7 +91,7 @@ impl Arguments {
 
     fn disk(&mut self, index: usize, disk: &Disk) {
         match disk.mode {
-            DiskMode::Recorded => self.recorded(index, disk),
+            DiskMode::Logged => self.recorded(index, disk),
             DiskMode::Persistent => self.drive(index, disk, ""),
             DiskMode::Scratch => self.drive(index, disk, ",snapshot=on"),
             DiskMode::ReadOnly => self.drive(index, disk, ",readonly=on"),
@@ -157,7 +157,7 @@ mod tests {
             disks: vec![
                 Disk { name: "root".to_owned(), image: "/d/a,b.ext4".into(), mode: DiskMode::Scratch },
                 Disk { name: "data".to_owned(), image: "/d/data.xfs".into(), mode: DiskMode::Persistent },
-                Disk { name: "cut".to_owned(), image: "/d/cut".into(), mode: DiskMode::Recorded },
+                Disk { name: "cut".to_owned(), image: "/d/cut".into(), mode: DiskMode::Logged },
             ],
             network: true,
             forwards: vec![Forward {

@@ -46,7 +46,7 @@ impl Watcher {
     }
 }
 
-/// Firmware clears screens; nobody wants that in a log.
+/// Removes the escape sequences by which firmware clears the screen.
 fn without_escapes(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut characters = line.chars();

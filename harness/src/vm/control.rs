@@ -124,7 +124,7 @@ impl Shared {
     }
 }
 
-/// Hands out responses until the machine ends; whoever still waits then learns that it did.
+/// Passes responses to their callers until the machine ends. Callers that still wait then get an error.
 async fn receive(shared: Arc<Shared>, reader: OwnedReadHalf) {
     let mut lines = BufReader::new(reader).lines();
     while let Ok(Some(line)) = lines.next_line().await {

@@ -29,7 +29,7 @@ const POWER_OFF_TIME: Duration = Duration::from_secs(60);
 /// How many times QEMU may abort before that is the answer.
 const BOOTS: usize = 3;
 /// The console may be behind the report port, and after a fatal line the stack follows.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How far a machine has come.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,12 +40,12 @@ pub enum Phase {
     Started,
     /// A node has done all its steps.
     Ready,
-    Ended(Ending),
+    Ended(ExitReason),
 }
 
 /// How a machine ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Ending {
+pub enum ExitReason {
     Passed,
     /// The guest said so.
     Failed(String),
@@ -100,7 +100,7 @@ impl Vm {
         };
         let (console, report, control) =
             (listen(CONSOLE_SOCKET)?, listen(REPORT_SOCKET)?, listen(CONTROL_SOCKET)?);
-        for disk in spec.disks.iter().filter(|disk| disk.mode == DiskMode::Recorded) {
+        for disk in spec.disks.iter().filter(|disk| disk.mode == DiskMode::Logged) {
             let log = disk.write_log();
             // QEMU fills a file, and makes none.
             std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
@@ -138,8 +138,8 @@ impl Vm {
         ));
         let logs = Logs::new(spec.logs.clone())?;
         let said = logs.times();
-        let last_words = LastWords { fatal, console: Arc::clone(&console_state), qemu_log };
-        tasks.spawn(follow(report, logs, last_words, phase_sender, message_sender));
+        let crash_report = CrashReport { fatal, console: Arc::clone(&console_state), qemu_log };
+        tasks.spawn(follow(report, logs, crash_report, phase_sender, message_sender));
         let (control, responses) = Control::new(control);
         tasks.spawn(responses);
         Ok(Vm {
@@ -184,7 +184,9 @@ impl Vm {
     pub async fn wait_started(&self, timeout: Duration) -> Result<()> {
         let phase = self.wait_phase("did not boot", timeout, |phase| *phase != Phase::Booting).await?;
         match phase {
-            Phase::Ended(Ending::Failed(why) | Ending::Crashed(why)) => anyhow::bail!("{}: {why}", self.name),
+            Phase::Ended(ExitReason::Failed(why) | ExitReason::Crashed(why)) => {
+                anyhow::bail!("{}: {why}", self.name)
+            }
             _ => Ok(()),
         }
     }
@@ -197,8 +199,10 @@ impl Vm {
         let ready = |phase: &Phase| matches!(phase, Phase::Ready | Phase::Ended(_));
         let reached = self.wait_phase("was not ready", timeout, ready).await?;
         match reached {
-            Phase::Ended(Ending::Failed(why) | Ending::Crashed(why)) => anyhow::bail!("{}: {why}", self.name),
-            Phase::Ended(Ending::Passed) => anyhow::bail!("{} was powered off", self.name),
+            Phase::Ended(ExitReason::Failed(why) | ExitReason::Crashed(why)) => {
+                anyhow::bail!("{}: {why}", self.name)
+            }
+            Phase::Ended(ExitReason::Passed) => anyhow::bail!("{} was powered off", self.name),
             _ => Ok(()),
         }
     }
@@ -215,8 +219,8 @@ impl Vm {
             biased;
             enough = enough => enough.map(drop).context("lost track of the machine"),
             ending = self.wait_ended(timeout) => match ending? {
-                Ending::Passed => anyhow::bail!("{} ended before {source} had said {lines} lines", self.name),
-                Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
+                ExitReason::Passed => anyhow::bail!("{} ended before {source} had said {lines} lines", self.name),
+                ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
             },
         }
     }
@@ -231,7 +235,7 @@ impl Vm {
     ///
     /// # Errors
     /// `timeout` passes first.
-    pub async fn wait_ended(&self, timeout: Duration) -> Result<Ending> {
+    pub async fn wait_ended(&self, timeout: Duration) -> Result<ExitReason> {
         let ended = |phase: &Phase| matches!(phase, Phase::Ended(_));
         let ended = self.wait_phase("did not end", timeout, ended).await?;
         match ended {
@@ -242,7 +246,7 @@ impl Vm {
 
     /// Whether QEMU has aborted, which it does for faults of its own.
     async fn has_aborted(&mut self) -> bool {
-        let ended = tokio::time::timeout(LAST_WORDS, self.process.wait()).await;
+        let ended = tokio::time::timeout(FINAL_OUTPUT_TIMEOUT, self.process.wait()).await;
         matches!(ended, Ok(Ok(status)) if is_abort(status))
     }
 
@@ -279,12 +283,12 @@ impl Vm {
         let switched_off = tokio::time::timeout(POWER_OFF_TIME, self.process.wait()).await;
         switched_off.with_context(|| format!("{} was not switched off", self.name))??;
         match ending {
-            Ending::Passed => Ok(()),
-            Ending::Failed(why) | Ending::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
+            ExitReason::Passed => Ok(()),
+            ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
         }
     }
 
-    /// Cuts the power: nothing is flushed, nobody is asked. Persistent disks can be booted again.
+    /// Cuts the power without a flush or a shutdown. Persistent disks can be booted again.
     ///
     /// # Errors
     /// Lost track of the process.
@@ -334,7 +338,7 @@ async fn watch_console(
 }
 
 /// Where the cause of an end without a verdict is found.
-struct LastWords {
+struct CrashReport {
     /// The kernel is done for.
     fatal: mpsc::Receiver<()>,
     console: Arc<Mutex<Watcher>>,
@@ -342,7 +346,7 @@ struct LastWords {
     qemu_log: PathBuf,
 }
 
-impl LastWords {
+impl CrashReport {
     fn cause(&self) -> String {
         let watcher = self.console.lock().unwrap_or_else(PoisonError::into_inner);
         let cause = watcher.fatal().unwrap_or("it ended without a verdict");
@@ -357,20 +361,20 @@ impl LastWords {
 async fn follow(
     stream: UnixStream,
     mut logs: Logs,
-    mut last_words: LastWords,
+    mut crash_report: CrashReport,
     phase: watch::Sender<Phase>,
     messages: mpsc::UnboundedSender<Message>,
 ) {
     let reports = read_reports(stream, &mut logs, &phase, &messages);
     let said = tokio::select! {
         said = reports => said,
-        Some(()) = last_words.fatal.recv() => None,
+        Some(()) = crash_report.fatal.recv() => None,
     };
     let ending = match said {
         Some(ending) => ending,
         None => {
-            tokio::time::sleep(LAST_WORDS).await;
-            Ending::Crashed(last_words.cause())
+            tokio::time::sleep(FINAL_OUTPUT_TIMEOUT).await;
+            ExitReason::Crashed(crash_report.cause())
         }
     };
     phase.send_replace(Phase::Ended(ending));
@@ -382,25 +386,27 @@ async fn read_reports(
     logs: &mut Logs,
     phase: &watch::Sender<Phase>,
     messages: &mpsc::UnboundedSender<Message>,
-) -> Option<Ending> {
+) -> Option<ExitReason> {
     let mut lines = BufReader::new(stream).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         let message = match serde_json::from_str(&line) {
             Ok(message) => message,
             Err(error) => {
-                return Some(Ending::Crashed(format!("the guest said something unknown: {line}: {error}")));
+                return Some(ExitReason::Crashed(format!(
+                    "the guest said something unknown: {line}: {error}"
+                )));
             }
         };
         match message {
             Message::Log { source, line } => {
                 if let Err(error) = logs.line(&source, &line) {
-                    return Some(Ending::Crashed(format!("{error:#}")));
+                    return Some(ExitReason::Crashed(format!("{error:#}")));
                 }
             }
             Message::Verdict(verdict) => {
                 return Some(match verdict {
-                    Verdict::Passed => Ending::Passed,
-                    Verdict::Failed(why) => Ending::Failed(why),
+                    Verdict::Passed => ExitReason::Passed,
+                    Verdict::Failed(why) => ExitReason::Failed(why),
                 });
             }
             message => {
@@ -414,7 +420,7 @@ async fn read_reports(
                     }
                     _ => {}
                 }
-                // Whoever started a node need not listen.
+                // The receiver of messages may be dropped.
                 drop(messages.send(message));
             }
         }

@@ -17,6 +17,6 @@ pub use accelerator::choose;
 pub use boot::{GuestFile, initramfs};
 pub use control::Control;
 pub use hypervisor::{Accelerator, Hypervisor};
-pub use machine::{Ending, Phase, Vm};
+pub use machine::{ExitReason, Phase, Vm};
 pub(crate) use reports::LineTimes;
 pub use spec::{Disk, DiskMode, Forward, VmSpec};

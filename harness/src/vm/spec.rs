@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::hypervisor::Hypervisor;
 
-/// Everything QEMU is told. Starting the same specification again after a power cut is a reboot: disks that
+/// Everything that determines QEMU's arguments. Starting the same specification again after a power cut is a reboot: disks that
 /// are [`DiskMode::Persistent`] are as the cut left them.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -38,8 +38,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Where the writes to a [`DiskMode::Recorded`] disk are kept, beside its image: see
-    /// [`crate::images::write_log`]. Begun anew at each boot.
+    /// Where the writes to a [`DiskMode::Logged`] disk are kept, beside its image: see
+    /// [`crate::images::write_log`]. Truncated at each boot.
     #[must_use]
     pub fn write_log(&self) -> PathBuf {
         let mut path = self.image.clone().into_os_string();
@@ -53,7 +53,7 @@ pub enum DiskMode {
     /// Writes go to the image.
     Persistent,
     /// Writes go to the image, and a copy of each, in order, to [`Disk::write_log`].
-    Recorded,
+    Logged,
     /// Writes are forgotten with the machine; the image can be shared.
     Scratch,
     /// The guest cannot write.

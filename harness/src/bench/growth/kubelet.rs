@@ -11,11 +11,11 @@ use futures::future::try_join_all;
 use super::super::measurement::milliseconds;
 use super::watched::{GROW_TIME, Watched};
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
 use crate::test_env::claims;
 use crate::test_env::containers::{Container, freeze, kill};
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 use crate::test_env::users::User;
 use crate::test_env::workload::Use;
 
@@ -39,26 +39,26 @@ pub(super) fn users() -> Vec<User> {
 }
 
 /// How many milliseconds it took until each volume was seen to have grown.
-pub(super) async fn samples(world: &World<'_>, node: &Node, users: &[User]) -> Result<Vec<f64>> {
+pub(super) async fn samples(env: &TestEnv<'_>, node: &Node, users: &[User]) -> Result<Vec<f64>> {
     let of_all = users.iter().flat_map(|user| {
         let claims = user.claims.iter().map(|(claim, _)| claim.as_str());
         claims.zip(user.volumes()).map(move |(claim, volume)| (user.name.as_str(), claim, volume))
     });
     let all: Vec<(&str, &str, String)> = of_all.collect();
-    let watched = all.iter().map(|(pod, claim, volume)| Watched::start(world, pod, claim, volume));
+    let watched = all.iter().map(|(pod, claim, volume)| Watched::start(env, pod, claim, volume));
     let watched = try_join_all(watched).await?;
-    let drivers = world.live_driver_pods().await?;
+    let drivers = env.live_driver_pods().await?;
     let drivers = drivers.iter().map(|pod| Container::of(pod, DRIVER)).collect::<Result<Vec<_>>>()?;
     for driver in &drivers {
         freeze(node, driver).await?;
     }
     let seen = watched.into_iter().zip(&all).map(async |(watched, (_, claim, _))| {
         let took = watched.grow(GROW_TIME).await?;
-        by_the_kubelet(world, claim).await?;
+        by_the_kubelet(env, claim).await?;
         anyhow::Ok(milliseconds(took))
     });
     let handed_over = async {
-        try_join_all(all.iter().map(|(_, claim, _)| handed_over(world, claim))).await?;
+        try_join_all(all.iter().map(|(_, claim, _)| handed_over(env, claim))).await?;
         for driver in &drivers {
             kill(node, driver).await?;
         }
@@ -69,8 +69,8 @@ pub(super) async fn samples(world: &World<'_>, node: &Node, users: &[User]) -> R
 }
 
 /// Waits until the rest is the kubelet's.
-async fn handed_over(world: &World<'_>, claim: &str) -> Result<()> {
-    let waited = until_one(world.claims(), claim, world.patience.grow, |claim| {
+async fn handed_over(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
         let state = claim.and_then(claims::resize_state);
         State::when(matches!(state, Some(PENDING | IN_PROGRESS)), format!("its resize is {state:?}"))
     });
@@ -78,8 +78,9 @@ async fn handed_over(world: &World<'_>, claim: &str) -> Result<()> {
 }
 
 /// That it was the kubelet: it says so in the claim before it asks the driver.
-async fn by_the_kubelet(world: &World<'_>, claim: &str) -> Result<()> {
-    let now = world.claims().get(claim).await.map_err(told).with_context(|| format!("read claim {claim}"))?;
+async fn by_the_kubelet(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    let now =
+        env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;
     let state = claims::resize_state(&now);
     anyhow::ensure!(state != Some(PENDING), "claim {claim} has grown, and not by the kubelet");
     Ok(())

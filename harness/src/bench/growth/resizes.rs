@@ -1,4 +1,4 @@
-//! What the provisioner says of its attempts to grow volumes. Where claims grow one after the other, the sum of all is told apart.
+//! The provisioner's metrics of resizes. If claims are expanded one after the other, differences of the totals are the single resizes.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use kube::{Api, ResourceExt};
 use tokio::time::sleep;
 
 use crate::cluster::exec::http_get;
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 
 /// Where the manifests have the provisioner serve its metrics.
 const PORT: u16 = 9810;
 const DURATION: &str = "loopfs_provisioner_operation_duration_seconds";
 
-/// The page is made anew once a second at most, and nothing tells of it.
+/// The poll interval: the metrics page is recomputed at most once a second, and nothing announces it.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// From a claim that has grown to a page that says so.
 const TOLD_TIME: Duration = Duration::from_secs(60);
@@ -35,12 +35,12 @@ pub(super) struct Resizes {
 }
 
 impl Provisioner {
-    pub(super) async fn of(world: &World<'_>) -> Result<Provisioner> {
-        let pods = world.live_driver_pods().await?;
+    pub(super) async fn of(env: &TestEnv<'_>) -> Result<Provisioner> {
+        let pods = env.live_driver_pods().await?;
         let [pod] = pods.as_slice() else {
             anyhow::bail!("the driver has {} pods on the only node", pods.len())
         };
-        Ok(Provisioner { pods: world.driver_pods(), pod: pod.name_any() })
+        Ok(Provisioner { pods: env.driver_pods(), pod: pod.name_any() })
     }
 
     pub(super) async fn resizes(&self) -> Result<Resizes> {
@@ -69,8 +69,7 @@ impl Resizes {
     /// The pause before what failed is tried again would be in no figure.
     fn is_one_more(&self, before: &Resizes) -> Result<bool> {
         anyhow::ensure!(self.failed == before.failed, "a resize failed: see the provisioner's log");
-        let more =
-            self.succeeded.checked_sub(before.succeeded).context("the provisioner was started anew")?;
+        let more = self.succeeded.checked_sub(before.succeeded).context("the provisioner was restarted")?;
         anyhow::ensure!(more <= 1, "{more} resizes since the last claim grew");
         Ok(more == 1)
     }

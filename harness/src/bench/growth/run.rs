@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::super::claim::{self, Claim};
 use super::super::cluster::{self, NAMESPACE};
-use super::super::measurement::{Measurements, Part, Row, milliseconds};
+use super::super::measurement::{Environment, Measurements, Row, milliseconds};
 use super::super::outcome::{Args, Outcome};
+use super::super::threshold::{self, Threshold};
 use super::kubelet;
 use super::resizes::Provisioner;
 use super::watched::{GROW_TIME, GROWN, SIZE, Watched};
@@ -15,7 +15,7 @@ use crate::cluster::{Cluster, Node};
 use crate::progress::Step;
 use crate::session::Session;
 use crate::test_env::claims;
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 use crate::test_env::users::{self, User};
 use crate::test_env::workload::Use;
 
@@ -41,8 +41,8 @@ pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outc
     let runs = if args.quick { 5 } else { 20 };
     let part = session.until_cancelled(prepare_and_run(session, args, runs)).await?;
     let measurements = Measurements { parts: vec![part] };
-    let claims = claims(&measurements, volumes(runs));
-    Ok(Outcome { name: "growth", claims, plots: Vec::new(), measurements })
+    let thresholds = thresholds(&measurements, volumes(runs));
+    Ok(Outcome { name: "growth", thresholds, plots: Vec::new(), measurements })
 }
 
 /// What the pod has: as many of each kind.
@@ -50,30 +50,30 @@ fn volumes(runs: usize) -> u64 {
     2 * runs as u64
 }
 
-async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<Part> {
+async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<Environment> {
     let measure = async |cluster: &Cluster, node: &Node| {
-        let mut world = World::in_namespace(session, cluster, NAMESPACE)?;
-        world.patience.start = START_TIME;
-        measure(session, &world, node, runs).await
+        let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
+        env.timeouts.start = START_TIME;
+        measure(session, &env, node, runs).await
     };
     cluster::measured(session, args, "growth", &[], measure).await
 }
 
-async fn measure(session: &Session, world: &World<'_>, node: &Node, runs: usize) -> Result<Vec<Row>> {
+async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize) -> Result<Vec<Row>> {
     let step = session.progress.step(format!("start pods with volumes: {} and a few", volumes(runs)));
     let user = user(runs);
     let alone = kubelet::users();
     let (started, started_alone) =
-        (users::start(world, std::slice::from_ref(&user), SIZE), users::start(world, &alone, SIZE));
+        (users::start(env, std::slice::from_ref(&user), SIZE), users::start(env, &alone, SIZE));
     tokio::try_join!(started, started_alone)?;
     step.done("");
 
     let step = session.progress.step(format!("grow {} volumes, one after the other", volumes(runs)));
-    let mut samples = one_after_the_other(world, &user, &step).await?;
+    let mut samples = one_after_the_other(env, &user, &step).await?;
     step.done("");
 
     let step = session.progress.step("grow volumes that only the kubelet looks at");
-    samples.kubelet = kubelet::samples(world, node, &alone).await?;
+    samples.kubelet = kubelet::samples(env, node, &alone).await?;
     step.done("");
     Ok(samples.rows(volumes(runs)))
 }
@@ -85,16 +85,16 @@ fn user(runs: usize) -> User {
     User { name: "growing".to_owned(), claims: (0..runs).flat_map(both).collect() }
 }
 
-async fn one_after_the_other(world: &World<'_>, user: &User, step: &Step) -> Result<Samples> {
-    let provisioner = Provisioner::of(world).await?;
+async fn one_after_the_other(env: &TestEnv<'_>, user: &User, step: &Step) -> Result<Samples> {
+    let provisioner = Provisioner::of(env).await?;
     let mut resizes = provisioner.resizes().await?;
     let mut samples = Samples::default();
     for ((claim, r#use), volume) in user.claims.iter().zip(user.volumes()) {
         step.note(claim.clone());
-        let watched = Watched::start(world, &user.name, claim, &volume).await?;
+        let watched = Watched::start(env, &user.name, claim, &volume).await?;
         let visible = watched.grow(GROW_TIME).await?;
         // The pod sees it before the claim says so, and only then has the provisioner done its part.
-        claims::has(world, claim, GROWN).await?;
+        claims::has(env, claim, GROWN).await?;
         let since = provisioner.one_more(&resizes).await?;
         let sample = Sample { visible: milliseconds(visible), resize: since.milliseconds_since(&resizes) };
         resizes = since;
@@ -122,18 +122,24 @@ impl Samples {
     }
 }
 
-fn claims(all: &Measurements, volumes: u64) -> Vec<Claim> {
-    let mut claims = Vec::new();
+fn thresholds(all: &Measurements, volumes: u64) -> Vec<Threshold> {
+    let mut thresholds = Vec::new();
     for (kind, what) in [("filesystem", "a mounted volume"), ("block", "a block volume")] {
         let visible = format!("{kind}_patch_to_visible");
         let text =
             format!("{what} grows: the pod sees it within 200 ms, more than which cannot be the driver's");
-        claims.push(claim::no_more(all, &text, (&visible, volumes), 200.0));
+        thresholds.push(threshold::no_more(all, &text, (&visible, volumes), 200.0));
         let text =
             format!("{what} grows: the pod sees it in a tenth of the time that one waits for the kubelet");
-        claims.push(claim::faster(all, &text, (&visible, volumes), 10.0, ("kubelet_sync", kubelet::VOLUMES)));
+        thresholds.push(threshold::faster(
+            all,
+            &text,
+            (&visible, volumes),
+            10.0,
+            ("kubelet_sync", kubelet::VOLUMES),
+        ));
     }
-    claims
+    thresholds
 }
 
 #[cfg(test)]
@@ -144,12 +150,12 @@ mod tests {
     fn measurements(samples: &Samples) -> Measurements {
         let machine =
             Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-        Measurements { parts: vec![Part { place: String::new(), machine, rows: samples.rows(2) }] }
+        Measurements { parts: vec![Environment { place: String::new(), machine, rows: samples.rows(2) }] }
     }
 
     fn held(sample: Sample, kubelet: &[f64]) -> Vec<Option<bool>> {
         let samples = Samples { filesystem: vec![sample], block: vec![sample], kubelet: kubelet.to_vec() };
-        claims(&measurements(&samples), 2).into_iter().map(|claim| claim.holds).collect()
+        thresholds(&measurements(&samples), 2).into_iter().map(|threshold| threshold.is_met).collect()
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::cluster::exec::Speaker;
+use crate::cluster::exec::ExecStream;
 use crate::test_env::claims;
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
 
 pub(super) const SIZE: Size = Size::mebibytes(1);
@@ -17,33 +17,34 @@ pub(super) const GROW_TIME: Duration = Duration::from_secs(300);
 const START_TIME: Duration = Duration::from_secs(60);
 
 pub(super) struct Watched<'a> {
-    world: &'a World<'a>,
+    env: &'a TestEnv<'a>,
     claim: &'a str,
-    program: Speaker,
+    program: ExecStream,
 }
 
 impl<'a> Watched<'a> {
     /// Once this has returned, the program looks at the volume of a claim in a pod.
     pub(super) async fn start(
-        world: &'a World<'a>,
+        env: &'a TestEnv<'a>,
         pod: &str,
         claim: &'a str,
         volume: &str,
     ) -> Result<Watched<'a>> {
-        let mut program = Speaker::start(&world.pods(), pod, &["/volume-check", "grows", volume]).await?;
+        let mut program =
+            ExecStream::start(&env.pods(), pod, &["/volume-check", "watch-size", volume]).await?;
         let line = program.line(START_TIME).await?;
         expect(&line, SIZE).with_context(|| format!("volume {volume} before it grows"))?;
-        Ok(Watched { world, claim, program })
+        Ok(Watched { env, claim, program })
     }
 
-    /// Asks for more, and answers how long it took until the pod saw it.
+    /// Asks for more, and returns how long it took until the pod saw it.
     pub(super) async fn grow(mut self, within: Duration) -> Result<Duration> {
         let begun = Instant::now();
         let seen = async {
             let line = self.program.line(within).await?;
             Ok((line, begun.elapsed()))
         };
-        let ((), (line, took)) = tokio::try_join!(claims::ask(self.world, self.claim, GROWN), seen)?;
+        let ((), (line, took)) = tokio::try_join!(claims::ask(self.env, self.claim, GROWN), seen)?;
         expect(&line, GROWN).with_context(|| format!("claim {} has grown", self.claim))?;
         Ok(took)
     }

@@ -1,4 +1,4 @@
-//! What the API server says of who wrote: the same source for both sides.
+//! The API server's audit log, which counts the writes of both contenders alike.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_secs(60);
 
 /// What the processes that run `programs`, all of which must be running, have resided in at most since they started, in bytes.
 pub(super) async fn peak(node: &Node, programs: &[&str]) -> Result<u64> {
-    // Processes that end meanwhile, and the kernel's own, which have neither, are complained of.
+    // Both commands fail for processes that have ended and for kernel threads, so their exit codes are ignored.
     let text =
         async |script: &str| Ok::<_, anyhow::Error>(node.exec(&["sh", "-c", script], TIME).await?.stdout);
     let links = text("ls -l /proc/[0-9]*/exe").await?;

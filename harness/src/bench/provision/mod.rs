@@ -1,4 +1,4 @@
-//! `bench provision`: many claims at once on a real cluster, beside external-provisioner.
+//! `bench provision`: many concurrent claims on a real cluster, compared with external-provisioner.
 //!
 //! The peer is external-provisioner, and external-resizer, whose work the provisioner does as well, with the CSI controller of this
 //! driver, on the same node, disk and API server: what differs is who turns claims into volumes. Both bind through the same

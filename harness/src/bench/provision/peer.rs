@@ -9,8 +9,8 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-use super::contender::Side;
-use crate::cluster::api_error::told;
+use super::contender::Contender;
+use crate::cluster::api_error::api_error;
 use crate::cluster::pki::Subject;
 use crate::cluster::{Cluster, DATA_DIR, Node, TOOLS_DIR};
 use crate::go_build::{self, GoModule};
@@ -48,7 +48,7 @@ const COMMAND_TIME: Duration = Duration::from_secs(60);
 /// How many requests each sidecar allows itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Limits {
-    /// Five a second, ten at once.
+    /// Five a second, in bursts of ten.
     Default,
     /// More than it ever makes.
     Lifted,
@@ -71,7 +71,7 @@ struct Running<'a> {
     pid: String,
 }
 
-/// Builds the sidecars, or finds them built, and answers what each is called and where it is.
+/// Builds the sidecars, or finds them built, and returns what each is called and where it is.
 pub(super) async fn build(session: &Session) -> Result<[(String, PathBuf); 2]> {
     let directory = go_build::build(session, &SIDECARS).await?;
     Ok([PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name))))
@@ -85,7 +85,7 @@ impl<'a> Peer<'a> {
             "metadata": {"name": CLASS}, "provisioner": DRIVER_NAME, "volumeBindingMode": "WaitForFirstConsumer",
         }))?;
         let made = Api::all(client.clone()).create(&PostParams::default(), &class).await;
-        made.map_err(told).with_context(|| format!("create storage class {CLASS}"))?;
+        made.map_err(api_error).with_context(|| format!("create storage class {CLASS}"))?;
         let control_plane = cluster.control_plane();
         let caller =
             control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })?;
@@ -96,8 +96,8 @@ impl<'a> Peer<'a> {
         Ok(Peer { client, node, driver })
     }
 
-    pub(super) fn side(&self) -> Side<'static> {
-        Side { class: CLASS, user: USER, programs: &PROGRAMS }
+    pub(super) fn contender(&self) -> Contender<'static> {
+        Contender { class: CLASS, user: USER, programs: &PROGRAMS }
     }
 
     /// Starts the sidecars as they are deployed beside the driver of a node.
@@ -122,7 +122,7 @@ impl<'a> Peer<'a> {
         self.driver.stop().await?;
         let classes: Api<StorageClass> = Api::all(self.client.clone());
         let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
-        deleted.map_err(told).with_context(|| format!("delete storage class {CLASS}")).map(drop)
+        deleted.map_err(api_error).with_context(|| format!("delete storage class {CLASS}")).map(drop)
     }
 }
 

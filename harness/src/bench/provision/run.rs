@@ -6,12 +6,12 @@ use anyhow::Result;
 use kube::Client;
 
 use super::super::batch::Batch;
-use super::super::claim::{self, Claim};
 use super::super::cluster::{self, CLASS};
-use super::super::measurement::{Measurements, Part, Row};
+use super::super::measurement::{Environment, Measurements, Row};
 use super::super::outcome::{Args, Outcome};
+use super::super::threshold::{self, Threshold};
 use super::audit_log::AuditLog;
-use super::contender::Side;
+use super::contender::Contender;
 use super::memory;
 use super::peer::{self, Limits, Peer};
 use crate::builds;
@@ -31,12 +31,12 @@ const BIND_TIME: Duration = Duration::from_secs(900);
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct Scale {
     claims: u64,
     rounds: u64,
 }
 
-const OURS: Side<'static> = Side { class: CLASS, user: USER, programs: &PROGRAMS };
+const OURS: Contender<'static> = Contender { class: CLASS, user: USER, programs: &PROGRAMS };
 
 /// What a batch of claims took.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ struct Sample {
     peak_bytes: f64,
 }
 
-/// The samples of each side, round by round.
+/// The samples of each contender, round by round.
 #[derive(Debug, Default)]
 struct Samples {
     ours: Vec<Sample>,
@@ -56,36 +56,36 @@ struct Samples {
 }
 
 pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
-    let extent =
-        if args.quick { Extent { claims: 50, rounds: 2 } } else { Extent { claims: 500, rounds: 1 } };
-    let part = session.until_cancelled(prepare_and_run(session, args, extent)).await?;
+    let scale = if args.quick { Scale { claims: 50, rounds: 2 } } else { Scale { claims: 500, rounds: 1 } };
+    let part = session.until_cancelled(prepare_and_run(session, args, scale)).await?;
     let measurements = Measurements { parts: vec![part] };
-    let claims = claims(&measurements, extent.claims);
-    Ok(Outcome { name: "provision", claims, plots: Vec::new(), measurements })
+    let thresholds = thresholds(&measurements, scale.claims);
+    Ok(Outcome { name: "provision", thresholds, plots: Vec::new(), measurements })
 }
 
-async fn prepare_and_run(session: &Session, args: &Args, extent: Extent) -> Result<Part> {
+async fn prepare_and_run(session: &Session, args: &Args, scale: Scale) -> Result<Environment> {
     let [provisioner, resizer] = peer::build(session).await?;
     let driver = builds::driver_programs(session).await?.csi;
     let tools = [provisioner, resizer, (peer::DRIVER.to_owned(), driver)];
-    let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, extent).await;
+    let measure = async |cluster: &Cluster, node: &Node| measure(session, cluster, node, scale).await;
     let mut part = cluster::measured(session, args, "provision", &tools, measure).await?;
     part.place = format!("{}; peer: {}", part.place, peer::DESCRIPTION);
     Ok(part)
 }
 
-async fn measure(session: &Session, cluster: &Cluster, node: &Node, extent: Extent) -> Result<Vec<Row>> {
+async fn measure(session: &Session, cluster: &Cluster, node: &Node, scale: Scale) -> Result<Vec<Row>> {
     let step = session.progress.step("install the peer");
     let peer = Peer::install(cluster, node).await?;
     step.done("");
 
-    let step =
-        session.progress.step(format!("measure {} claims at once, on each side in turn", extent.claims));
-    let bench = Bench { client: cluster.client(), node, log: AuditLog::of(cluster), claims: extent.claims };
-    let samples = take_turns(&bench, &peer, extent.rounds, &step).await;
+    let step = session
+        .progress
+        .step(format!("measure {} concurrent claims, with each contender in turn", scale.claims));
+    let bench = Bench { client: cluster.client(), node, log: AuditLog::of(cluster), claims: scale.claims };
+    let samples = take_turns(&bench, &peer, scale.rounds, &step).await;
     // Also when that failed.
     peer.save_logs(cluster.control_plane().layout().logs()).await?;
-    let rows = samples?.rows(extent.claims);
+    let rows = samples?.rows(scale.claims);
     peer.remove().await?;
     step.done("");
     Ok(rows)
@@ -99,10 +99,10 @@ async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step
         samples.ours.push(bench.round(OURS, &format!("ours-{round}")).await?);
 
         step.note(format!("round {round} of {rounds}: the peer"));
-        let side = peer.side();
+        let contender = peer.contender();
         let sidecars = peer.start(Limits::Default).await?;
-        let warm_up = bench.warm_up(side, &format!("peer-{round}-first")).await?;
-        let (sample, throttled) = bench.sample(side, &format!("peer-{round}")).await?;
+        let warm_up = bench.warm_up(contender, &format!("peer-{round}-first")).await?;
+        let (sample, throttled) = bench.sample(contender, &format!("peer-{round}")).await?;
         samples.peer.push(sample);
         sidecars.stop().await?;
 
@@ -111,7 +111,7 @@ async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step
         // Its limits would make it the longest part of the run.
         warm_up.remove().await?;
         throttled.remove().await?;
-        samples.unthrottled.push(bench.round(side, &format!("unthrottled-{round}")).await?);
+        samples.unthrottled.push(bench.round(contender, &format!("unthrottled-{round}")).await?);
         sidecars.stop().await?;
     }
     Ok(samples)
@@ -127,27 +127,27 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Provisions, and removes what was provisioned.
-    async fn round(&self, side: Side<'_>, name: &str) -> Result<Sample> {
-        let warm_up = self.warm_up(side, &format!("{name}-first")).await?;
-        let (sample, batch) = self.sample(side, name).await?;
+    async fn round(&self, contender: Contender<'_>, name: &str) -> Result<Sample> {
+        let warm_up = self.warm_up(contender, &format!("{name}-first")).await?;
+        let (sample, batch) = self.sample(contender, name).await?;
         batch.remove().await?;
         warm_up.remove().await?;
         Ok(sample)
     }
 
     /// One claim: once that is bound, the provisioner has started and has its caches.
-    async fn warm_up(&self, side: Side<'_>, name: &str) -> Result<Batch> {
-        let batch = self.batch(side, name, 1);
+    async fn warm_up(&self, contender: Contender<'_>, name: &str) -> Result<Batch> {
+        let batch = self.batch(contender, name, 1);
         batch.bind(WARM_UP_TIME).await?;
         Ok(batch)
     }
 
-    async fn sample(&self, side: Side<'_>, name: &str) -> Result<(Sample, Batch)> {
-        let batch = self.batch(side, name, self.claims);
+    async fn sample(&self, contender: Contender<'_>, name: &str) -> Result<(Sample, Batch)> {
+        let batch = self.batch(contender, name, self.claims);
         let before = self.log.end()?;
         let time = batch.bind(BIND_TIME).await?;
-        let writes = self.log.writes(before, side.user)?;
-        let peak = memory::peak(self.node, side.programs).await?;
+        let writes = self.log.writes(before, contender.user)?;
+        let peak = memory::peak(self.node, contender.programs).await?;
         let claims = self.claims as f64;
         let sample = Sample {
             claims_per_second: claims / time.as_secs_f64(),
@@ -157,11 +157,11 @@ impl Bench<'_> {
         Ok((sample, batch))
     }
 
-    fn batch(&self, side: Side<'_>, name: &str, claims: u64) -> Batch {
+    fn batch(&self, contender: Contender<'_>, name: &str, claims: u64) -> Batch {
         Batch {
             client: self.client.clone(),
             name: name.to_owned(),
-            class: side.class.to_owned(),
+            class: contender.class.to_owned(),
             node: self.node.name().to_owned(),
             claims,
         }
@@ -170,9 +170,9 @@ impl Bench<'_> {
 
 impl Samples {
     fn rows(&self, claims: u64) -> Vec<Row> {
-        let sides = [("", &self.ours), ("peer_", &self.peer), ("unthrottled_peer_", &self.unthrottled)];
+        let contenders = [("", &self.ours), ("peer_", &self.peer), ("unthrottled_peer_", &self.unthrottled)];
         let mut rows = Vec::new();
-        for (prefix, samples) in sides {
+        for (prefix, samples) in contenders {
             let mut row = |name: &str, unit: &str, figure: fn(&Sample) -> f64| {
                 let values = samples.iter().map(figure).collect();
                 rows.extend(Row::of(&format!("{prefix}{name}"), claims, unit, values));
@@ -185,16 +185,16 @@ impl Samples {
     }
 }
 
-fn claims(all: &Measurements, n: u64) -> Vec<Claim> {
+fn thresholds(all: &Measurements, n: u64) -> Vec<Threshold> {
     let (rate, memory) = (("claims_per_second", n), ("rss_bytes", n));
     let text = format!(
-        "{n} claims at once: 3 times the claims per second of external-provisioner as it is deployed"
+        "{n} concurrent claims: 3 times the claims per second of external-provisioner with its default limits"
     );
-    let rate = claim::at_least(all, &text, rate, 3.0, ("peer_claims_per_second", n));
+    let rate = threshold::at_least(all, &text, rate, 3.0, ("peer_claims_per_second", n));
     let text = "memory of provisioner and driver: sidecars and driver take at least 3 times as much";
-    let memory = claim::at_least(all, text, ("peer_rss_bytes", n), 3.0, memory);
+    let memory = threshold::at_least(all, text, ("peer_rss_bytes", n), 3.0, memory);
     let text = "API writes for a claim besides events: at most 3";
-    vec![rate, memory, claim::no_more(all, text, ("api_writes_per_claim", n), 3.0)]
+    vec![rate, memory, threshold::no_more(all, text, ("api_writes_per_claim", n), 3.0)]
 }
 
 #[cfg(test)]
@@ -210,8 +210,11 @@ mod tests {
         let samples = Samples { ours: vec![ours], peer: vec![peer], unthrottled: Vec::new() };
         let machine =
             Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
-        let part = Part { place: String::new(), machine, rows: samples.rows(50) };
-        claims(&Measurements { parts: vec![part] }, 50).into_iter().map(|claim| claim.holds).collect()
+        let part = Environment { place: String::new(), machine, rows: samples.rows(50) };
+        thresholds(&Measurements { parts: vec![part] }, 50)
+            .into_iter()
+            .map(|threshold| threshold.is_met)
+            .collect()
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! to and logs `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running; the other verbs look at
 //! and touch volumes from within a pod, by `kubectl exec`.
 
-mod growth;
-mod keep;
 mod pattern;
+mod pattern_files;
+mod size;
 mod volume;
 
 use std::fs::{self, File, OpenOptions};
@@ -40,13 +40,13 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["watch", rest @ ..] => Watch::parse(rest).and_then(watch),
         ["hold"] => ended_by_signal(|| ()),
-        ["keep", rest @ ..] => keep::keep(rest),
-        ["kept", rest @ ..] => keep::kept(rest),
-        ["grows", volume] => parse_volume(volume).and_then(|volume| growth::tell(&volume)),
+        ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
+        ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
+        ["watch-size", volume] => parse_volume(volume).and_then(|volume| size::watch(&volume)),
         ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
-        ["poke", file, text] => poke(Path::new(file), text),
-        ["peek", file, count] => peek(Path::new(file), count),
+        ["write-at", file, text] => write_at(Path::new(file), text),
+        ["read-at", file, count] => read_at(Path::new(file), count),
         ["read", file] => fs::read_to_string(file).map(|text| print!("{text}")).map_err(|e| named(file, e)),
         _ => Err(USAGE.into()),
     };
@@ -150,7 +150,7 @@ fn watch(watch: Watch) -> Checked {
     })
 }
 
-/// Answers every caller with the latest verdict, so that port forwarding can be seen to work.
+/// Returns every caller with the latest verdict, so that port forwarding can be seen to work.
 fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
     for stream in listener.incoming().flatten() {
         let verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -238,7 +238,7 @@ fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
     expect_equal("mount flags", FsFlags::ST_RDONLY, found - flags)
 }
 
-/// Answers the flags of the mount that a StorageClass or a pod can ask for.
+/// Returns the flags of the mount that a StorageClass or a pod can ask for.
 fn check_size(path: &Path, size: u64) -> Checked<FsFlags> {
     let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
     expect_equal("total bytes", size, stat.blocks() * stat.fragment_size())?;
@@ -283,7 +283,7 @@ fn write(file: &Path, text: &str) -> Checked {
 }
 
 /// Overwrites the beginning of a file or device that exists.
-fn poke(file: &Path, text: &str) -> Checked {
+fn write_at(file: &Path, text: &str) -> Checked {
     let done = OpenOptions::new().write(true).open(file).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         // A device that cannot be written may take data into the page cache all the same.
@@ -293,7 +293,7 @@ fn poke(file: &Path, text: &str) -> Checked {
 }
 
 /// Prints the first bytes of a file or device.
-fn peek(file: &Path, count: &str) -> Checked {
+fn read_at(file: &Path, count: &str) -> Checked {
     let mut bytes = vec![0; count.parse()?];
     let done = File::open(file).and_then(|mut file| file.read_exact(&mut bytes));
     done.map_err(|e| named(&format!("read {}", file.display()), e))?;

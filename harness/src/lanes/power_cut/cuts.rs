@@ -1,4 +1,4 @@
-//! Where the power goes: moments in a log of writes, chosen by the lines that the threads wrote among them.
+//! The moments at which the power is cut: positions in a write log, chosen by the marks that the test's threads wrote into it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 
 use crate::images::write_log::{self, Entry};
 
-/// Begins what the threads say, which is on the disk as well.
-const LINE: &str = "loopfs power cut: ";
-/// The operations that are cut: as a line names them, up to the kind of volume.
+/// The prefix of each mark. Marks are writes to the disk, so the log has them in order.
+const MARK: &str = "loopfs power cut: ";
+/// The operations that are cut, as the marks name them, up to the kind of volume.
 const OPERATIONS: [&str; 13] = [
     "create Filesystem",
     "create Block",
@@ -26,36 +26,38 @@ const OPERATIONS: [&str; 13] = [
     "release",
     "recover",
 ];
-/// A moment at which the power goes, and what the disk makes of it.
+
+/// A simulated power cut: its position in the write log, and which writes survive.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Cut {
-    /// The name of the case.
+    /// The name of the test case.
     pub(super) name: String,
-    /// The write before which it comes.
+    /// The index of the first write after the power cut.
     pub(super) at: usize,
-    /// What was under way, or last done.
-    pub(super) line: String,
-    pub(super) kept: Kept,
+    /// The thread and operation in progress or completed last, as in the mark.
+    pub(super) mark: String,
+    pub(super) surviving: SurvivingWrites,
 }
 
+/// Which writes before a power cut are on the disk after it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Kept {
-    /// What was flushed.
+pub(super) enum SurvivingWrites {
+    /// The writes before the last flush.
     Flushed,
-    /// Of what was not flushed, what chance decides, starting from this number.
-    Some(u64),
-    /// The first so many writes: a disk that lies about a flush.
-    Forgetful(usize),
+    /// The flushed writes, and a random subset of the others with this seed.
+    RandomSubset(u64),
+    /// The first so many writes: a disk that reports a flush that it did not do.
+    LostFlush(usize),
 }
 
-/// What was said in a write, if the write is a line.
-fn line(entry: &Entry) -> Option<&str> {
+/// Returns the text of a mark, or `None` if the entry is no mark.
+fn mark(entry: &Entry) -> Option<&str> {
     let Entry::Write { data, .. } = entry else { return None };
-    let text = data.strip_prefix(LINE.as_bytes())?;
+    let text = data.strip_prefix(MARK.as_bytes())?;
     std::str::from_utf8(text.split(|byte| *byte == b'\n').next()?).ok()
 }
 
-/// From the line that says what is intended to the one that says it is done.
+/// The writes between the mark of an operation's start and the mark of its end.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Span {
     /// `THREAD OPERATION`.
@@ -73,10 +75,10 @@ impl Span {
 fn spans(entries: &[Entry]) -> Vec<Span> {
     let mut intended: HashMap<String, usize> = HashMap::new();
     let mut spans = Vec::new();
-    for (index, line) in entries.iter().enumerate().filter_map(|(index, entry)| Some((index, line(entry)?))) {
-        if let Some((thread, what)) = line.split_once(" intent ") {
+    for (index, mark) in entries.iter().enumerate().filter_map(|(index, entry)| Some((index, mark(entry)?))) {
+        if let Some((thread, what)) = mark.split_once(" intent ") {
             intended.insert(format!("{thread} {what}"), index);
-        } else if let Some((thread, what)) = line.split_once(" done ") {
+        } else if let Some((thread, what)) = mark.split_once(" done ") {
             let what = format!("{thread} {what}");
             if let Some(start) = intended.remove(&what) {
                 spans.push(Span { what, writes: start + 1..index });
@@ -86,10 +88,13 @@ fn spans(entries: &[Entry]) -> Vec<Span> {
     spans
 }
 
-/// For each operation a cut in its middle and one just after it; at the end the disk that forgets.
+/// Returns for each operation a cut in its middle and one just after it, and one cut of a disk that loses a flush.
+///
+/// # Errors
+/// The log does not have every operation.
 pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
     let spans = spans(entries);
-    let mut random = Random(seed);
+    let mut random = Rng(seed);
     let mut cuts = Vec::new();
     for operation in OPERATIONS {
         let of_it: Vec<&Span> = spans.iter().filter(|span| span.is_a(operation)).collect();
@@ -102,22 +107,22 @@ pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
         cuts.push(Cut {
             name: format!("in the middle of {operation}"),
             at: in_it.writes.start + 1 + random.below(in_it.writes.len() - 1),
-            line: in_it.what.clone(),
-            kept: Kept::Some(random.next()),
+            mark: in_it.what.clone(),
+            surviving: SurvivingWrites::RandomSubset(random.next()),
         });
         cuts.push(Cut {
             name: format!("after {operation}"),
             at: after.writes.end + 1,
-            line: after.what.clone(),
-            kept: Kept::Flushed,
+            mark: after.what.clone(),
+            surviving: SurvivingWrites::Flushed,
         });
         if operation == "create Filesystem" {
             let span = of_it.iter().find(with_flush).context("no creation of a volume flushed the disk")?;
             let cut = Cut {
                 name: "a disk that forgets a flush is noticed".to_owned(),
                 at: span.writes.end + 1,
-                line: span.what.clone(),
-                kept: Kept::Forgetful(write_log::flushed(entries, span.writes.start)),
+                mark: span.what.clone(),
+                surviving: SurvivingWrites::LostFlush(write_log::flushed(entries, span.writes.start)),
             };
             cuts.push(cut);
         }
@@ -125,22 +130,23 @@ pub(super) fn cuts(entries: &[Entry], seed: u64) -> Result<Vec<Cut>> {
     Ok(cuts)
 }
 
+/// Writes the surviving writes of a cut to an image.
 pub(super) fn replay(image: &Path, entries: &[Entry], cut: &Cut) -> Result<()> {
     let flushed = write_log::flushed(entries, cut.at);
-    let mut random = Random(if let Kept::Some(seed) = cut.kept { seed } else { 0 });
-    write_log::replay(image, &entries[..cut.at], |index| match cut.kept {
-        // What was said before the cut was said.
-        _ if line(&entries[index]).is_some() => true,
-        Kept::Flushed => index < flushed,
-        Kept::Some(_) => index < flushed || random.below(2) == 0,
-        Kept::Forgetful(kept) => index < kept,
+    let mut random = Rng(if let SurvivingWrites::RandomSubset(seed) = cut.surviving { seed } else { 0 });
+    write_log::replay(image, &entries[..cut.at], |index| match cut.surviving {
+        // Marks survive: the test's threads printed them before the cut.
+        _ if mark(&entries[index]).is_some() => true,
+        SurvivingWrites::Flushed => index < flushed,
+        SurvivingWrites::RandomSubset(_) => index < flushed || random.below(2) == 0,
+        SurvivingWrites::LostFlush(surviving) => index < surviving,
     })
 }
 
-/// Equal seeds make equal choices. (SplitMix64.)
-struct Random(u64);
+/// A random number generator (SplitMix64). Equal seeds make equal choices.
+struct Rng(u64);
 
-impl Random {
+impl Rng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -161,8 +167,8 @@ impl Random {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> Entry {
-        let mut data = format!("{LINE}{text}\n").into_bytes();
+    fn marked(text: &str) -> Entry {
+        let mut data = format!("{MARK}{text}\n").into_bytes();
         data.resize(4096, 0);
         Entry::Write { offset: 0, data }
     }
@@ -176,11 +182,11 @@ mod tests {
         let mut entries = vec![written(0), Entry::Flush];
         for operation in OPERATIONS {
             let rest = if ["release", "recover"].contains(&operation) { "" } else { " t0-1" };
-            entries.push(said(&format!("0 intent {operation}{rest}")));
+            entries.push(marked(&format!("0 intent {operation}{rest}")));
             entries.extend([written(1), Entry::Flush, written(2)]);
-            entries.push(said(&format!("0 done {operation}{rest}")));
+            entries.push(marked(&format!("0 done {operation}{rest}")));
         }
-        entries.push(said("1 intent grow Block t1-1 8192"));
+        entries.push(marked("1 intent grow Block t1-1 8192"));
         entries
     }
 
@@ -200,7 +206,7 @@ mod tests {
         assert_eq!(all, cuts(&log, 7).unwrap());
         assert_eq!(all.len(), 2 * OPERATIONS.len() + 1);
         for span in spans(&log) {
-            let at = |what: &str| all.iter().find(|cut| cut.line == span.what && cut.name.starts_with(what));
+            let at = |what: &str| all.iter().find(|cut| cut.mark == span.what && cut.name.starts_with(what));
             let middle = at("in the middle").unwrap().at;
             assert!(span.writes.start < middle && middle <= span.writes.end, "{middle} {span:?}");
             assert_eq!(at("after").unwrap().at, span.writes.end + 1);
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_kept_and_unflushed_writes_lost() {
+    fn marks_survive_and_unflushed_writes_are_lost() {
         let log = log();
         let cuts = cuts(&log, 7).unwrap();
         let read = |name: &str| {
@@ -220,8 +226,8 @@ mod tests {
         let after = read("after create Filesystem");
         assert_eq!(after[1 << 20], 1, "the second write was not flushed");
         assert!(after.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
-        let forgetful = read("forgets");
-        assert_eq!(forgetful[1 << 20], 0);
-        assert!(forgetful.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
+        let lost_flush = read("forgets");
+        assert_eq!(lost_flush[1 << 20], 0);
+        assert!(lost_flush.starts_with(b"loopfs power cut: 0 done create Filesystem t0-1"));
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use self::cuts::{Cut, Kept, cuts, replay};
+use self::cuts::{Cut, SurvivingWrites, cuts, replay};
 use super::libtest::Run;
 use crate::guest::report::End;
 use crate::guest::spec::{TestBinary, TestsSpec};
@@ -23,8 +23,8 @@ use crate::images::write_log;
 use crate::progress::Step;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
-use crate::test_machine::{HARDENED, Heard, MEMORY_MIB, TestMachine, xfs};
-use crate::vm::{Disk, DiskMode, Ending, GuestFile, Hypervisor};
+use crate::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, xfs};
+use crate::vm::{Disk, DiskMode, ExitReason, GuestFile, Hypervisor};
 
 /// The test target of loopfs that holds both halves.
 pub(super) const TEST: &str = "power_cut";
@@ -88,7 +88,7 @@ async fn cut_and_check(
     std::fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let new = directory.join("new");
     disk::xfs(&new, DISK_MIB).await?;
-    let killed = Disk { name: "work".to_owned(), image: directory.join("work"), mode: DiskMode::Recorded };
+    let killed = Disk { name: "work".to_owned(), image: directory.join("work"), mode: DiskMode::Logged };
     disk::copy(&new, &killed.image)?;
 
     let started = Instant::now();
@@ -127,7 +127,7 @@ async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
     vm.power_cut().await
 }
 
-async fn check(machine: &Machine<'_>, disks: Vec<Disk>, step: &Step) -> Result<Heard> {
+async fn check(machine: &Machine<'_>, disks: Vec<Disk>, step: &Step) -> Result<GuestResults> {
     let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIME)).collect();
     let spec = spec(&disks, binaries);
     machine.with("power-cut-check", disks, spec).run(step).await
@@ -179,13 +179,13 @@ fn mount_point(disk: &str) -> String {
 fn evaluate(
     report: &mut Report,
     suite: &str,
-    Heard { results, ending, .. }: &Heard,
+    GuestResults { results, ending, .. }: &GuestResults,
     cuts: &[Cut],
     directory: &Path,
     (seed, writes): (u64, usize),
 ) {
     let logs = logs(directory, "power-cut-check");
-    let mut unexplained = matches!(ending, Ending::Crashed(_)) || results.len() != cuts.len() + 1;
+    let mut unexplained = matches!(ending, ExitReason::Crashed(_)) || results.len() != cuts.len() + 1;
     let disks = std::iter::once(("work".to_owned(), None))
         .chain(cuts.iter().enumerate().map(|(index, cut)| (format!("cut-{index}"), Some(cut))));
     for (disk, cut) in disks {
@@ -197,15 +197,17 @@ fn evaluate(
         let output = std::fs::read_to_string(logs.join(format!("{disk}.log"))).unwrap_or_default();
         let failure = failure(&output, &result.end);
         let outcome = match (cut, failure) {
-            (Some(Cut { kept: Kept::Forgetful(_), .. }), Some(why)) if why.contains("is lost") => {
+            (Some(Cut { surviving: SurvivingWrites::LostFlush(_), .. }), Some(why))
+                if why.contains("is lost") =>
+            {
                 Outcome::Passed
             }
-            (Some(cut @ Cut { kept: Kept::Forgetful(_), .. }), other) => {
-                Outcome::Failed(format!("{}: a volume was lost, and the check said {other:?}", cut.line))
+            (Some(cut @ Cut { surviving: SurvivingWrites::LostFlush(_), .. }), other) => {
+                Outcome::Failed(format!("{}: a volume was lost, and the check said {other:?}", cut.mark))
             }
             (_, None) => Outcome::Passed,
             (cut, Some(why)) => {
-                let place = cut.map(|cut| format!(" before write {} of {writes}, at {}", cut.at, cut.line));
+                let place = cut.map(|cut| format!(" before write {} of {writes}, at {}", cut.at, cut.mark));
                 Outcome::Failed(format!(
                     "cut{} ({SEED}={seed}, disk {disk}):\n{why}",
                     place.unwrap_or_default()

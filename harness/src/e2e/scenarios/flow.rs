@@ -9,14 +9,14 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
-use crate::cluster::exec::{exec_ok, http_get, last_words};
+use crate::cluster::api_error::api_error;
+use crate::cluster::exec::{exec_ok, http_get, log_tail};
 use crate::cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
-use crate::e2e::breakage::Breakage;
-use crate::e2e::story::{Story, Told};
+use crate::e2e::faults::Fault;
+use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::containers::{Container, freeze, kill};
-use crate::test_env::env::{FOREIGN_NODE, Patience, World};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::create_namespace;
@@ -27,72 +27,76 @@ pub(in crate::e2e) const NAME: &str = "flow";
 const SIZE: Size = Size::mebibytes(1);
 const GROWN: Size = Size::mebibytes(4);
 
-pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>, broken: Option<Breakage>) -> Told {
-    let containers: Vec<&str> = world.driver.containers().collect();
-    story.step("create the StatefulSet with three claims of 1Mi", create(world, broken)).await?;
-    story.step("the claims are bound to volumes of exactly that size", bound(world)).await?;
-    let killed = kill_driver(story, world, "kill the driver while the pod starts", &containers[..1]).await?;
-    story
-        .step("[INIT-PASSED]", verdict(world, "[INIT-PASSED]", "[INIT-FAILED]", world.patience.start))
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    broken: Option<Fault>,
+) -> StepResult {
+    let containers: Vec<&str> = env.driver.containers().collect();
+    scenario.step("create the StatefulSet with three claims of 1Mi", create(env, broken)).await?;
+    scenario.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
+    let killed = kill_driver(scenario, env, "kill the driver while the pod starts", &containers[..1]).await?;
+    scenario
+        .step("[INIT-PASSED]", verdict(env, "[INIT-PASSED]", "[INIT-FAILED]", env.timeouts.start))
         .await?;
     let title = "the node's mounts have the options of the StorageClass";
-    match world.node {
-        Some(node) => story.step(title, mounted_as_asked(world, node)).await?,
-        None => story.skip(title, FOREIGN_NODE),
+    match env.node {
+        Some(node) => scenario.step(title, mounted_as_asked(env, node)).await?,
+        None => scenario.skip(title, FOREIGN_NODE),
     }
-    story.step("exec sees the volume", exec_sees(world, SIZE)).await?;
-    story.step("port-forward reaches the pod", forward_reaches(world, "[INIT-PASSED]")).await?;
-    if world.node.is_some() {
-        story.step("the driver that was killed was started again", killed_and_back(world, &killed)).await?;
+    scenario.step("exec sees the volume", exec_sees(env, SIZE)).await?;
+    scenario.step("port-forward reaches the pod", forward_reaches(env, "[INIT-PASSED]")).await?;
+    if env.node.is_some() {
+        scenario.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
     }
-    if broken == Some(Breakage::Resize) {
-        story.step("freeze the driver, so that nothing grows", freeze_driver(world)).await?;
+    if broken == Some(Fault::Resize) {
+        scenario.step("freeze the driver, so that nothing grows", freeze_driver(env)).await?;
     }
-    story.step("ask for 4Mi", ask_for(world, GROWN)).await?;
+    scenario.step("ask for 4Mi", ask_for(env, GROWN)).await?;
     let killed = match broken {
-        Some(Breakage::Resize) => Vec::new(),
-        _ => kill_driver(story, world, "kill the driver while the claims grow", &containers).await?,
+        Some(Fault::Resize) => Vec::new(),
+        _ => kill_driver(scenario, env, "kill the driver while the claims grow", &containers).await?,
     };
     // A driver that is frozen for long is taken for dead, and started again.
     let within = match broken {
-        Some(Breakage::Resize) => Patience::SHORT.grow,
-        _ => world.patience.grow,
+        Some(Fault::Resize) => Timeouts::SHORT.grow,
+        _ => env.timeouts.grow,
     };
-    story.step("the claims have grown", grown(world, within)).await?;
-    story
-        .step("[RESIZE-PASSED]", verdict(world, "[RESIZE-PASSED]", "[INIT-FAILED]", world.patience.grow))
+    scenario.step("the claims have grown", grown(env, within)).await?;
+    scenario
+        .step("[RESIZE-PASSED]", verdict(env, "[RESIZE-PASSED]", "[INIT-FAILED]", env.timeouts.grow))
         .await?;
-    if world.node.is_some() {
-        story.step("the driver was started again once more", killed_and_back(world, &killed)).await?;
+    if env.node.is_some() {
+        scenario.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
     }
-    story.step("exec sees the grown volume", exec_sees(world, GROWN)).await?;
-    story.step("describe shows what happened to the claims", events(world)).await?;
-    story.step("logs of the driver can be read", driver_logs(world)).await
+    scenario.step("exec sees the grown volume", exec_sees(env, GROWN)).await?;
+    scenario.step("describe shows what happened to the claims", events(env)).await?;
+    scenario.step("logs of the driver can be read", driver_logs(env)).await
 }
 
-async fn create(world: &World<'_>, broken: Option<Breakage>) -> Result<()> {
-    create_namespace(&world.client, &world.namespace).await?;
+async fn create(env: &TestEnv<'_>, broken: Option<Fault>) -> Result<()> {
+    create_namespace(&env.client, &env.namespace).await?;
     let flow = workload::flow(&FlowSpec {
-        class: &world.driver.class,
+        class: &env.driver.class,
         size: SIZE,
         grown: GROWN,
-        honour_read_only: broken != Some(Breakage::Readonly),
+        honour_read_only: broken != Some(Fault::Readonly),
     })?;
-    let created = world.stateful_sets().create(&PostParams::default(), &flow).await;
-    created.map_err(told).context("create the StatefulSet")?;
+    let created = env.stateful_sets().create(&PostParams::default(), &flow).await;
+    created.map_err(api_error).context("create the StatefulSet")?;
     Ok(())
 }
 
-async fn bound(world: &World<'_>) -> Result<()> {
-    until_claims(world, world.patience.start, |claim| {
+async fn bound(env: &TestEnv<'_>) -> Result<()> {
+    until_claims(env, env.timeouts.start, |claim| {
         let status = claim.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("without status");
         (phase != "Bound").then(|| format!("is {phase}"))
     })
     .await?;
-    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
     for name in FLOW_CLAIMS {
-        let claim = world.claims().get(name).await?;
+        let claim = env.claims().get(name).await?;
         let volume = claim.spec.and_then(|spec| spec.volume_name).context("a bound claim names no volume")?;
         let volume = volumes.get(&volume).await?;
         let capacity =
@@ -107,10 +111,10 @@ async fn bound(world: &World<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn verdict(world: &World<'_>, passed: &str, failed: &str, within: std::time::Duration) -> Result<()> {
-    until_logged(&world.pods(), FLOW_POD, None, within, |line| {
+async fn verdict(env: &TestEnv<'_>, passed: &str, failed: &str, within: std::time::Duration) -> Result<()> {
+    until_logged(&env.pods(), FLOW_POD, None, within, |line| {
         if line.starts_with(failed) {
-            State::Hopeless(line.to_owned())
+            State::Failed(line.to_owned())
         } else {
             State::when(line.starts_with(passed), format!("its last line is {line:?}"))
         }
@@ -119,11 +123,11 @@ async fn verdict(world: &World<'_>, passed: &str, failed: &str, within: std::tim
 }
 
 /// Seen on the node, before a container runtime mounts them once more in its own way.
-async fn mounted_as_asked(world: &World<'_>, node: &Node) -> Result<()> {
+async fn mounted_as_asked(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let mounts = volume_mounts(node).await?;
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
     for (target, options) in mounts {
-        for option in world.driver.class.mount_options.iter().flatten() {
+        for option in env.driver.class.mount_options.iter().flatten() {
             anyhow::ensure!(
                 options.contains(option),
                 "{target} has the options {options:?}, without {option}"
@@ -133,30 +137,30 @@ async fn mounted_as_asked(world: &World<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-async fn exec_sees(world: &World<'_>, size: Size) -> Result<()> {
-    let shown = exec_ok(&world.pods(), FLOW_POD, &["/volume-check", "show", "/vol/default"]).await?;
+async fn exec_sees(env: &TestEnv<'_>, size: Size) -> Result<()> {
+    let shown = exec_ok(&env.pods(), FLOW_POD, &["/volume-check", "show", "/vol/default"]).await?;
     let expected = format!("{} bytes", size.bytes());
     anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
     Ok(())
 }
 
-async fn forward_reaches(world: &World<'_>, verdict: &str) -> Result<()> {
-    let answer = http_get(&world.pods(), FLOW_POD, VERDICT_PORT, "/").await?;
+async fn forward_reaches(env: &TestEnv<'_>, verdict: &str) -> Result<()> {
+    let answer = http_get(&env.pods(), FLOW_POD, VERDICT_PORT, "/").await?;
     anyhow::ensure!(answer.ends_with(verdict), "expected {verdict} at the end of {answer:?}");
     Ok(())
 }
 
-async fn ask_for(world: &World<'_>, size: Size) -> Result<()> {
+async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
     for name in FLOW_CLAIMS {
-        claims::ask(world, name, size).await?;
+        claims::ask(env, name, size).await?;
     }
     Ok(())
 }
 
 /// The status says what the request says, and that nothing is left to be done.
-async fn grown(world: &World<'_>, within: std::time::Duration) -> Result<()> {
+async fn grown(env: &TestEnv<'_>, within: std::time::Duration) -> Result<()> {
     let asked = Quantity(GROWN.quantity());
-    until_claims(world, within, |claim| {
+    until_claims(env, within, |claim| {
         let status = claim.status.clone().unwrap_or_default();
         let capacity = status.capacity.unwrap_or_default().remove("storage").unwrap_or_default();
         if capacity != asked {
@@ -173,11 +177,11 @@ async fn grown(world: &World<'_>, within: std::time::Duration) -> Result<()> {
     .await
 }
 
-async fn events(world: &World<'_>) -> Result<()> {
+async fn events(env: &TestEnv<'_>) -> Result<()> {
     for name in FLOW_CLAIMS {
-        let claim = world.claims().get(name).await?;
+        let claim = env.claims().get(name).await?;
         for reasons in [&["ProvisioningSucceeded"], &["Resizing"], growth_events(&claim)] {
-            until_event(&world.client, &claim, reasons, world.patience.start, |_| true).await?;
+            until_event(&env.client, &claim, reasons, env.timeouts.start, |_| true).await?;
         }
     }
     Ok(())
@@ -192,10 +196,10 @@ fn growth_events(claim: &PersistentVolumeClaim) -> &'static [&'static str] {
     }
 }
 
-async fn driver_logs(world: &World<'_>) -> Result<()> {
-    for pod in world.live_driver_pods().await? {
-        for container in world.driver.containers() {
-            let log = last_words(&world.driver_pods(), &pod.name_any(), container, 100).await;
+async fn driver_logs(env: &TestEnv<'_>) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
+        for container in env.driver.containers() {
+            let log = log_tail(&env.driver_pods(), &pod.name_any(), container, 100).await;
             anyhow::ensure!(log.lines().count() > 1, "{container} of {} logged only {log:?}", pod.name_any());
         }
     }
@@ -204,10 +208,10 @@ async fn driver_logs(world: &World<'_>) -> Result<()> {
 
 /// The kills were real: each of these containers has ended by SIGKILL, and another runs in its place. Until the
 /// API says so, what it says of the driver's containers is of the past.
-async fn killed_and_back(world: &World<'_>, killed: &[Container]) -> Result<()> {
+async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> {
     const BY_SIGKILL: i32 = 128 + 9;
-    let scope = watcher::Config::default().labels(world.driver.pod_labels());
-    until(world.driver_pods(), scope, world.patience.start, |pods| {
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until(env.driver_pods(), scope, env.timeouts.start, |pods| {
         let statuses = || pods.values().flat_map(Container::all);
         let back = |killed: &Container| {
             statuses().any(|(_, status)| {
@@ -230,21 +234,21 @@ async fn killed_and_back(world: &World<'_>, killed: &[Container]) -> Result<()> 
     .map(drop)
 }
 
-/// Answers the containers that were killed.
+/// Returns the containers that were killed.
 async fn kill_driver(
-    story: &mut Story<'_>,
-    world: &World<'_>,
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
     title: &str,
     containers: &[&str],
-) -> Told<Vec<Container>> {
-    let Some(node) = world.node else {
-        story.skip(title, FOREIGN_NODE);
+) -> StepResult<Vec<Container>> {
+    let Some(node) = env.node else {
+        scenario.skip(title, FOREIGN_NODE);
         return Ok(Vec::new());
     };
-    story
+    scenario
         .step(title, async {
             let mut killed = Vec::new();
-            for pod in world.live_driver_pods().await? {
+            for pod in env.live_driver_pods().await? {
                 for container in containers {
                     let container = Container::of(&pod, container)?;
                     kill(node, &container).await?;
@@ -256,10 +260,10 @@ async fn kill_driver(
         .await
 }
 
-async fn freeze_driver(world: &World<'_>) -> Result<()> {
-    let node = world.node.context(FOREIGN_NODE)?;
-    for pod in world.live_driver_pods().await? {
-        for container in world.driver.containers() {
+async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
+    let node = env.node.context(FOREIGN_NODE)?;
+    for pod in env.live_driver_pods().await? {
+        for container in env.driver.containers() {
             freeze(node, &Container::of(&pod, container)?).await?;
         }
     }
@@ -268,9 +272,9 @@ async fn freeze_driver(world: &World<'_>) -> Result<()> {
 
 /// Waits until `complaint` has nothing to say about any claim of the flow.
 async fn until_claims(
-    world: &World<'_>,
+    env: &TestEnv<'_>,
     within: std::time::Duration,
     complaint: impl Fn(&PersistentVolumeClaim) -> Option<String>,
 ) -> Result<()> {
-    until_none_complains(world.claims(), "claim", &FLOW_CLAIMS, within, complaint).await.map(drop)
+    until_none_complains(env.claims(), "claim", &FLOW_CLAIMS, within, complaint).await.map(drop)
 }

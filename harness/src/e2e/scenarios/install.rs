@@ -9,35 +9,36 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
-use crate::cluster::exec::last_words;
+use crate::cluster::api_error::api_error;
+use crate::cluster::exec::log_tail;
 use crate::cluster::waiting::{State, until, until_one};
-use crate::e2e::story::{Story, Told};
+use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::containers::{self, Container};
-use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 
 pub(in crate::e2e) const NAME: &str = "install";
 
 /// Enough of a driver's log to hold the reason why it does not serve.
-const LAST_WORDS: i64 = 5;
+const LOG_TAIL_LINES: i64 = 5;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
-    story.step("apply the manifests", world.manifests.apply(&world.client)).await?;
-    story.step("the driver's pods are ready", ready(world)).await?;
-    story.step("every node with a driver pod offers the driver", offered(world)).await?;
-    match world.node {
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
+    scenario.step("apply the manifests", env.manifests.apply(&env.client)).await?;
+    scenario.step("the driver's pods are ready", ready(env)).await?;
+    scenario.step("every node with a driver pod offers the driver", offered(env)).await?;
+    match env.node {
         Some(node) => {
-            story
+            scenario
                 .step(
                     "the provisioner cannot mount, and csi cannot read the kubelet's keys",
-                    confined(world, node),
+                    confined(env, node),
                 )
                 .await
         }
         None => {
-            story.skip("the provisioner cannot mount, and csi cannot read the kubelet's keys", FOREIGN_NODE);
+            scenario
+                .skip("the provisioner cannot mount, and csi cannot read the kubelet's keys", FOREIGN_NODE);
             Ok(())
         }
     }
@@ -50,8 +51,8 @@ const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// What the csi container has of the kubelet's directory. (plugins_registry is mounted elsewhere.)
 const OF_THE_KUBELET: [&str; 2] = ["plugins", "pods"];
 
-async fn confined(world: &World<'_>, node: &Node) -> Result<()> {
-    for pod in world.live_driver_pods().await? {
+async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
         let provisioner = containers::process(node, &Container::of(&pod, "provisioner")?).await?;
         let status = node.output(&["cat", &format!("{provisioner}/status")], TOOL_DEADLINE).await?;
         let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
@@ -71,57 +72,57 @@ async fn confined(world: &World<'_>, node: &Node) -> Result<()> {
 }
 
 /// Waits for the DaemonSet's pods.
-pub(in crate::e2e) async fn ready(world: &World<'_>) -> Result<()> {
-    let name = world.driver.daemon_set();
-    let waited = until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
-        let Some(daemon_set) = daemon_set else { return State::Waiting(format!("no DaemonSet {name}")) };
-        let Some(status) = &daemon_set.status else { return State::Waiting("no status yet".into()) };
+pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
+    let name = env.driver.daemon_set();
+    let waited = until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
+        let Some(daemon_set) = daemon_set else { return State::Pending(format!("no DaemonSet {name}")) };
+        let Some(status) = &daemon_set.status else { return State::Pending("no status yet".into()) };
         let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
         let seen = status.observed_generation >= daemon_set.metadata.generation;
         State::when(seen && wanted > 0 && ready == wanted, format!("{ready} of {wanted} pods are ready"))
     })
     .await;
-    explained(world, waited).await
+    explained(env, waited).await
 }
 
 /// The driver's pods are ready and their nodes offer the driver.
-pub(in crate::e2e) async fn served(world: &World<'_>) -> Result<()> {
-    ready(world).await?;
-    offered(world).await
+pub(in crate::e2e) async fn served(env: &TestEnv<'_>) -> Result<()> {
+    ready(env).await?;
+    offered(env).await
 }
 
-async fn offered(world: &World<'_>) -> Result<()> {
-    let pods = world.live_driver_pods().await?;
+async fn offered(env: &TestEnv<'_>) -> Result<()> {
+    let pods = env.live_driver_pods().await?;
     let nodes: Vec<String> = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
     let scope = watcher::Config::default();
-    let waited = until(Api::all(world.client.clone()), scope, world.patience.start, |csi_nodes| {
-        let offers = |node: &CSINode| node.spec.drivers.iter().any(|driver| driver.name == world.driver.name);
+    let waited = until(Api::all(env.client.clone()), scope, env.timeouts.start, |csi_nodes| {
+        let offers = |node: &CSINode| node.spec.drivers.iter().any(|driver| driver.name == env.driver.name);
         let offering: Vec<String> =
             csi_nodes.values().filter(|node| offers(node)).map(ResourceExt::name_any).collect();
         let missing: Vec<&String> = nodes.iter().filter(|node| !offering.contains(node)).collect();
         State::when(
             missing.is_empty(),
-            format!("the kubelet of {missing:?} has not registered {}", world.driver.name),
+            format!("the kubelet of {missing:?} has not registered {}", env.driver.name),
         )
     })
     .await;
-    explained(world, waited).await
+    explained(env, waited).await
 }
 
 /// A driver that does not serve knows best why: an error ends with what it says.
-async fn explained<T>(world: &World<'_>, waited: Result<T>) -> Result<()> {
+async fn explained<T>(env: &TestEnv<'_>, waited: Result<T>) -> Result<()> {
     match waited {
         Ok(_) => Ok(()),
         Err(error) => {
-            let complaints = complaints(world).await;
+            let complaints = complaints(env).await;
             Err(error.context(format!("the driver does not serve\n{complaints}\nwaited in vain")))
         }
     }
 }
 
 /// The last words of every container of the driver.
-pub(in crate::e2e) async fn complaints(world: &World<'_>) -> String {
-    let pods = match world.live_driver_pods().await {
+pub(in crate::e2e) async fn complaints(env: &TestEnv<'_>) -> String {
+    let pods = match env.live_driver_pods().await {
         Ok(pods) if pods.is_empty() => return "it has no pods".into(),
         Ok(pods) => pods,
         Err(error) => return format!("its pods cannot be listed: {error:#}"),
@@ -129,29 +130,29 @@ pub(in crate::e2e) async fn complaints(world: &World<'_>) -> String {
     let mut words = Vec::new();
     for pod in &pods {
         let name = pod.name_any();
-        for container in world.driver.containers() {
-            let log = last_words(&world.driver_pods(), &name, container, LAST_WORDS).await;
+        for container in env.driver.containers() {
+            let log = log_tail(&env.driver_pods(), &name, container, LOG_TAIL_LINES).await;
             words.push(format!("{container} of {name} says:\n{}", log.trim_end()));
         }
     }
     words.join("\n")
 }
 
-/// Whether somebody has installed the driver already.
-pub(in crate::e2e) async fn is_installed(world: &World<'_>) -> Result<bool> {
-    let found = world.daemon_sets().get_opt(world.driver.daemon_set()).await.map_err(told);
+/// Returns `true` if the driver is installed already.
+pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
+    let found = env.daemon_sets().get_opt(env.driver.daemon_set()).await.map_err(api_error);
     found.context("look for the driver").map(|found| found.is_some())
 }
 
 /// Takes the driver's pods away and waits until they are gone; applying the manifests brings them back.
-pub(in crate::e2e) async fn stop(world: &World<'_>) -> Result<()> {
-    let name = world.driver.daemon_set();
-    match world.daemon_sets().delete(name, &DeleteParams::background()).await {
+pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
+    let name = env.driver.daemon_set();
+    match env.daemon_sets().delete(name, &DeleteParams::background()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
-        result => drop(result.map_err(told).with_context(|| format!("delete DaemonSet {name}"))?),
+        result => drop(result.map_err(api_error).with_context(|| format!("delete DaemonSet {name}"))?),
     }
-    let scope = watcher::Config::default().labels(world.driver.pod_labels());
-    until(world.driver_pods(), scope, world.patience.end, |pods| {
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    until(env.driver_pods(), scope, env.timeouts.end, |pods| {
         State::when(pods.is_empty(), format!("{:?} still exist", pods.keys().collect::<Vec<_>>()))
     })
     .await
@@ -160,20 +161,20 @@ pub(in crate::e2e) async fn stop(world: &World<'_>) -> Result<()> {
 }
 
 /// Takes all of the driver out of the cluster.
-pub(in crate::e2e) async fn remove(world: &World<'_>) -> Result<()> {
-    stop(world).await?;
-    world.manifests.delete(&world.client).await
+pub(in crate::e2e) async fn remove(env: &TestEnv<'_>) -> Result<()> {
+    stop(env).await?;
+    env.manifests.delete(&env.client).await
 }
 
 /// Waits until the driver's pods of that many nodes are ready, and their kubelets have registered the driver.
-pub(super) async fn serves(world: &World<'_>, nodes: i32) -> Result<()> {
-    let name = world.driver.daemon_set();
-    until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
+pub(super) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
+    let name = env.driver.daemon_set();
+    until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
         let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
         let (wanted, ready) =
             status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
         State::when(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
     })
     .await?;
-    served(world).await
+    served(env).await
 }

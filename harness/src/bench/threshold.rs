@@ -1,27 +1,33 @@
-//! What is claimed of the figures, and whether they say so.
+//! Thresholds for the results of a benchmark, and whether the measurements meet them.
 
 use super::measurement::Measurements;
 
-/// A claim, held against the figures.
+/// A threshold, compared with the measurements.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Claim {
+pub(super) struct Threshold {
     pub(super) text: String,
-    /// None where a figure it needs was not measured.
-    pub(super) holds: Option<bool>,
-    /// The figures it was decided by.
+    /// `None` if a value that it needs was not measured.
+    pub(super) is_met: Option<bool>,
+    /// The values that decided it.
     pub(super) figures: String,
 }
 
-/// A name, and how many of what it may depend on.
+/// The name of a row and its count `n`.
 pub(super) type Figure<'a> = (&'a str, u64);
 
-/// `ours` takes at most `factor` times as long as `other`.
-pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
+/// Requires that `ours` takes at most `factor` times as long as `other`.
+pub(super) fn at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Threshold {
     compare(all, Measurements::median, text, ours, other, up_to(factor))
 }
 
-/// The slowest hundredth of `ours` takes at most `factor` times as long as that of `other`.
-pub(super) fn p99_at_most(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
+/// Requires that the 99th percentile of `ours` is at most `factor` times that of `other`.
+pub(super) fn p99_at_most(
+    all: &Measurements,
+    text: &str,
+    ours: Figure,
+    factor: f64,
+    other: Figure,
+) -> Threshold {
     compare(all, Measurements::p99, text, ours, other, up_to(factor))
 }
 
@@ -29,35 +35,41 @@ fn up_to(factor: f64) -> impl Fn(f64) -> (bool, String) {
     move |ratio| (ratio <= factor, format!("{ratio:.2} times; at most {factor} is claimed"))
 }
 
-/// `ours` is at least `factor` times as fast as `other`.
-pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Claim {
+/// Requires that `ours` is at least `factor` times as fast as `other`.
+pub(super) fn faster(all: &Measurements, text: &str, ours: Figure, factor: f64, other: Figure) -> Threshold {
     compare(all, Measurements::median, text, ours, other, |ratio| {
         let gain = 1.0 / ratio;
         (gain >= factor, format!("{gain:.0} times as fast; at least {factor} is claimed"))
     })
 }
 
-/// `much` is at least `factor` times `little`.
-pub(super) fn at_least(all: &Measurements, text: &str, much: Figure, factor: f64, little: Figure) -> Claim {
+/// Requires that `much` is at least `factor` times `little`.
+pub(super) fn at_least(
+    all: &Measurements,
+    text: &str,
+    much: Figure,
+    factor: f64,
+    little: Figure,
+) -> Threshold {
     compare(all, Measurements::median, text, much, little, |ratio| {
         (ratio >= factor, format!("{ratio:.1} times; at least {factor} is claimed"))
     })
 }
 
-/// `ours` is at most `bound`.
-pub(super) fn no_more(all: &Measurements, text: &str, ours: Figure, bound: f64) -> Claim {
+/// Requires that `ours` is at most `bound`.
+pub(super) fn no_more(all: &Measurements, text: &str, ours: Figure, bound: f64) -> Threshold {
     let (name, n) = ours;
-    let (holds, figures) = match all.median(name, n) {
+    let (is_met, figures) = match all.median(name, n) {
         Some(median) => {
             (Some(median <= bound), format!("{name}({n}) {median:.2}: at most {bound} is claimed"))
         }
         None => (None, format!("{name} was not measured with {n}")),
     };
-    Claim { text: text.to_owned(), holds, figures }
+    Threshold { text: text.to_owned(), is_met, figures }
 }
 
-/// `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
-pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> Claim {
+/// Requires that `name` takes about as long with any count: the slowest at most `factor` times as long as the fastest.
+pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> Threshold {
     let medians = || all.counts(name).into_iter().filter_map(|n| Some((n, all.median(name, n)?)));
     let slowest = medians().max_by(|a, b| a.1.total_cmp(&b.1));
     let fastest = medians().min_by(|a, b| a.1.total_cmp(&b.1));
@@ -65,7 +77,7 @@ pub(super) fn flat(all: &Measurements, text: &str, name: &str, factor: f64) -> C
         (Some(slowest), Some(fastest)) if medians().count() > 1 => {
             at_most(all, text, (name, slowest.0), factor, (name, fastest.0))
         }
-        _ => Claim { text: text.to_owned(), holds: None, figures: format!("{name} was not measured") },
+        _ => Threshold { text: text.to_owned(), is_met: None, figures: format!("{name} was not measured") },
     }
 }
 
@@ -76,23 +88,23 @@ fn compare(
     ours: Figure,
     other: Figure,
     judge: impl Fn(f64) -> (bool, String),
-) -> Claim {
+) -> Threshold {
     let text = text.to_owned();
     let value = |(name, n): Figure| figure(all, name, n).ok_or(format!("{name} was not measured with {n}"));
     match (value(ours), value(other)) {
         (Ok(our_value), Ok(other_value)) => {
-            let (holds, verdict) = judge(our_value / other_value);
+            let (is_met, verdict) = judge(our_value / other_value);
             let shown = |(name, n): Figure, value: f64| format!("{name}({n}) {value:.1}");
             let figures = format!("{}, {}: {verdict}", shown(ours, our_value), shown(other, other_value));
-            Claim { text, holds: Some(holds), figures }
+            Threshold { text, is_met: Some(is_met), figures }
         }
-        (Err(missing), _) | (_, Err(missing)) => Claim { text, holds: None, figures: missing },
+        (Err(missing), _) | (_, Err(missing)) => Threshold { text, is_met: None, figures: missing },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::measurement::{Machine, Part, Row};
+    use super::super::measurement::{Environment, Machine, Row};
     use super::*;
 
     fn figures(rows: &[(&str, u64, f64)]) -> Measurements {
@@ -107,15 +119,15 @@ mod tests {
         let machine =
             Machine { cpu: String::new(), cpus: 1, kernel: String::new(), file_system: String::new() };
         let rows = rows.iter().map(row).collect();
-        Measurements { parts: vec![Part { place: String::new(), machine, rows }] }
+        Measurements { parts: vec![Environment { place: String::new(), machine, rows }] }
     }
 
     #[test]
     fn a_ratio_is_allowed_up_to_its_bound() {
         let all = figures(&[("floor", 10, 100.0), ("ours", 10, 130.0), ("slow", 10, 131.0)]);
-        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("floor", 10)).holds, Some(true));
+        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("floor", 10)).is_met, Some(true));
         let beyond = at_most(&all, "", ("slow", 10), 1.3, ("floor", 10));
-        assert_eq!(beyond.holds, Some(false));
+        assert_eq!(beyond.is_met, Some(false));
         assert_eq!(beyond.figures, "slow(10) 131.0, floor(10) 100.0: 1.31 times; at most 1.3 is claimed");
     }
 
@@ -123,38 +135,38 @@ mod tests {
     fn slowest_are_compared_with_slowest() {
         let mut all = figures(&[("idle", 10, 10.0), ("busy", 10, 10.0)]);
         all.parts[0].rows[1].p99 = 20.0;
-        assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).holds, Some(true));
-        assert_eq!(p99_at_most(&all, "", ("busy", 10), 1.9, ("idle", 10)).holds, Some(false));
+        assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).is_met, Some(true));
+        assert_eq!(p99_at_most(&all, "", ("busy", 10), 1.9, ("idle", 10)).is_met, Some(false));
     }
 
     #[test]
     fn a_gain_is_asked_from_its_bound_on() {
         let all = figures(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
-        assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).holds, Some(true));
-        assert_eq!(faster(&all, "", ("ours", 4000), 21.0, ("theirs", 4000)).holds, Some(false));
+        assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).is_met, Some(true));
+        assert_eq!(faster(&all, "", ("ours", 4000), 21.0, ("theirs", 4000)).is_met, Some(false));
     }
 
     #[test]
     fn flat_compares_the_slowest_with_the_fastest_whatever_their_counts() {
         let all = figures(&[("ours", 10, 12.0), ("ours", 1000, 10.0), ("ours", 4000, 14.0)]);
-        assert_eq!(flat(&all, "", "ours", 1.4).holds, Some(true));
-        assert_eq!(flat(&all, "", "ours", 1.3).holds, Some(false));
+        assert_eq!(flat(&all, "", "ours", 1.4).is_met, Some(true));
+        assert_eq!(flat(&all, "", "ours", 1.3).is_met, Some(false));
     }
 
     #[test]
     fn much_is_asked_from_its_bound_on_and_a_bound_is_allowed() {
         let all = figures(&[("ours", 50, 15.0), ("theirs", 50, 5.0)]);
-        assert_eq!(at_least(&all, "", ("ours", 50), 3.0, ("theirs", 50)).holds, Some(true));
-        assert_eq!(at_least(&all, "", ("ours", 50), 3.1, ("theirs", 50)).holds, Some(false));
-        assert_eq!(no_more(&all, "", ("theirs", 50), 5.0).holds, Some(true));
-        assert_eq!(no_more(&all, "", ("theirs", 50), 4.9).holds, Some(false));
-        assert_eq!(no_more(&all, "", ("theirs", 500), 4.9).holds, None);
+        assert_eq!(at_least(&all, "", ("ours", 50), 3.0, ("theirs", 50)).is_met, Some(true));
+        assert_eq!(at_least(&all, "", ("ours", 50), 3.1, ("theirs", 50)).is_met, Some(false));
+        assert_eq!(no_more(&all, "", ("theirs", 50), 5.0).is_met, Some(true));
+        assert_eq!(no_more(&all, "", ("theirs", 50), 4.9).is_met, Some(false));
+        assert_eq!(no_more(&all, "", ("theirs", 500), 4.9).is_met, None);
     }
 
     #[test]
     fn what_was_not_measured_neither_holds_nor_fails() {
         let all = figures(&[("ours", 10, 12.0)]);
-        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("losetup", 10)).holds, None);
-        assert_eq!(flat(&all, "", "ours", 1.3).holds, None, "one count shows no growth");
+        assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("losetup", 10)).is_met, None);
+        assert_eq!(flat(&all, "", "ours", 1.3).is_met, None, "one count shows no growth");
     }
 }

@@ -1,4 +1,4 @@
-//! Data that a volume must keep: `keep` writes it, and `kept` says whether it is still what was written.
+//! Data that a volume must preserve: `write-pattern` writes it, and `verify-pattern` checks that it is unchanged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -10,8 +10,8 @@ use crate::volume::{Checked, Volume, named, parse_volume};
 /// In a Filesystem volume; a block volume is filled.
 const FILE_SIZE: u64 = 64 * 1024;
 
-/// Writes to each volume, and returns when the data would survive a power cut; unless that is not asked for.
-pub(crate) fn keep(words: &[&str]) -> Checked {
+/// Writes the pattern of each volume. Returns when the data survives a power cut, unless `--unsynced` is given.
+pub(crate) fn write_all(words: &[&str]) -> Checked {
     let (synced, words) = match words {
         ["--unsynced", words @ ..] => (false, words),
         words => (true, words),
@@ -23,8 +23,8 @@ pub(crate) fn keep(words: &[&str]) -> Checked {
     Ok(())
 }
 
-/// Looks at all of them before it complains of any.
-pub(crate) fn kept(words: &[&str]) -> Checked {
+/// Checks all volumes, and returns one error that names each volume with other data.
+pub(crate) fn verify_all(words: &[&str]) -> Checked {
     let complaints: Vec<String> = volumes(words)?
         .iter()
         .filter_map(|volume| {
@@ -108,23 +108,23 @@ mod tests {
         let words = [("writable", "a"), ("writable", "b"), ("block", "device")]
             .map(|(kind, name)| format!("{kind}:{}", path(name).display()));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let reason = kept(&words).unwrap_err().to_string();
+        let reason = verify_all(&words).unwrap_err().to_string();
         assert_eq!(reason.matches("what is in ").count(), 3, "{reason}");
 
-        keep(&words).unwrap();
-        kept(&words).unwrap();
+        write_all(&words).unwrap();
+        verify_all(&words).unwrap();
         let mut device = fs::read(path("device")).unwrap();
         device[8191] ^= 1;
         fs::write(path("device"), device).unwrap();
-        let reason = kept(&words).unwrap_err().to_string();
+        let reason = verify_all(&words).unwrap_err().to_string();
         assert!(reason.contains("device") && !reason.contains("/a"), "{reason}");
 
-        keep(&words).unwrap();
+        write_all(&words).unwrap();
         fs::rename(path("a"), path("c")).unwrap();
         fs::rename(path("b"), path("a")).unwrap();
         fs::rename(path("c"), path("b")).unwrap();
-        let reason = kept(&words).unwrap_err().to_string();
+        let reason = verify_all(&words).unwrap_err().to_string();
         assert_eq!(reason.matches("what is in ").count(), 2, "{reason}");
-        assert!(keep(&[]).is_err() && kept(&[]).is_err());
+        assert!(write_all(&[]).is_err() && verify_all(&[]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What is checked, one story per file, in the order in which they are told.
+//! The end-to-end scenarios, one per file. `catalogue.rs` has their order.
 
 pub(super) mod bad_claims;
 pub(super) mod clones;

@@ -1,4 +1,4 @@
-//! What every story works with: the cluster, the driver as its manifests describe it, and patience.
+//! The test environment of every scenario: the cluster, the driver as its manifests describe it, and the timeouts.
 
 use std::time::Duration;
 
@@ -10,49 +10,49 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
 use super::manifests::Manifests;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::{Cluster, Node};
 use crate::session::Session;
 
 /// The cluster under test and the driver in it.
-pub(crate) struct World<'a> {
+pub(crate) struct TestEnv<'a> {
     pub(crate) client: Client,
-    /// The cluster, where it is one of ours: what is done to its control plane.
+    /// The cluster, if it is the harness's own, for faults of its control plane.
     pub(crate) cluster: Option<&'a Cluster>,
-    /// The node, where it is one of ours: what is asked of it that Kubernetes has no words for.
+    /// The node, if it is the harness's own, for what the Kubernetes API does not show.
     pub(crate) node: Option<&'a Node>,
     pub(crate) manifests: Manifests,
     pub(crate) driver: Driver,
-    /// The namespace of the claims and pods of the stories.
+    /// The namespace of the claims and pods of the scenarios.
     pub(crate) namespace: String,
-    pub(crate) patience: Patience,
+    pub(crate) timeouts: Timeouts,
 }
 
-/// Why a step that needs the node itself is left out.
-pub(crate) const FOREIGN_NODE: &str = "the node is not ours: only Kubernetes' own API reaches it";
+/// The reason why a step that needs the node itself is skipped.
+pub(crate) const FOREIGN_NODE: &str = "the node is not the harness's own: only the Kubernetes API reaches it";
 
-/// How long the cluster is given. Everything is awaited, so this is only spent when something is wrong.
+/// Timeouts of waits for the cluster. Every wait ends with its condition, so a timeout is reached only on failure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    /// Driver pods that start, claims that are bound, pods that run.
+pub(crate) struct Timeouts {
+    /// Until driver pods are ready, claims are bound, pods run.
     pub(crate) start: Duration,
-    /// A claim that grows. Where the driver is away, a block volume waits for the kubelet, which looks at its
-    /// size once in its sync period: a minute, and up to half of it more.
+    /// Until a claim is expanded. Without the driver, a block volume waits for the kubelet, which checks its size once in its sync
+    /// period: a minute, and up to half a minute more.
     pub(crate) grow: Duration,
-    /// Pods that end and volumes that go.
+    /// Until pods and volumes are deleted.
     pub(crate) end: Duration,
 }
 
-impl Patience {
-    /// For runs whose result is wanted: an emulated machine that is also building something is slow.
-    pub(crate) const FULL: Patience = Patience {
+impl Timeouts {
+    /// For runs that should pass. An emulated machine on a host that is building something is slow.
+    pub(crate) const FULL: Timeouts = Timeouts {
         start: Duration::from_secs(180),
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
-    /// For what is broken on purpose, where waiting longer would change nothing.
-    pub(crate) const SHORT: Patience =
-        Patience { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
+    /// For runs with a fault, where waiting longer would change nothing.
+    pub(crate) const SHORT: Timeouts =
+        Timeouts { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
 }
 
 /// The driver, read from its manifests.
@@ -101,26 +101,26 @@ impl Driver {
     }
 }
 
-impl<'a> World<'a> {
+impl<'a> TestEnv<'a> {
     pub(crate) fn new(
         manifests: Manifests,
         client: Client,
         cluster: Option<&'a Cluster>,
         namespace: &str,
-    ) -> Result<World<'a>> {
+    ) -> Result<TestEnv<'a>> {
         let driver = Driver::of(&manifests)?;
         let node = cluster.and_then(|cluster| cluster.nodes().first());
         let namespace = namespace.to_owned();
-        Ok(World { client, cluster, node, manifests, driver, namespace, patience: Patience::FULL })
+        Ok(TestEnv { client, cluster, node, manifests, driver, namespace, timeouts: Timeouts::FULL })
     }
 
-    /// What stories work with, for those who measure on a cluster what they do in a namespace.
+    /// Returns the environment of a benchmark, which works in a namespace of its own.
     pub(crate) fn in_namespace(
         session: &Session,
         cluster: &'a Cluster,
         namespace: &str,
-    ) -> Result<World<'a>> {
-        World::new(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster), namespace)
+    ) -> Result<TestEnv<'a>> {
+        TestEnv::new(Manifests::of_driver(session)?, cluster.client().clone(), Some(cluster), namespace)
     }
 
     pub(crate) fn stateful_sets(&self) -> Api<StatefulSet> {
@@ -143,11 +143,11 @@ impl<'a> World<'a> {
         Api::namespaced(self.client.clone(), &self.driver.namespace)
     }
 
-    /// The driver's pods that are not on their way out.
+    /// Returns the driver's pods that are not being deleted.
     pub(crate) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
         let selected = ListParams::default().labels(self.driver.pod_labels());
         let pods =
-            self.driver_pods().list(&selected).await.map_err(told).context("list the driver's pods")?;
+            self.driver_pods().list(&selected).await.map_err(api_error).context("list the driver's pods")?;
         Ok(pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
     }
 }

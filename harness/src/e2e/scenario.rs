@@ -1,4 +1,4 @@
-//! A story is a list of steps that build on each other: the first that fails ends it.
+//! A scenario is a list of steps that build on each other. The first step that fails ends the scenario.
 
 use std::time::{Duration, Instant};
 
@@ -8,41 +8,45 @@ use serde::Deserialize;
 use crate::report::{Outcome, Report};
 use crate::session::Session;
 
-/// One story being told; its steps go into the report as they happen.
-pub(super) struct Story<'a> {
+/// A running scenario, which adds its steps to the report.
+pub(super) struct Scenario<'a> {
     session: &'a Session,
     report: &'a mut Report,
     name: &'static str,
     shown: bool,
 }
 
-/// A step failed; the report has the reason.
+/// The error of a scenario whose step failed. The report has the reason.
 #[derive(Debug)]
-pub(super) struct StoryFailed;
+pub(super) struct ScenarioFailed;
 
-/// What a story comes to.
-pub(super) type Told<T = ()> = Result<T, StoryFailed>;
+/// The result of a step or of a scenario.
+pub(super) type StepResult<T = ()> = Result<T, ScenarioFailed>;
 
-impl<'a> Story<'a> {
-    pub(super) fn begin(session: &'a Session, report: &'a mut Report, name: &'static str) -> Story<'a> {
-        Story { session, report, name, shown: true }
+impl<'a> Scenario<'a> {
+    pub(super) fn begin(session: &'a Session, report: &'a mut Report, name: &'static str) -> Scenario<'a> {
+        Scenario { session, report, name, shown: true }
     }
 
-    /// A story whose steps only go into the report: one that fails on purpose would frighten onlookers.
-    pub(super) fn begin_unseen(
+    /// Begins a scenario without progress lines, for runs that have to fail.
+    pub(super) fn begin_hidden(
         session: &'a Session,
         report: &'a mut Report,
         name: &'static str,
-    ) -> Story<'a> {
-        Story { session, report, name, shown: false }
+    ) -> Scenario<'a> {
+        Scenario { session, report, name, shown: false }
     }
 
     pub(super) fn session(&self) -> &'a Session {
         self.session
     }
 
-    /// Does one step. A step that fails, or that is stopped by Ctrl-C, ends the story.
-    pub(super) async fn step<T>(&mut self, title: &str, work: impl Future<Output = Result<T>>) -> Told<T> {
+    /// Runs one step and adds it to the report. A step that fails or is stopped by Ctrl-C ends the scenario.
+    pub(super) async fn step<T>(
+        &mut self,
+        title: &str,
+        work: impl Future<Output = Result<T>>,
+    ) -> StepResult<T> {
         let shown = self.shown.then(|| self.session.progress.step(format!("{}: {title}", self.name)));
         let started = Instant::now();
         let result = self.session.until_cancelled(work).await;
@@ -58,8 +62,8 @@ impl<'a> Story<'a> {
                 if let Some(step) = shown {
                     step.failed(format!("{error:#}"));
                 }
-                self.report.push(self.name, "the rest of this story", Outcome::NotRun, Duration::ZERO);
-                Err(StoryFailed)
+                self.report.push(self.name, "remaining steps", Outcome::NotRun, Duration::ZERO);
+                Err(ScenarioFailed)
             }
         }
     }
@@ -70,7 +74,7 @@ impl<'a> Story<'a> {
     }
 }
 
-/// A case of a report as the background process hands it over.
+/// A case of a report, as the background process prints it.
 #[derive(Debug, Deserialize)]
 pub(super) struct HandedOver {
     suite: String,
@@ -81,7 +85,7 @@ pub(super) struct HandedOver {
     seconds: f64,
 }
 
-/// The report that a background process made.
+/// Builds the report from the cases of the background process.
 pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
     let mut report = Report::new();
     for case in cases {
@@ -89,7 +93,7 @@ pub(super) fn report_of(cases: Vec<HandedOver>) -> Report {
             "passed" => Outcome::Passed,
             "skipped" => Outcome::Skipped(case.message),
             "not-run" => Outcome::NotRun,
-            // Whatever else it says, it does not say that it passed.
+            // An unknown outcome must not count as passed.
             _ => Outcome::Failed(case.message),
         };
         report.push(&case.suite, &case.name, outcome, Duration::from_secs_f64(case.seconds));

@@ -1,5 +1,5 @@
-//! The driver on nodes that are objects only, which nobody answers for: so there is no virtual machine, and what Kubernetes does
-//! without a kubelet is seen in seconds.
+//! Fake nodes: Node objects without a kubelet or a virtual machine, on which the driver is installed. What Kubernetes does without a
+//! kubelet takes seconds there.
 //!
 //! The provisioner's live tests know these nodes, and have on each no rights but those of the manifests.
 
@@ -15,9 +15,9 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
 use crate::cache;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until};
-use crate::cluster::{ClusterSpec, ControlPlane, Durability, Purpose};
+use crate::cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability};
 use crate::process::Program;
 use crate::rust_build::{self, Profile};
 use crate::session::Session;
@@ -44,17 +44,17 @@ pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 /// `run` do what it wants with the tests as a program that finds all that, and ends the control plane.
 pub(crate) async fn with_live_tests<T>(
     session: &Session,
-    purpose: Purpose,
+    profile: ClusterProfile,
     kubernetes_bin: Option<&Path>,
     logs: &Path,
     run: impl AsyncFnOnce(Program, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
     let manifests = Manifests::of_driver(session)?;
-    let profile = match purpose {
-        Purpose::Use => Profile::Debug,
-        Purpose::Figures => Profile::Release,
+    let build = match profile {
+        ClusterProfile::Default => Profile::Debug,
+        ClusterProfile::Benchmark => Profile::Release,
     };
-    let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, profile).await?;
+    let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
     // An earlier run's would be read as this one's.
     cache::remove_dir(logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
@@ -63,11 +63,11 @@ pub(crate) async fn with_live_tests<T>(
         logs: logs.to_owned(),
         // It does not outlive the machine's power.
         durability: Durability::Unsafe,
-        purpose,
+        profile,
     };
     let control_plane = ControlPlane::alone(session, &spec, kubernetes_bin).await?;
     let ran = async {
-        let step = session.progress.step("install the driver on nodes that are objects only");
+        let step = session.progress.step("install the driver on fake nodes");
         let kubeconfigs = install(&control_plane, &manifests).await?;
         step.done("");
         let program = Program::new(tests)
@@ -84,7 +84,7 @@ pub(crate) async fn with_live_tests<T>(
     Ok(ran)
 }
 
-/// Makes the nodes, applies the manifests, and answers the directory with the kubeconfig of each node's provisioner.
+/// Makes the nodes, applies the manifests, and returns the directory with the kubeconfig of each node's provisioner.
 async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<PathBuf> {
     let client = control_plane.client();
     let driver: CSIDriver = manifests.only("CSIDriver")?;
@@ -120,7 +120,7 @@ async fn register(client: &Client, name: &str, driver: &str) -> Result<()> {
         }},
     }))?;
     let nodes: Api<Node> = Api::all(client.clone());
-    nodes.create(&PostParams::default(), &node).await.map_err(told).context("create a Node")?;
+    nodes.create(&PostParams::default(), &node).await.map_err(api_error).context("create a Node")?;
     let status = json!({"status": {
         "capacity": {"cpu": "8", "memory": "8Gi", "pods": "110"},
         "allocatable": {"cpu": "8", "memory": "8Gi", "pods": "110"},
@@ -129,13 +129,13 @@ async fn register(client: &Client, name: &str, driver: &str) -> Result<()> {
     nodes
         .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
         .await
-        .map_err(told)
+        .map_err(api_error)
         .context("write the status of a Node")?;
     let csi: CSINode = serde_json::from_value(json!({
         "metadata": {"name": name},
         "spec": {"drivers": [{"name": driver, "nodeID": name, "topologyKeys": [topology]}]},
     }))?;
     let csi_nodes: Api<CSINode> = Api::all(client.clone());
-    csi_nodes.create(&PostParams::default(), &csi).await.map_err(told).context("create a CSINode")?;
+    csi_nodes.create(&PostParams::default(), &csi).await.map_err(api_error).context("create a CSINode")?;
     Ok(())
 }

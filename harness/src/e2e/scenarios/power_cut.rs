@@ -12,12 +12,12 @@ use tokio::time::{Instant, sleep};
 
 use super::install;
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::exec::exec_ok;
 use crate::cluster::waiting::{State, until_one};
-use crate::e2e::breakage::Breakage;
-use crate::e2e::story::{Story, Told};
-use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::e2e::faults::Fault;
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{User, is_ready, start, until_pods};
@@ -27,12 +27,12 @@ pub(in crate::e2e) const NAME: &str = "power cut";
 
 const SIZE: Size = Size::mebibytes(1);
 
-/// What the kubelet cleans up after a boot is announced by nobody.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The poll interval: no event announces that the kubelet has cleaned up after a boot.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// From a driver that serves to pods that run. The kubelet has tried to mount in vain meanwhile, and waits up to two minutes
-/// before it tries again; then it starts all pods at once.
-const RETURN: Duration = Duration::from_secs(420);
+/// Limits the time from a ready driver to running pods. The kubelet's earlier mounts have failed, and it waits up to two minutes
+/// before it retries. Then it starts all pods concurrently.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(420);
 
 /// How many volumes are in use: the claims of some pods, mounted and block in turn.
 #[derive(Clone, Copy, Debug)]
@@ -47,35 +47,34 @@ impl Load {
     pub(in crate::e2e) const LEAST: Load = Load { pods: 1, claims_each: 2 };
 }
 
-pub(in crate::e2e) async fn tell(
-    story: &mut Story<'_>,
-    world: &World<'_>,
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    node: &Node,
     load: Load,
-    broken: Option<Breakage>,
-) -> Told {
-    let Some(node) = world.node else {
-        story.skip("cut the power of a node with volumes in use", FOREIGN_NODE);
-        return Ok(());
-    };
+    broken: Option<Fault>,
+) -> StepResult {
     let users = users(load);
     let volumes = load.pods * load.claims_each;
     let title = format!("{} pods run with {volumes} volumes, half of them block volumes", load.pods);
-    let before = story.step(&title, start(world, &users, SIZE)).await?;
-    if broken == Some(Breakage::Unsynced) {
-        story.step("each volume is written to, without a sync", keep(world, &users, &["--unsynced"])).await?;
+    let before = scenario.step(&title, start(env, &users, SIZE)).await?;
+    if broken == Some(Fault::Unsynced) {
+        scenario
+            .step("each volume is written to, without a sync", keep(env, &users, &["--unsynced"]))
+            .await?;
     } else {
-        story.step("each volume is written to, and synced", keep(world, &users, &[])).await?;
+        scenario.step("each volume is written to, and synced", keep(env, &users, &[])).await?;
     }
-    let held = story.step("what the node holds is what the pods use", settled(world, node, None)).await?;
-    let boot = story.step("cut the power", cut(world, node)).await?;
-    story.step("the node boots on the same disks", booted(world, node, &boot)).await?;
-    story.step("the driver serves", install::served(world)).await?;
-    story.step("the kubelet brings every pod back", back(world, &users, &before)).await?;
-    story.step("every volume has what was written to it", kept(world, &users)).await?;
-    story
+    let held = scenario.step("what the node holds is what the pods use", settled(env, node, None)).await?;
+    let boot = scenario.step("cut the power", cut(env, node)).await?;
+    scenario.step("the node boots on the same disks", booted(env, node, &boot)).await?;
+    scenario.step("the driver serves", install::served(env)).await?;
+    scenario.step("the kubelet brings every pod back", back(env, &users, &before)).await?;
+    scenario.step("every volume has what was written to it", kept(env, &users)).await?;
+    scenario
         .step(
             "loop devices, mounts, project ids and files are those of the volumes in use",
-            settled(world, node, Some(&held)),
+            settled(env, node, Some(&held)),
         )
         .await
         .map(drop)
@@ -97,38 +96,38 @@ fn container(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.as_deref()
 }
 
-async fn keep(world: &World<'_>, users: &[User], options: &[&str]) -> Result<()> {
-    volume_check(world, users, "keep", options).await
+async fn keep(env: &TestEnv<'_>, users: &[User], options: &[&str]) -> Result<()> {
+    volume_check(env, users, "write-pattern", options).await
 }
 
-async fn kept(world: &World<'_>, users: &[User]) -> Result<()> {
-    volume_check(world, users, "kept", &[]).await
+async fn kept(env: &TestEnv<'_>, users: &[User]) -> Result<()> {
+    volume_check(env, users, "verify-pattern", &[]).await
 }
 
 /// Has the test program do something with all volumes of each pod.
-async fn volume_check(world: &World<'_>, users: &[User], verb: &str, options: &[&str]) -> Result<()> {
+async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[&str]) -> Result<()> {
     try_join_all(users.iter().map(async |user| {
         let volumes = user.volumes();
         let volumes = volumes.iter().map(String::as_str);
         let argv: Vec<&str> =
             ["/volume-check", verb].into_iter().chain(options.iter().copied()).chain(volumes).collect();
-        exec_ok(&world.pods(), &user.name, &argv).await
+        exec_ok(&env.pods(), &user.name, &argv).await
     }))
     .await
     .map(drop)
 }
 
-/// Answers which boot of the node it was that ended.
-async fn cut(world: &World<'_>, node: &Node) -> Result<String> {
-    let nodes: Api<NodeObject> = Api::all(world.client.clone());
-    let object = nodes.get(node.name()).await.map_err(told)?;
+/// Returns which boot of the node it was that ended.
+async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    let object = nodes.get(node.name()).await.map_err(api_error)?;
     node.cut_power().await?;
     boot_id(&object).map(str::to_owned).context("the Node does not say which boot it is of")
 }
 
-async fn booted(world: &World<'_>, node: &Node, before: &str) -> Result<()> {
+async fn booted(env: &TestEnv<'_>, node: &Node, before: &str) -> Result<()> {
     node.boot().await?;
-    until_one::<NodeObject>(Api::all(world.client.clone()), node.name(), world.patience.start, |object| {
+    until_one::<NodeObject>(Api::all(env.client.clone()), node.name(), env.timeouts.start, |object| {
         let anew = object.and_then(boot_id).is_some_and(|boot| boot != before);
         State::when(anew, "its kubelet has not reported the new boot")
     })
@@ -142,8 +141,8 @@ fn boot_id(node: &NodeObject) -> Option<&str> {
 }
 
 /// The same pods, in new containers.
-async fn back(world: &World<'_>, users: &[User], before: &[Pod]) -> Result<()> {
-    until_pods(world, users, RETURN, |pod| {
+async fn back(env: &TestEnv<'_>, users: &[User], before: &[Pod]) -> Result<()> {
+    until_pods(env, users, RESTART_TIMEOUT, |pod| {
         let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
             return Some("has been replaced by another of its name".into());
         };
@@ -158,9 +157,9 @@ async fn back(world: &World<'_>, users: &[User], before: &[Pod]) -> Result<()> {
 
 /// Waits until the node holds a loop device for each block volume in use, no more and no fewer, and what it held
 /// before, if that is given. Answers what it holds.
-async fn settled(world: &World<'_>, node: &Node, before: Option<&Inventory>) -> Result<Inventory> {
-    let in_use = block_volumes_in_use(world).await?;
-    let deadline = Instant::now() + world.patience.end;
+async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> Result<Inventory> {
+    let in_use = block_volumes_in_use(env).await?;
+    let deadline = Instant::now() + env.timeouts.end;
     loop {
         let held = Inventory::take(node).await?;
         let mut complaints = wrongly_attached(&in_use, held.attached());
@@ -172,7 +171,7 @@ async fn settled(world: &World<'_>, node: &Node, before: Option<&Inventory>) -> 
             return Ok(held);
         }
         anyhow::ensure!(Instant::now() < deadline, "{}", complaints.join("; "));
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -189,13 +188,13 @@ fn wrongly_attached(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<Strin
     complaints
 }
 
-/// The ids of the block volumes that the pods of the stories have.
-async fn block_volumes_in_use(world: &World<'_>) -> Result<BTreeSet<String>> {
+/// The ids of the block volumes that the pods of the scenarios have.
+async fn block_volumes_in_use(env: &TestEnv<'_>) -> Result<BTreeSet<String>> {
     let all = ListParams::default();
-    let pods = world.pods().list(&all).await.map_err(told).context("list the pods")?;
-    let claims = world.claims().list(&all).await.map_err(told).context("list the claims")?;
-    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
-    let volumes = volumes.list(&all).await.map_err(told).context("list the volumes")?;
+    let pods = env.pods().list(&all).await.map_err(api_error).context("list the pods")?;
+    let claims = env.claims().list(&all).await.map_err(api_error).context("list the claims")?;
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    let volumes = volumes.list(&all).await.map_err(api_error).context("list the volumes")?;
     let used: BTreeSet<&str> = pods.iter().flat_map(claims_of).collect();
     let is_used = |claim: &&PersistentVolumeClaim| {
         claim.metadata.name.as_deref().is_some_and(|name| used.contains(name))

@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until, until_one};
-use crate::e2e::story::{Story, Told};
-use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 
 pub(in crate::e2e) const NAME: &str = "removal";
@@ -23,18 +23,18 @@ pub(in crate::e2e) const NAME: &str = "removal";
 /// Data is removed in the background, which nothing announces.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-pub(in crate::e2e) async fn tell(
-    story: &mut Story<'_>,
-    world: &World<'_>,
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
     before: Option<&Inventory>,
-) -> Told {
-    story.step("delete the namespace of the stories", delete_namespace(world)).await?;
-    story.step("no volume of the driver is left", no_volumes(world)).await?;
+) -> StepResult {
+    scenario.step("delete the namespace of the scenarios", delete_namespace(env)).await?;
+    scenario.step("no volume of the driver is left", no_volumes(env)).await?;
     let title = "files, project ids, loop devices and mounts are as before";
-    match (world.node, before) {
-        (Some(node), Some(before)) => story.step(title, nothing_left(world, node, before)).await,
+    match (env.node, before) {
+        (Some(node), Some(before)) => scenario.step(title, nothing_left(env, node, before)).await,
         _ => {
-            story.skip(title, FOREIGN_NODE);
+            scenario.skip(title, FOREIGN_NODE);
             Ok(())
         }
     }
@@ -43,25 +43,25 @@ pub(in crate::e2e) async fn tell(
 /// Deletes the namespace with all claims and pods in it and waits until it is gone.
 ///
 /// What is in it goes first: while anything is left, Kubernetes looks at such a namespace again after 5 s, then 10 s.
-pub(in crate::e2e) async fn delete_namespace(world: &World<'_>) -> Result<()> {
+pub(in crate::e2e) async fn delete_namespace(env: &TestEnv<'_>) -> Result<()> {
     // Who makes pods, pods and claims together, so that claims are deleted that are in use.
-    delete_all(world.stateful_sets()).await.context("delete the StatefulSets")?;
-    delete_all(world.pods()).await.context("delete the pods")?;
-    delete_all(world.claims()).await.context("delete the claims")?;
-    none_left(world, world.pods(), |_| true).await.context("pods do not go")?;
-    none_left(world, world.claims(), |_| true).await.context("claims do not go")?;
-    let namespaces: Api<Namespace> = Api::all(world.client.clone());
-    let name = &world.namespace;
+    delete_all(env.stateful_sets()).await.context("delete the StatefulSets")?;
+    delete_all(env.pods()).await.context("delete the pods")?;
+    delete_all(env.claims()).await.context("delete the claims")?;
+    none_left(env, env.pods(), |_| true).await.context("pods do not go")?;
+    none_left(env, env.claims(), |_| true).await.context("claims do not go")?;
+    let namespaces: Api<Namespace> = Api::all(env.client.clone());
+    let name = &env.namespace;
     match namespaces.delete(name, &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        result => drop(result.map_err(told).with_context(|| format!("delete namespace {name}"))?),
+        result => drop(result.map_err(api_error).with_context(|| format!("delete namespace {name}"))?),
     }
-    until_one(namespaces, name, world.patience.end, |namespace| {
-        let Some(namespace) = namespace else { return State::Reached };
+    until_one(namespaces, name, env.timeouts.end, |namespace| {
+        let Some(namespace) = namespace else { return State::Ready };
         let conditions = namespace.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let why: Vec<_> =
             conditions.filter(|c| c.status == "True").filter_map(|c| c.message.clone()).collect();
-        State::Waiting(format!("it still exists: {}", why.join("; ")))
+        State::Pending(format!("it still exists: {}", why.join("; ")))
     })
     .await
     .with_context(|| format!("namespace {name} does not go"))
@@ -73,26 +73,26 @@ where
     K: Clone + Debug + DeserializeOwned,
 {
     let deleted = api.delete_collection(&DeleteParams::default(), &ListParams::default()).await;
-    deleted.map_err(told).map(drop)
+    deleted.map_err(api_error).map(drop)
 }
 
-pub(in crate::e2e) async fn no_volumes(world: &World<'_>) -> Result<()> {
-    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
-    none_left(world, volumes, |volume| {
+pub(in crate::e2e) async fn no_volumes(env: &TestEnv<'_>) -> Result<()> {
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
+    none_left(env, volumes, |volume| {
         let spec = volume.spec.as_ref();
         let driver = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());
         let claim =
             spec.and_then(|spec| spec.claim_ref.as_ref()).and_then(|claim| claim.namespace.as_deref());
-        driver == Some(&world.driver.name) && claim == Some(&world.namespace)
+        driver == Some(&env.driver.name) && claim == Some(&env.namespace)
     })
     .await
 }
 
-async fn none_left<K>(world: &World<'_>, api: Api<K>, is_ours: impl Fn(&K) -> bool) -> Result<()>
+async fn none_left<K>(env: &TestEnv<'_>, api: Api<K>, is_ours: impl Fn(&K) -> bool) -> Result<()>
 where
     K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    until(api, watcher::Config::default(), world.patience.end, |objects| {
+    until(api, watcher::Config::default(), env.timeouts.end, |objects| {
         let ours = objects.values().filter(|object| is_ours(object));
         let left: Vec<_> = ours.map(ResourceExt::name_any).collect();
         State::when(left.is_empty(), format!("left: {}", left.join(", ")))
@@ -102,8 +102,8 @@ where
 }
 
 /// Waits until the node holds no more than before.
-pub(in crate::e2e) async fn nothing_left(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
-    let deadline = Instant::now() + world.patience.end;
+pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    let deadline = Instant::now() + env.timeouts.end;
     loop {
         let more = Inventory::take(node).await?.beyond(before);
         if more.is_empty() {

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 
-use crate::e2e::story::{Story, Told};
+use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
-use crate::test_env::env::World;
+use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, reads, start, write};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Use, claim};
@@ -20,48 +20,48 @@ const CHANGED: &str = "no longer shared";
 const KINDS: [(&str, Use, &str); 2] =
     [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")];
 
-pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
     for (mode, r#use, file) in KINDS {
         let original = format!("original-{}", mode.to_lowercase());
         let clone = format!("clone-{}", mode.to_lowercase());
-        story
+        scenario
             .step(&format!("{mode}: a pod writes to the original"), async {
-                create(world, &original, mode, None).await?;
-                start(world, &original, &original, r#use, false).await?;
-                write(world, &original, r#use, file, ORIGINAL).await
+                create(env, &original, mode, None).await?;
+                start(env, &original, &original, r#use, false).await?;
+                write(env, &original, r#use, file, ORIGINAL).await
             })
             .await?;
-        story
+        scenario
             .step(&format!("{mode}: the clone has what was written"), async {
-                create(world, &clone, mode, Some(&original)).await?;
-                start(world, &clone, &clone, r#use, false).await?;
-                reads(world, &clone, file, ORIGINAL).await
+                create(env, &clone, mode, Some(&original)).await?;
+                start(env, &clone, &clone, r#use, false).await?;
+                reads(env, &clone, file, ORIGINAL).await
             })
             .await?;
-        story
+        scenario
             .step(&format!("{mode}: what is written to the clone is its own"), async {
-                write(world, &clone, r#use, file, CHANGED).await?;
-                reads(world, &clone, file, CHANGED).await?;
-                reads(world, &original, file, ORIGINAL).await
+                write(env, &clone, r#use, file, CHANGED).await?;
+                reads(env, &clone, file, CHANGED).await?;
+                reads(env, &original, file, ORIGINAL).await
             })
             .await?;
-        story
+        scenario
             .step(&format!("{mode}: the pods end"), async {
-                end(world, &original).await?;
-                end(world, &clone).await
+                end(env, &original).await?;
+                end(env, &clone).await
             })
             .await?;
     }
     Ok(())
 }
 
-async fn create(world: &World<'_>, name: &str, mode: &str, source: Option<&str>) -> Result<()> {
-    let mut object = claim(name, &world.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+async fn create(env: &TestEnv<'_>, name: &str, mode: &str, source: Option<&str>) -> Result<()> {
+    let mut object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
     let source = source.map(|source| TypedLocalObjectReference {
         api_group: None,
         kind: "PersistentVolumeClaim".into(),
         name: source.into(),
     });
     object.spec.get_or_insert_default().data_source = source;
-    claims::create(world, &object).await.map(drop)
+    claims::create(env, &object).await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! Claims that cannot be met: each is told why by an event, and none leaves anything behind.
+//! Claims that cannot be provisioned: each gets an event with the reason, and none leaves anything behind.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
@@ -6,10 +6,10 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::until_event;
-use crate::e2e::story::{Story, Told};
-use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Use, claim, holder};
@@ -26,34 +26,27 @@ enum Refusal {
     FailedScheduling,
 }
 
-pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
-    let before = match world.node {
-        Some(node) => Some(story.step("look at the node", Inventory::take(node)).await?),
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
+    let before = match env.node {
+        Some(node) => Some(scenario.step("look at the node", Inventory::take(node)).await?),
         None => None,
     };
-    let class = world.driver.class_name();
+    let class = env.driver.class_name();
     for mode in ["Filesystem", "Block"] {
         let name = format!("too-large-{}", mode.to_lowercase());
         // No node says that it could hold it, so none is asked.
         let by = (Refusal::FailedScheduling, "enough free storage");
-        let refused = refused(world, &name, &class, TOO_LARGE, mode, "ReadWriteOnce", by);
-        story.step(&format!("a {mode} claim larger than the file system"), refused).await?;
+        let refused = refused(env, &name, &class, TOO_LARGE, mode, "ReadWriteOnce", by);
+        scenario.step(&format!("a {mode} claim larger than the file system"), refused).await?;
     }
-    let refused_mode = refused(
-        world,
-        "shared",
-        &class,
-        ORDINARY,
-        "Filesystem",
-        "ReadWriteMany",
-        provisioner("ReadWriteMany"),
-    );
-    story.step("an access mode that a local volume cannot have", refused_mode).await?;
-    story.step("an unknown parameter of the StorageClass", unknown_parameter(world)).await?;
-    story.step("a size of zero is refused by the API server itself", zero(world)).await?;
-    match (world.node, before) {
+    let refused_mode =
+        refused(env, "shared", &class, ORDINARY, "Filesystem", "ReadWriteMany", provisioner("ReadWriteMany"));
+    scenario.step("an access mode that a local volume cannot have", refused_mode).await?;
+    scenario.step("an unknown parameter of the StorageClass", unknown_parameter(env)).await?;
+    scenario.step("a size of zero is refused by the API server itself", zero(env)).await?;
+    match (env.node, before) {
         (Some(node), Some(before)) => {
-            story
+            scenario
                 .step("nothing was left on the node", async {
                     let more = Inventory::take(node).await?.beyond(&before);
                     anyhow::ensure!(more.is_empty(), "left behind: {}", more.join("; "));
@@ -62,7 +55,7 @@ pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> To
                 .await
         }
         _ => {
-            story.skip("nothing was left on the node", FOREIGN_NODE);
+            scenario.skip("nothing was left on the node", FOREIGN_NODE);
             Ok(())
         }
     }
@@ -74,7 +67,7 @@ fn provisioner(word: &str) -> (Refusal, &str) {
 
 /// Makes a claim and a pod that wants it: an event must say why not, with a word.
 async fn refused(
-    world: &World<'_>,
+    env: &TestEnv<'_>,
     name: &str,
     class: &str,
     size: Size,
@@ -83,57 +76,64 @@ async fn refused(
     (by, word): (Refusal, &str),
 ) -> Result<()> {
     let object = claim(name, class, size, mode, access)?;
-    let object = world
+    let object = env
         .claims()
         .create(&PostParams::default(), &object)
         .await
-        .map_err(told)
+        .map_err(api_error)
         .context("create the claim")?;
     let r#use = if mode == "Block" { Use::Device } else { Use::Mounted };
     let pod = holder(name, name, r#use, false)?;
     let pod =
-        world.pods().create(&PostParams::default(), &pod).await.map_err(told).context("create the pod")?;
+        env.pods().create(&PostParams::default(), &pod).await.map_err(api_error).context("create the pod")?;
 
     let says = |message: &str| message.contains(word);
     let event = match by {
         Refusal::ProvisioningFailed => {
-            until_event(&world.client, &object, &["ProvisioningFailed"], world.patience.start, says).await
+            until_event(&env.client, &object, &["ProvisioningFailed"], env.timeouts.start, says).await
         }
         Refusal::FailedScheduling => {
-            until_event(&world.client, &pod, &["FailedScheduling"], world.patience.start, says).await
+            until_event(&env.client, &pod, &["FailedScheduling"], env.timeouts.start, says).await
         }
     };
     event.with_context(|| format!("expected an event that says {word:?}"))?;
-    let pod: Pod = world.pods().get(name).await?;
+    let pod: Pod = env.pods().get(name).await?;
     let phase = pod.status.and_then(|status| status.phase);
     anyhow::ensure!(phase.as_deref() == Some("Pending"), "the pod is {phase:?}, not Pending");
-    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
     let made = volumes.list(&ListParams::default()).await?.into_iter().find(|volume| {
         let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
         claim.is_some_and(|claim| claim.uid == object.metadata.uid)
     });
     anyhow::ensure!(made.is_none(), "a volume was made for it: {:?}", made.map(|volume| volume.name_any()));
 
-    world
-        .pods()
+    env.pods()
         .delete(name, &DeleteParams::default().grace_period(0))
         .await
-        .map_err(told)
+        .map_err(api_error)
         .context("delete the pod")?;
-    world.claims().delete(name, &DeleteParams::default()).await.map_err(told).context("delete the claim")?;
+    env.claims()
+        .delete(name, &DeleteParams::default())
+        .await
+        .map_err(api_error)
+        .context("delete the claim")?;
     Ok(())
 }
 
-async fn unknown_parameter(world: &World<'_>) -> Result<()> {
-    let mut class: StorageClass = world.driver.class.clone();
+async fn unknown_parameter(env: &TestEnv<'_>) -> Result<()> {
+    let mut class: StorageClass = env.driver.class.clone();
     class.metadata =
-        kube::core::ObjectMeta { name: Some(format!("{}-colour", world.namespace)), ..Default::default() };
+        kube::core::ObjectMeta { name: Some(format!("{}-colour", env.namespace)), ..Default::default() };
     class.parameters.get_or_insert_default().insert("colour".into(), "blue".into());
-    let classes: Api<StorageClass> = Api::all(world.client.clone());
+    let classes: Api<StorageClass> = Api::all(env.client.clone());
     let name = class.name_any();
-    classes.create(&PostParams::default(), &class).await.map_err(told).context("create the StorageClass")?;
+    classes
+        .create(&PostParams::default(), &class)
+        .await
+        .map_err(api_error)
+        .context("create the StorageClass")?;
     let refused = refused(
-        world,
+        env,
         "unknown-parameter",
         &name,
         ORDINARY,
@@ -143,14 +143,17 @@ async fn unknown_parameter(world: &World<'_>) -> Result<()> {
     )
     .await;
     // Also when the case failed: the class is not in the namespace that is deleted at the end.
-    classes.delete(&name, &DeleteParams::default()).await.map_err(told).context("delete the StorageClass")?;
+    classes
+        .delete(&name, &DeleteParams::default())
+        .await
+        .map_err(api_error)
+        .context("delete the StorageClass")?;
     refused
 }
 
-async fn zero(world: &World<'_>) -> Result<()> {
-    let object =
-        claim("zero", &world.driver.class_name(), Size::mebibytes(0), "Filesystem", "ReadWriteOnce")?;
-    match world.claims().create(&PostParams::default(), &object).await {
+async fn zero(env: &TestEnv<'_>) -> Result<()> {
+    let object = claim("zero", &env.driver.class_name(), Size::mebibytes(0), "Filesystem", "ReadWriteOnce")?;
+    match env.claims().create(&PostParams::default(), &object).await {
         Err(kube::Error::Api(status))
             if status.code == 422 && status.message.contains("greater than zero") =>
         {

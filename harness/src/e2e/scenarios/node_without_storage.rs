@@ -11,30 +11,30 @@ use kube::{Api, ResourceExt};
 
 use super::full_node::largest;
 use super::install::serves;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
 use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
-use crate::e2e::story::{Story, Told};
-use crate::test_env::env::World;
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::TestEnv;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-pub(super) async fn tell(story: &mut Story<'_>, world: &World<'_>, node: &Node) -> Told {
-    story.step("a rollout of the driver reaches both nodes", rolls_out(world)).await?;
-    story
-        .step("the driver is not registered there and publishes no free capacity", unused(world, node))
+pub(super) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    scenario.step("a rollout of the driver reaches both nodes", rolls_out(env)).await?;
+    scenario
+        .step("the driver is not registered there and publishes no free capacity", unused(env, node))
         .await?;
-    story
-        .step("a file system is mounted there, and the driver serves it as it runs", arrives(world, node))
+    scenario
+        .step("a file system is mounted there, and the driver serves it as it runs", arrives(env, node))
         .await
 }
 
 /// Restarts the pods of the DaemonSet as `kubectl rollout restart` does, and waits until all are new and available.
-async fn rolls_out(world: &World<'_>) -> Result<()> {
-    let name = world.driver.daemon_set();
-    let restarted = world.daemon_sets().restart(name).await.map_err(told).context("restart the driver")?;
+async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
+    let name = env.driver.daemon_set();
+    let restarted = env.daemon_sets().restart(name).await.map_err(api_error).context("restart the driver")?;
     let generation = restarted.metadata.generation;
-    until_one(world.daemon_sets(), name, world.patience.start, |daemon_set| {
+    until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
         let status = daemon_set.and_then(|daemon_set| daemon_set.status.clone()).unwrap_or_default();
         let wanted = status.desired_number_scheduled;
         let new = status.updated_number_scheduled.unwrap_or_default();
@@ -49,27 +49,28 @@ async fn rolls_out(world: &World<'_>) -> Result<()> {
     .map(drop)
 }
 
-async fn unused(world: &World<'_>, node: &Node) -> Result<()> {
-    let csi_nodes: Api<CSINode> = Api::all(world.client.clone());
-    let csi_node = csi_nodes.get(node.name()).await.map_err(told).context("read the CSINode")?;
+async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let csi_nodes: Api<CSINode> = Api::all(env.client.clone());
+    let csi_node = csi_nodes.get(node.name()).await.map_err(api_error).context("read the CSINode")?;
     let drivers: Vec<&str> = csi_node.spec.drivers.iter().map(|driver| driver.name.as_str()).collect();
-    anyhow::ensure!(!drivers.contains(&world.driver.name.as_str()), "{drivers:?} are registered");
-    let published: Api<CSIStorageCapacity> = Api::all(world.client.clone());
-    let published = published.list(&ListParams::default()).await.map_err(told).context("list capacities")?;
-    let capacity = largest(world, node, published.iter());
+    anyhow::ensure!(!drivers.contains(&env.driver.name.as_str()), "{drivers:?} are registered");
+    let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
+    let published =
+        published.list(&ListParams::default()).await.map_err(api_error).context("list capacities")?;
+    let capacity = largest(env, node, published.iter());
     anyhow::ensure!(capacity.is_none_or(|capacity| capacity.0 == "0"), "{capacity:?} is published");
     Ok(())
 }
 
-async fn arrives(world: &World<'_>, node: &Node) -> Result<()> {
-    let before = driver_pod(world, node).await?;
+async fn arrives(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let before = driver_pod(env, node).await?;
     let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
     let device = device.await.context("find the data disk")?;
     node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
     let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, device.trim(), DATA_DIR];
     node.output(&mount, TOOL_DEADLINE).await?;
-    serves(world, 2).await?;
-    let after = driver_pod(world, node).await?;
+    serves(env, 2).await?;
+    let after = driver_pod(env, node).await?;
     anyhow::ensure!(before.uid() == after.uid(), "the driver's pod was replaced");
     let statuses = after.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     let restarts: i32 = statuses.map(|status| status.restart_count).sum();
@@ -77,8 +78,8 @@ async fn arrives(world: &World<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-async fn driver_pod(world: &World<'_>, node: &Node) -> Result<Pod> {
-    let pods = world.live_driver_pods().await?;
+async fn driver_pod(env: &TestEnv<'_>, node: &Node) -> Result<Pod> {
+    let pods = env.live_driver_pods().await?;
     let on_node =
         |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node.name());
     pods.into_iter().find(on_node).with_context(|| format!("the driver has no pod on {}", node.name()))

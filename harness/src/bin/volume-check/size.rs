@@ -1,4 +1,4 @@
-//! The moment at which a volume grows, as its user sees it.
+//! The size of a volume as its user sees it, and the moment at which it changes.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -10,29 +10,29 @@ use nix::sys::statvfs::statvfs;
 
 use crate::volume::{Checked, Volume, named};
 
-/// What is told comes later than the growth by at most this, and a little. Whoever asks more often takes the processor from those who
-/// make it grow.
-const LOOK: Duration = Duration::from_millis(1);
+/// How often the size is read. The output is later than the expansion by at most this time, and a little. Shorter intervals would take
+/// the processor from the programs that expand the volume.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Says the size of the volume, in bytes, as soon as it is watched, and once more when it is another.
-pub(crate) fn tell(volume: &Volume) -> Checked {
+/// Prints the size of the volume in bytes when the watch begins, and once more when the size has changed.
+pub(crate) fn watch(volume: &Volume) -> Checked {
     let mut size = size_of(volume)?;
     let before = size()?;
     println!("{before}");
     let mut now = before;
     while now == before {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         now = size()?;
     }
     println!("{now}");
     Ok(())
 }
 
-/// Asks for the size as often as it is called.
+/// Returns a function that reads the current size at each call.
 fn size_of(volume: &Volume) -> Checked<Box<dyn FnMut() -> Checked<u64>>> {
     let path = volume.path().to_owned();
     Ok(match volume {
-        // Open all the time, as a program that uses it has it.
+        // The device stays open, as in a program that uses it.
         Volume::Block(_) => {
             let mut device = File::open(&path).map_err(|e| named("open", e))?;
             Box::new(move || device.seek(SeekFrom::End(0)).map_err(|e| named("ask for the size", e)))

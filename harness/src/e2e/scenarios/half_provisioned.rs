@@ -19,11 +19,11 @@ use tokio::time::{Instant, sleep};
 
 use super::{outages, removal};
 use crate::cluster::Node;
-use crate::cluster::api_error::told;
+use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::until_event;
-use crate::e2e::story::{Story, Told};
+use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
-use crate::test_env::env::{FOREIGN_NODE, World};
+use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::claim;
@@ -35,28 +35,24 @@ const KEPT: [(&str, &str); 2] = [("half-mounted", "Filesystem"), ("half-device",
 const DELETED: (&str, &str) = ("half-deleted", "Filesystem");
 
 const POLICY: &str = "loopfs-e2e-no-objects";
-/// What the provisioner is told when it writes an object.
+/// The message of the policy that refuses the provisioner's objects.
 const REFUSAL: &str = "held up by the end-to-end run";
-/// Nobody announces that a policy is in force, or that a volume nobody wants is gone.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The poll interval: no event announces that a policy is in force, or that an unneeded volume is deleted.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(in crate::e2e) async fn tell(story: &mut Story<'_>, world: &World<'_>) -> Told {
-    let Some(node) = world.node else {
-        story.skip("kill the provisioner between a volume and its object", FOREIGN_NODE);
-        return Ok(());
-    };
-    let before = story.step("look at the node", Inventory::take(node)).await?;
-    story.step("the API server takes no objects of volumes", refuse(world)).await?;
-    let made = story.step("claims have volumes and no objects", half_made(world, node, &before)).await?;
-    story.step("the provisioner is killed, and one claim deleted", kill(world, node)).await?;
-    story.step("the API server takes objects again", allow(world)).await?;
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
+    let before = scenario.step("look at the node", Inventory::take(node)).await?;
+    scenario.step("the API server takes no objects of volumes", refuse(env)).await?;
+    let made = scenario.step("claims have volumes and no objects", half_made(env, node, &before)).await?;
+    scenario.step("the provisioner is killed, and one claim deleted", kill(env, node)).await?;
+    scenario.step("the API server takes objects again", allow(env)).await?;
     let title = "the claims have the volumes that were made, and the deleted one has none";
-    story.step(title, settled(world, node, &before, &made)).await?;
-    story.step("deleted with their claims, they leave nothing", remove(world, node, &before)).await
+    scenario.step(title, settled(env, node, &before, &made)).await?;
+    scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
 }
 
-async fn refuse(world: &World<'_>) -> Result<()> {
-    let driver = &world.driver.name;
+async fn refuse(env: &TestEnv<'_>) -> Result<()> {
+    let driver = &env.driver.name;
     let policy: ValidatingAdmissionPolicy = serde_json::from_value(json!({
         "metadata": {"name": POLICY},
         "spec": {
@@ -72,9 +68,9 @@ async fn refuse(world: &World<'_>) -> Result<()> {
     let binding: ValidatingAdmissionPolicyBinding = serde_json::from_value(json!({
         "metadata": {"name": POLICY}, "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
     }))?;
-    let (policies, bindings) = policies(world);
-    policies.create(&PostParams::default(), &policy).await.map_err(told).context("create the policy")?;
-    bindings.create(&PostParams::default(), &binding).await.map_err(told).context("bind the policy")?;
+    let (policies, bindings) = policies(env);
+    policies.create(&PostParams::default(), &policy).await.map_err(api_error).context("create the policy")?;
+    bindings.create(&PostParams::default(), &binding).await.map_err(api_error).context("bind the policy")?;
 
     let volume: PersistentVolume = serde_json::from_value(json!({
         "metadata": {"name": POLICY},
@@ -84,59 +80,59 @@ async fn refuse(world: &World<'_>) -> Result<()> {
         },
     }))?;
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    let deadline = Instant::now() + world.patience.start;
+    let deadline = Instant::now() + env.timeouts.start;
     loop {
-        match claims::volumes(world).create(&dry_run, &volume).await {
+        match claims::volumes(env).create(&dry_run, &volume).await {
             Err(error) if error.to_string().contains(REFUSAL) => return Ok(()),
-            Ok(_) if Instant::now() < deadline => sleep(LOOK_AGAIN).await,
+            Ok(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
             Ok(_) => anyhow::bail!("the policy is not in force"),
-            Err(error) => return Err(told(error)).context("try to create a PersistentVolume"),
+            Err(error) => return Err(api_error(error)).context("try to create a PersistentVolume"),
         }
     }
 }
 
-async fn allow(world: &World<'_>) -> Result<()> {
-    let (policies, bindings) = policies(world);
+async fn allow(env: &TestEnv<'_>) -> Result<()> {
+    let (policies, bindings) = policies(env);
     let parameters = DeleteParams::default();
-    bindings.delete(POLICY, &parameters).await.map_err(told).context("unbind the policy")?;
-    policies.delete(POLICY, &parameters).await.map_err(told).context("delete the policy").map(drop)
+    bindings.delete(POLICY, &parameters).await.map_err(api_error).context("unbind the policy")?;
+    policies.delete(POLICY, &parameters).await.map_err(api_error).context("delete the policy").map(drop)
 }
 
-fn policies(world: &World<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<ValidatingAdmissionPolicyBinding>) {
-    (Api::all(world.client.clone()), Api::all(world.client.clone()))
+fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<ValidatingAdmissionPolicyBinding>) {
+    (Api::all(env.client.clone()), Api::all(env.client.clone()))
 }
 
-/// Answers the volumes.
-async fn half_made(world: &World<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
+/// Returns the volumes.
+async fn half_made(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
     let all = || KEPT.iter().chain([&DELETED]);
     try_join_all(all().map(async |(name, mode)| {
-        let object = claim(name, &world.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
-        let claim = claims::create(world, &claims::on_node(object, node.name())).await?;
+        let object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+        let claim = claims::create(env, &claims::on_node(object, node.name())).await?;
         // By then its volume has been made.
-        refused(world, &claim).await
+        refused(env, &claim).await
     }))
     .await?;
     let volumes: BTreeSet<String> = Inventory::take(node).await?.volumes_beyond(before).into_iter().collect();
     anyhow::ensure!(volumes.len() == all().count(), "on the node are the volumes {volumes:?}");
-    let objects = claims::with_objects(world, is_ours).await?;
+    let objects = claims::with_objects(env, is_ours).await?;
     anyhow::ensure!(objects.is_empty(), "there are PersistentVolumes of {objects:?}");
     Ok(volumes)
 }
 
-async fn refused(world: &World<'_>, claim: &PersistentVolumeClaim) -> Result<()> {
+async fn refused(env: &TestEnv<'_>, claim: &PersistentVolumeClaim) -> Result<()> {
     let refused = |message: &str| message.contains(REFUSAL);
-    until_event(&world.client, claim, &["ProvisioningFailed"], world.patience.start, refused).await.map(drop)
+    until_event(&env.client, claim, &["ProvisioningFailed"], env.timeouts.start, refused).await.map(drop)
 }
 
-async fn kill(world: &World<'_>, node: &Node) -> Result<()> {
-    outages::kill_provisioner(world, node).await?;
-    claims::delete(world, DELETED.0).await
+async fn kill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    outages::kill_provisioner(env, node).await?;
+    claims::delete(env, DELETED.0).await
 }
 
-async fn settled(world: &World<'_>, node: &Node, before: &Inventory, made: &BTreeSet<String>) -> Result<()> {
+async fn settled(env: &TestEnv<'_>, node: &Node, before: &Inventory, made: &BTreeSet<String>) -> Result<()> {
     let kept: BTreeSet<String> = KEPT.iter().map(|(name, _)| (*name).to_owned()).collect();
-    outages::until_bound(world, &kept, kept.len()).await?;
-    let deadline = Instant::now() + world.patience.end;
+    outages::until_bound(env, &kept, kept.len()).await?;
+    let deadline = Instant::now() + env.timeouts.end;
     loop {
         let volumes = Inventory::take(node).await?.volumes_beyond(before);
         anyhow::ensure!(
@@ -147,9 +143,9 @@ async fn settled(world: &World<'_>, node: &Node, before: &Inventory, made: &BTre
             break;
         }
         anyhow::ensure!(Instant::now() < deadline, "{} claims, and the volumes {volumes:?}", kept.len());
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
-    let objects = claims::with_objects(world, is_ours).await?;
+    let objects = claims::with_objects(env, is_ours).await?;
     anyhow::ensure!(objects.iter().eq(&kept), "there are PersistentVolumes of {objects:?}");
     Ok(())
 }
@@ -158,9 +154,9 @@ fn is_ours(claim: &str) -> bool {
     KEPT.iter().chain([&DELETED]).any(|(ours, _)| *ours == claim)
 }
 
-async fn remove(world: &World<'_>, node: &Node, before: &Inventory) -> Result<()> {
+async fn remove(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
     for (name, _) in KEPT {
-        claims::delete(world, name).await?;
+        claims::delete(env, name).await?;
     }
-    removal::nothing_left(world, node, before).await
+    removal::nothing_left(env, node, before).await
 }

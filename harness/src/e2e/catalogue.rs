@@ -1,0 +1,148 @@
+//! All scenarios in the order in which they run: what each is called, what it needs, and the function that runs it.
+
+use futures::future::LocalBoxFuture;
+
+use super::faults::{self, Fault};
+use super::scenario::{Scenario, StepResult};
+use super::scenarios::power_cut::{self, Load};
+use super::scenarios::{
+    bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
+    orphans, outages, read_only_claims, removal, retained_volumes, second_node, user_namespaces,
+};
+use crate::cluster::{Cluster, Node};
+use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::Inventory;
+
+/// One end-to-end test.
+pub(super) struct Entry {
+    /// The name in reports and for `--story`.
+    pub(super) name: &'static str,
+    /// `true` for a scenario that the others need: it runs in every run.
+    pub(super) always: bool,
+    pub(super) run: Run,
+}
+
+/// The function of a scenario, by what it needs.
+pub(super) enum Run {
+    AnyCluster(for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>),
+    /// Needs a cluster and a node of the harness's own. On another cluster, the report has `skipped` as a skipped step.
+    OwnNode {
+        skipped: &'static str,
+        run: for<'a> fn(
+            &'a mut Scenario<'_>,
+            &'a mut State<'_>,
+            &'a Cluster,
+            &'a Node,
+        ) -> LocalBoxFuture<'a, StepResult>,
+    },
+}
+
+/// What the scenarios of one run share.
+pub(super) struct State<'a> {
+    pub(super) env: &'a TestEnv<'a>,
+    /// The fault to inject, if the run must fail.
+    pub(super) fault: Option<Fault>,
+    /// What was on the node before the first volume, if the node is the harness's own.
+    pub(super) before: Option<Inventory>,
+}
+
+pub(super) const SCENARIOS: [Entry; 16] = [
+    Entry { name: install::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(install(s, state))) },
+    anywhere(flow::NAME, |s, state| Box::pin(flow::run(s, state.env, state.fault))),
+    anywhere(read_only_claims::NAME, |s, state| Box::pin(read_only_claims::run(s, state.env))),
+    anywhere(clones::NAME, |s, state| Box::pin(clones::run(s, state.env))),
+    anywhere(infeasible_resize::NAME, |s, state| Box::pin(infeasible_resize::run(s, state.env))),
+    anywhere(retained_volumes::NAME, |s, state| Box::pin(retained_volumes::run(s, state.env))),
+    anywhere(deletion_in_use::NAME, |s, state| Box::pin(deletion_in_use::run(s, state.env))),
+    anywhere(orphans::NAME, |s, state| Box::pin(orphans::run(s, state.env))),
+    anywhere(bad_claims::NAME, |s, state| Box::pin(bad_claims::run(s, state.env))),
+    anywhere(driver_restart::NAME, |s, state| Box::pin(driver_restart::run(s, state.env))),
+    Entry {
+        name: user_namespaces::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "pods with a user namespace of their own",
+            run: |s, state, _, _| Box::pin(user_namespaces::run(s, state.env)),
+        },
+    },
+    Entry {
+        name: half_provisioned::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "kill the provisioner between a volume and its object",
+            run: |s, state, _, node| Box::pin(half_provisioned::run(s, state.env, node)),
+        },
+    },
+    Entry {
+        name: outages::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "kill the provisioner and the API server while they work",
+            run: |s, state, cluster, node| Box::pin(outages::run(s, state.env, cluster, node)),
+        },
+    },
+    Entry {
+        name: second_node::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "boot a second node",
+            run: |s, state, cluster, node| Box::pin(second_node::run(s, state.env, cluster, node)),
+        },
+    },
+    Entry {
+        name: power_cut::NAME,
+        always: false,
+        run: Run::OwnNode {
+            skipped: "cut the power of a node with volumes in use",
+            run: |s, state, _, node| Box::pin(power_cut::run(s, state.env, node, Load::FULL, state.fault)),
+        },
+    },
+    Entry { name: removal::NAME, always: true, run: Run::AnyCluster(|s, state| Box::pin(remove(s, state))) },
+];
+
+/// Returns the names that `--story` takes.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    SCENARIOS.iter().map(|entry| entry.name)
+}
+
+const fn anywhere(
+    name: &'static str,
+    run: for<'a> fn(&'a mut Scenario<'_>, &'a mut State<'_>) -> LocalBoxFuture<'a, StepResult>,
+) -> Entry {
+    Entry { name, always: false, run: Run::AnyCluster(run) }
+}
+
+/// Installs the driver, and records what is on the node before the first volume.
+async fn install(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResult {
+    let env = state.env;
+    let Some(node) = env.node else {
+        return install::run(scenario, env).await;
+    };
+    match state.fault {
+        Some(Fault::Quota) => {
+            let mounted =
+                async { faults::mount_without_quota(node, &faults::data_device(node).await?).await };
+            scenario.step("break: mount without quota", mounted).await?;
+        }
+        Some(Fault::NoDisk) => {
+            scenario.step("break: unmount the data disk", faults::unmount(node)).await?;
+        }
+        _ => {}
+    }
+    install::run(scenario, env).await?;
+    if state.fault == Some(Fault::WrongDisk) {
+        scenario.step("break: stop the driver", install::stop(env)).await?;
+        let replaced = async { faults::replace(node, &faults::data_device(node).await?).await };
+        scenario.step("break: put another file system there", replaced).await?;
+        install::run(scenario, env).await?;
+    }
+    state.before = Some(scenario.step("look at the node", Inventory::take(node)).await?);
+    Ok(())
+}
+
+async fn remove(scenario: &mut Scenario<'_>, state: &mut State<'_>) -> StepResult {
+    if state.fault == Some(Fault::Leak) {
+        scenario.step("break: leak a loop device", faults::leak_loop_device(state.env)).await?;
+    }
+    removal::run(scenario, state.env, state.before.as_ref()).await
+}

@@ -1,0 +1,134 @@
+//! Fault injection: checks that a run with a fault fails and names it.
+//!
+//! A test that cannot fail proves nothing. `--break` injects one fault into a run, which must fail. `--self-check` injects each fault
+//! in turn, and passes only if each failure names its fault.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
+use crate::test_env::environment::TestEnv;
+use crate::test_env::inventory::is_mounted;
+
+const TOOL_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A fault that `--break` injects.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub(crate) enum Fault {
+    /// The data file system is mounted without project quotas.
+    Quota,
+    /// The data file system is not mounted at all.
+    NoDisk,
+    /// Another file system is mounted in place of the one that was initialised.
+    WrongDisk,
+    /// The pod can write to the volume that its arguments call read-only.
+    Readonly,
+    /// The driver stops before the claims are expanded.
+    Resize,
+    /// The data written before the power cut is not synced.
+    Unsynced,
+    /// A loop device stays attached to a volume.
+    Leak,
+}
+
+/// The faults of a self-check, in an order in which each can be repaired before the next.
+pub(super) const ALL: [Fault; 7] = [
+    Fault::Quota,
+    Fault::NoDisk,
+    Fault::WrongDisk,
+    Fault::Readonly,
+    Fault::Resize,
+    Fault::Leak,
+    Fault::Unsynced,
+];
+
+impl Fault {
+    /// Returns the value of `--break`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Fault::Quota => "quota",
+            Fault::NoDisk => "no-disk",
+            Fault::WrongDisk => "wrong-disk",
+            Fault::Readonly => "readonly",
+            Fault::Resize => "resize",
+            Fault::Unsynced => "unsynced",
+            Fault::Leak => "leak",
+        }
+    }
+
+    /// Returns the words that the failure must contain, so that its reader knows what to repair.
+    pub(super) fn expected_in_failure(self) -> &'static [&'static str] {
+        match self {
+            Fault::Quota => &["prjquota", DATA_DIR],
+            Fault::NoDisk => &["nothing is mounted", DATA_DIR],
+            Fault::WrongDisk => &["was initialised on file system", DATA_DIR],
+            Fault::Readonly => &["a write was allowed on the read-only volume", "/vol/readonly"],
+            Fault::Resize => &["has not grown", "4Mi asked", "it has 1Mi"],
+            Fault::Unsynced => &["is not what was written", "/vol/power-cut-0-0"],
+            Fault::Leak => &["leaked", "loop device"],
+        }
+    }
+}
+
+/// Returns the block device of the data file system, which has to be mounted.
+pub(super) async fn data_device(node: &Node) -> Result<String> {
+    let argv = ["findmnt", "--noheadings", "--output", "SOURCE", "--mountpoint", DATA_DIR];
+    let device = node.output(&argv, TOOL_DEADLINE).await.context("find the device of the data directory")?;
+    Ok(device.trim().to_owned())
+}
+
+/// Mounts the data file system without project quotas.
+pub(super) async fn mount_without_quota(node: &Node, device: &str) -> Result<()> {
+    unmount(node).await?;
+    mount(node, device, "noquota,nodev,nosuid,noexec").await
+}
+
+/// Unmounts the data file system. The mount point stays.
+pub(super) async fn unmount(node: &Node) -> Result<()> {
+    if is_mounted(node, DATA_DIR).await? {
+        node.output(&["umount", DATA_DIR], TOOL_DEADLINE).await?;
+    }
+    Ok(())
+}
+
+/// Replaces the data file system by a new, empty one.
+pub(super) async fn replace(node: &Node, device: &str) -> Result<()> {
+    unmount(node).await?;
+    node.output(&["mkfs.xfs", "-q", "-f", device], TOOL_DEADLINE).await?;
+    mount(node, device, DATA_OPTIONS).await
+}
+
+/// Mounts the data file system with the options that the driver needs.
+pub(super) async fn mount_properly(node: &Node, device: &str) -> Result<()> {
+    unmount(node).await?;
+    mount(node, device, DATA_OPTIONS).await
+}
+
+/// Removes the record of the initialised file system, as an administrator who replaces the disk does.
+pub(super) async fn forget_identity(node: &Node) -> Result<()> {
+    node.output(&["rm", &format!("{DATA_DIR}.filesystem-uuid")], TOOL_DEADLINE).await.map(drop)
+}
+
+/// Attaches a loop device to the image of a block volume, and returns its path. The device is read-only, because the driver also
+/// finds the writable devices of other programs and detaches them with its own.
+pub(super) async fn leak_loop_device(env: &TestEnv<'_>) -> Result<String> {
+    let node = env.node.context("a loop device can be leaked only on a node of the harness")?;
+    // Independent of the layout: an image is a regular file of a volume's size below the data directory.
+    let argv = ["find", DATA_DIR, "-type", "f", "-size", "+1023k", "-print", "-quit"];
+    let image = node.output(&argv, TOOL_DEADLINE).await?;
+    let image = image.trim();
+    anyhow::ensure!(!image.is_empty(), "no image of a block volume is in {DATA_DIR}");
+    let device = node.output(&["losetup", "--read-only", "--find", "--show", image], TOOL_DEADLINE).await?;
+    Ok(device.trim().to_owned())
+}
+
+/// Detaches a loop device, such as that of [`leak_loop_device`].
+pub(super) async fn detach(node: &Node, device: &str) -> Result<()> {
+    node.output(&["losetup", "--detach", device], TOOL_DEADLINE).await.map(drop)
+}
+
+async fn mount(node: &Node, device: &str, options: &str) -> Result<()> {
+    let argv = ["mount", "-t", "xfs", "-o", options, device, DATA_DIR];
+    node.output(&argv, TOOL_DEADLINE).await.map(drop)
+}

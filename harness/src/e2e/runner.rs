@@ -1,0 +1,110 @@
+//! Runs the scenarios in their order and reports those that were not run.
+
+use std::time::Duration;
+
+use super::catalogue::{Entry, Run, SCENARIOS, State};
+use super::faults::Fault;
+use super::scenario::{Scenario, StepResult};
+use super::scenarios::flow;
+use crate::report::{Outcome, Report};
+use crate::session::Session;
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::workload::create_namespace;
+
+/// The scenarios that a run executes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Selection<'a> {
+    only: &'a [String],
+}
+
+impl<'a> Selection<'a> {
+    /// Selects the scenarios of these names, and those that others need: the first and the last. Selects all if there are no
+    /// names.
+    pub(super) fn new(only: &'a [String]) -> Selection<'a> {
+        Selection { only }
+    }
+
+    fn contains(self, entry: &Entry) -> bool {
+        self.only.is_empty() || entry.always || self.only.iter().any(|only| only == entry.name)
+    }
+}
+
+/// Runs the selected scenarios. The report has those after a failed one as not run.
+pub(super) async fn run_all(
+    session: &Session,
+    report: &mut Report,
+    env: &TestEnv<'_>,
+    selection: Selection<'_>,
+    fault: Option<Fault>,
+) {
+    let state = State { env, fault, before: None };
+    let remaining = SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name);
+    let remaining = remaining.collect();
+    let mut runner = ScenarioRunner { session, report, selection, state, remaining };
+    // The report has the reason of a failure.
+    drop(runner.run().await);
+    for name in runner.remaining {
+        report.push(name, "all steps", Outcome::NotRun, Duration::ZERO);
+    }
+}
+
+struct ScenarioRunner<'a> {
+    session: &'a Session,
+    report: &'a mut Report,
+    selection: Selection<'a>,
+    state: State<'a>,
+    remaining: Vec<&'static str>,
+}
+
+impl ScenarioRunner<'_> {
+    async fn run(&mut self) -> StepResult {
+        for entry in &SCENARIOS {
+            if self.selection.contains(entry) {
+                self.run_one(entry).await?;
+            } else if entry.name == flow::NAME {
+                self.create_namespace().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn run_one(&mut self, entry: &Entry) -> StepResult {
+        self.remaining.retain(|remaining| *remaining != entry.name);
+        let mut scenario = Scenario::begin(self.session, self.report, entry.name);
+        let (cluster, node) = (self.state.env.cluster, self.state.env.node);
+        match entry.run {
+            Run::AnyCluster(run) => run(&mut scenario, &mut self.state).await,
+            Run::OwnNode { skipped, run } => match (cluster, node) {
+                (Some(cluster), Some(node)) => run(&mut scenario, &mut self.state, cluster, node).await,
+                _ => {
+                    scenario.skip(skipped, FOREIGN_NODE);
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    /// Creates the namespace of all scenarios, which `flow` creates if it is selected.
+    async fn create_namespace(&mut self) -> StepResult {
+        let env = self.state.env;
+        let mut scenario = Scenario::begin(self.session, self.report, "namespace");
+        scenario.step("create it", create_namespace(&env.client, &env.namespace)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalogue::names;
+    use super::*;
+
+    #[test]
+    fn a_selection_has_the_first_and_the_last_scenario_and_none_that_it_does_not_name() {
+        let selected = |only: &[&str]| -> Vec<&str> {
+            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
+            let selection = Selection::new(&only);
+            SCENARIOS.iter().filter(|entry| selection.contains(entry)).map(|entry| entry.name).collect()
+        };
+        assert_eq!(selected(&[]), names().collect::<Vec<_>>());
+        assert_eq!(selected(&["clones"]), ["install", "clones", "removal"]);
+    }
+}

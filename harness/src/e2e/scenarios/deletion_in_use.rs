@@ -1,0 +1,64 @@
+//! Kubernetes is made to give up a claim that a pod uses: the volume stays, says why, and goes when the pod has ended.
+
+use anyhow::{Context, Result};
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::cluster::api_error::api_error;
+use crate::cluster::waiting::{State, until_event, until_one};
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{end, reads, start, write};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim};
+
+pub(in crate::e2e) const NAME: &str = "deletion in use";
+
+const SIZE: Size = Size::mebibytes(1);
+const TEXT: &str = "still here";
+
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
+    for (mode, r#use, file) in [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")] {
+        let name = format!("in-use-{}", mode.to_lowercase());
+        let volume = scenario
+            .step(&format!("{mode}: a pod writes to a claim"), async {
+                let object = claim(&name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
+                claims::create(env, &object).await?;
+                start(env, &name, &name, r#use, false).await?;
+                write(env, &name, r#use, file, TEXT).await?;
+                Ok(claims::volume_of(env, &name).await?.name_any())
+            })
+            .await?;
+        scenario
+            .step(&format!("{mode}: the claim is forced away, and the volume says who uses it"), async {
+                force_away(env, &name).await?;
+                let released = claims::released(env, &volume).await?;
+                let says = |message: &str| message.contains("use");
+                let reasons = ["VolumeFailedDelete"];
+                until_event(&env.client, &released, &reasons, env.timeouts.start, says).await.map(drop)
+            })
+            .await?;
+        scenario.step(&format!("{mode}: the pod still has its data"), reads(env, &name, file, TEXT)).await?;
+        scenario
+            .step(&format!("{mode}: the pod ends, and the volume goes"), async {
+                end(env, &name).await?;
+                claims::gone(env, &volume).await
+            })
+            .await?;
+    }
+    Ok(())
+}
+
+/// Deletes the claim, and takes off what keeps it while a pod uses it.
+async fn force_away(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+    claims::delete(env, claim).await?;
+    let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    let patched = env.claims().patch(claim, &PatchParams::default(), &unprotected).await;
+    patched.map_err(api_error).with_context(|| format!("take the finalizers off claim {claim}"))?;
+    until_one(env.claims(), claim, env.timeouts.end, |claim| State::when(claim.is_none(), "it still exists"))
+        .await
+        .with_context(|| format!("claim {claim} does not go"))
+        .map(drop)
+}

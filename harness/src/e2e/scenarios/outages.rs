@@ -1,0 +1,131 @@
+//! The provisioner is killed in the middle of its work, and then the API server: each claim has one volume after that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use kube::runtime::watcher;
+
+use super::removal;
+use crate::cluster::api_error::api_error;
+use crate::cluster::waiting::{State, until};
+use crate::cluster::{Cluster, Node};
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claims;
+use crate::test_env::containers::{Container, kill};
+use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::inventory::Inventory;
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::claim;
+
+pub(in crate::e2e) const NAME: &str = "outages";
+
+const SIZE: Size = Size::mebibytes(1);
+/// Enough that some are in the making when the first is done.
+const CLAIMS: usize = 20;
+const PROVISIONER: &str = "provisioner";
+
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+    node: &Node,
+) -> StepResult {
+    let before = scenario.step("look at the node", Inventory::take(node)).await?;
+    scenario.step("the provisioner is killed with volumes in the making", kill_at_work(env, node)).await?;
+    scenario
+        .step("each claim has one volume, and no volume is without", one_each(env, node, &before))
+        .await?;
+    scenario
+        .step("the API server is killed with volumes in the making", kill_api_server(env, cluster))
+        .await?;
+    scenario.step("each claim has one volume all the same", one_each(env, node, &before)).await?;
+    scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
+}
+
+/// Returns the claims' names.
+async fn create(env: &TestEnv<'_>, prefix: &str) -> Result<BTreeSet<String>> {
+    let class = env.driver.class_name();
+    let node = env.node.context(FOREIGN_NODE)?.name();
+    let made = (0..CLAIMS).map(async |index| {
+        let name = format!("{prefix}-{index}");
+        let mode = if index % 2 == 0 { "Filesystem" } else { "Block" };
+        let object = claim(&name, &class, SIZE, mode, "ReadWriteOnce")?;
+        claims::create(env, &claims::on_node(object, node)).await?;
+        Ok::<String, anyhow::Error>(name)
+    });
+    Ok(try_join_all(made).await?.into_iter().collect())
+}
+
+async fn kill_at_work(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    let names = create(env, "killed").await?;
+    until_bound(env, &names, 1).await?;
+    kill_provisioner(env, node).await
+}
+
+pub(super) async fn kill_provisioner(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
+        kill(node, &Container::of(&pod, PROVISIONER)?).await?;
+    }
+    Ok(())
+}
+
+async fn kill_api_server(env: &TestEnv<'_>, cluster: &Cluster) -> Result<()> {
+    let names = create(env, "unanswered").await?;
+    until_bound(env, &names, 1).await?;
+    cluster.restart_api_server().await
+}
+
+/// Waits until at least so many of the claims are bound.
+pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, least: usize) -> Result<()> {
+    let bound = |claims: &BTreeMap<String, PersistentVolumeClaim>| {
+        let ours = claims.values().filter(|claim| names.contains(&claim.name_any()));
+        ours.filter(|claim| claims::is_bound(claim)).count()
+    };
+    until(env.claims(), watcher::Config::default(), env.timeouts.start, |claims| {
+        let bound = bound(claims);
+        State::when(bound >= least, format!("{bound} of {least} claims are bound"))
+    })
+    .await
+    .map(drop)
+}
+
+/// All claims of this scenario are bound, and there are as many objects and as many volumes on the node, no more.
+async fn one_each(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    let claims =
+        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
+    let names =
+        claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)).collect::<BTreeSet<_>>();
+    until_bound(env, &names, names.len()).await?;
+    let of_ours = claims::with_objects(env, is_ours).await?;
+    anyhow::ensure!(
+        of_ours.iter().eq(&names),
+        "{} claims, and PersistentVolumes of {}",
+        names.len(),
+        of_ours.join(", ")
+    );
+    let made = Inventory::take(node).await?.volumes_beyond(before);
+    anyhow::ensure!(
+        made.len() == names.len(),
+        "{} claims, and on the node the volumes {}",
+        names.len(),
+        made.join(", ")
+    );
+    Ok(())
+}
+
+fn is_ours(claim: &str) -> bool {
+    claim.starts_with("killed-") || claim.starts_with("unanswered-")
+}
+
+async fn remove(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+    let claims =
+        env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
+    for name in claims.iter().map(ResourceExt::name_any).filter(|name| is_ours(name)) {
+        claims::delete(env, &name).await?;
+    }
+    removal::nothing_left(env, node, before).await
+}

@@ -1,0 +1,45 @@
+//! A second node joins, first without storage and then with it, takes what the first one has no space for, and leaves.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
+
+use super::{full_node, install, node_without_storage};
+use crate::cluster::api_error::api_error;
+use crate::cluster::{Cluster, DataDisk, Node};
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::environment::TestEnv;
+
+pub(in crate::e2e) const NAME: &str = "second node";
+
+const INDEX: u8 = 1;
+
+pub(in crate::e2e) async fn run(
+    scenario: &mut Scenario<'_>,
+    env: &TestEnv<'_>,
+    cluster: &Cluster,
+    first: &Node,
+) -> StepResult {
+    let booted = cluster.boot_node(scenario.session(), INDEX, DataDisk::Unmounted);
+    let second = scenario.step("boot a second node without a data file system", booted).await?;
+    node_without_storage::run(scenario, env, &second).await?;
+    full_node::run(scenario, env, first, &second).await?;
+    scenario.step("the second node leaves", leave(env, second)).await
+}
+
+/// Removes the node as an administrator does, with the objects of the pods that ran there: no kubelet reports their end.
+async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
+    let name = node.name().to_owned();
+    node.stop().await?;
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    nodes.delete(&name, &DeleteParams::default()).await.map_err(api_error).context("delete the Node")?;
+    for pod in env.live_driver_pods().await? {
+        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&name) {
+            let forced = DeleteParams::default().grace_period(0);
+            let deleted = env.driver_pods().delete(&pod.name_any(), &forced).await;
+            deleted.map_err(api_error).context("delete the driver's pod")?;
+        }
+    }
+    install::serves(env, 1).await
+}

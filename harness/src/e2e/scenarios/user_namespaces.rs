@@ -1,0 +1,140 @@
+//! The limit of a Filesystem volume, as a pod meets it that is root on its volume: cooperative in the host's user namespace,
+//! hard in a user namespace of the pod's own (`hostUsers: false`).
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
+
+use crate::cluster::USER_NAMESPACES_HANDLER;
+use crate::cluster::api_error::api_error;
+use crate::cluster::exec::{ExecOutput, exec, exec_ok};
+use crate::cluster::waiting::{State, until_logged};
+use crate::e2e::scenario::{Scenario, StepResult};
+use crate::test_env::claims;
+use crate::test_env::environment::TestEnv;
+use crate::test_env::pods::{self, end};
+use crate::test_env::sizes::Size;
+use crate::test_env::workload::{Use, claim, holder};
+
+pub(in crate::e2e) const NAME: &str = "user namespaces";
+
+const SIZE: Size = Size::mebibytes(1);
+/// Pods and their claims.
+const HOST: &str = "host-users";
+const OWN: &str = "own-users";
+/// Of no volume: those of the store's volumes are far larger.
+const OTHER_PROJECT: &str = "1";
+/// All ids are mapped to themselves in the host's user namespace.
+const IDENTITY: [&str; 3] = ["0", "0", "4294967295"];
+
+pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
+    scenario.step("pods with and without a user namespace start with a volume", start(env)).await?;
+    scenario.step("hostUsers: true: the pod changes the project id of its volume", changes(env)).await?;
+    scenario
+        .step("hostUsers: false: the pod is root of a namespace of its own, and writes", writes(env))
+        .await?;
+    scenario.step("hostUsers: false: the project id cannot be changed: EINVAL", cannot_change(env)).await?;
+    scenario.step("hostUsers: false: a pod with volumeDevices is refused", refused(env)).await?;
+    scenario
+        .step("the driver reports the volume whose project id was changed, and no other", reported(env))
+        .await?;
+    scenario.step("pods and claims go", clear(env)).await
+}
+
+/// The pod as it is, with a user namespace of its own.
+fn with_user_namespace(mut pod: Pod) -> Pod {
+    let spec = pod.spec.get_or_insert_default();
+    spec.host_users = Some(false);
+    spec.runtime_class_name = Some(USER_NAMESPACES_HANDLER.into());
+    pod
+}
+
+async fn start(env: &TestEnv<'_>) -> Result<()> {
+    let mut class = RuntimeClass { handler: USER_NAMESPACES_HANDLER.into(), ..RuntimeClass::default() };
+    class.metadata.name = Some(USER_NAMESPACES_HANDLER.into());
+    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
+    classes
+        .create(&PostParams::default(), &class)
+        .await
+        .map_err(api_error)
+        .context("create the RuntimeClass")?;
+    for name in [HOST, OWN] {
+        let claim = claim(name, &env.driver.class_name(), SIZE, "Filesystem", "ReadWriteOnce")?;
+        claims::create(env, &claim).await?;
+    }
+    let host = holder(HOST, HOST, Use::Mounted, false)?;
+    let own = with_user_namespace(holder(OWN, OWN, Use::Mounted, false)?);
+    tokio::try_join!(pods::create(env, &host), pods::create(env, &own)).map(drop)
+}
+
+/// Has the pod put its volume into another project, as any owner of a directory may try.
+async fn change_project(env: &TestEnv<'_>, pod: &str) -> Result<ExecOutput> {
+    exec(&env.pods(), pod, &["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, "/vol"]).await
+}
+
+async fn changes(env: &TestEnv<'_>) -> Result<()> {
+    let said = change_project(env, HOST).await?;
+    anyhow::ensure!(said.succeeded, "the project id could not be changed: {}{}", said.stdout, said.stderr);
+    Ok(())
+}
+
+async fn writes(env: &TestEnv<'_>) -> Result<()> {
+    let map = exec_ok(&env.pods(), OWN, &["/volume-check", "read", "/proc/self/uid_map"]).await?;
+    let map: Vec<&str> = map.split_whitespace().collect();
+    anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
+    pods::write(env, OWN, Use::Mounted, "/vol/file", "by root of the pod").await?;
+    pods::reads(env, OWN, "/vol/file", "by root of the pod").await
+}
+
+async fn cannot_change(env: &TestEnv<'_>) -> Result<()> {
+    let said = change_project(env, OWN).await?;
+    anyhow::ensure!(!said.succeeded, "the project id was changed: {}", said.stdout);
+    anyhow::ensure!(
+        said.stderr.contains("(EINVAL)"),
+        "the project id could not be changed, but not because of the user namespace: {}",
+        said.stderr
+    );
+    Ok(())
+}
+
+async fn refused(env: &TestEnv<'_>) -> Result<()> {
+    let pod = with_user_namespace(holder("block-own-users", OWN, Use::Device, false)?);
+    match env.pods().create(&PostParams::default(), &pod).await {
+        Err(kube::Error::Api(status)) if status.code == 422 => {
+            anyhow::ensure!(status.message.contains("volumeDevices: Forbidden"), "{}", status.message);
+            Ok(())
+        }
+        Err(error) => Err(api_error(error)).context("create a pod with hostUsers: false and volumeDevices"),
+        Ok(_) => anyhow::bail!("the API server accepts hostUsers: false together with volumeDevices"),
+    }
+}
+
+/// The driver logs what its audit finds, once.
+async fn reported(env: &TestEnv<'_>) -> Result<()> {
+    let changed = claims::volume_of(env, HOST).await?.name_any();
+    let unchanged = claims::volume_of(env, OWN).await?.name_any();
+    let pods = env.live_driver_pods().await?;
+    let pod = pods.first().context("the driver has no pod")?.name_any();
+    until_logged(&env.driver_pods(), &pod, Some("csi"), env.timeouts.start, |line| {
+        let abnormal = line.contains("ProjectChanged");
+        if abnormal && line.contains(&unchanged) {
+            return State::Failed(format!("the volume of {OWN} is reported: {line}"));
+        }
+        State::when(abnormal && line.contains(&changed), format!("nothing is logged of volume {changed}"))
+    })
+    .await
+}
+
+async fn clear(env: &TestEnv<'_>) -> Result<()> {
+    tokio::try_join!(end(env, HOST), end(env, OWN))?;
+    for claim in [HOST, OWN] {
+        let volume = claims::volume_of(env, claim).await?.name_any();
+        claims::delete(env, claim).await?;
+        claims::gone(env, &volume).await?;
+    }
+    let classes: Api<RuntimeClass> = Api::all(env.client.clone());
+    let deleted = classes.delete(USER_NAMESPACES_HANDLER, &DeleteParams::default()).await;
+    deleted.map_err(api_error).context("delete the RuntimeClass").map(drop)
+}
