@@ -168,7 +168,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{Bytes, VolumeKind};
+    use crate::units::Bytes;
+    use crate::volume_store::spec::VolumeKind;
 
     fn spec() -> VolumeSpec {
         VolumeSpec::new(VolumeKind::Block, Bytes::MIB)
