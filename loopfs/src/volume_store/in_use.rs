@@ -57,7 +57,7 @@ impl VolumeStore {
     /// store has no directory of records.
     pub fn record_use(&self, id: &VolumeId, place: &Path) -> Result<()> {
         let records = self.records()?.ok_or_else(|| {
-            let detail = "the store has no directory of uses; opened for use, by a driver, it is given one";
+            let detail = "the store has no directory of publication records; a program that opens it for changes creates one";
             Error::new(ErrorKind::ReadOnly, "record the use of", id, detail)
         })?;
         let entry = ContentSource::Volume(id);

@@ -231,6 +231,6 @@ impl VolumeStore {
 
 fn gone(data_dir: &Path) -> Error {
     let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
-                  to start anew, remove the record of its UUID beside the mount point";
+                  to initialise a new one, remove the record of its UUID beside the mount point";
     Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
 }
