@@ -13,15 +13,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// The volume, device or file is not there.
     NotFound,
-    /// It is there, with other properties than those asked.
+    /// The object exists with other properties than the requested ones.
     AlreadyExists,
     /// An argument can never be right: fix the request.
     InvalidInput,
-    /// More was asked than the file system can promise.
+    /// The file system has less available space than requested.
     NoSpace,
     /// Making it smaller would lose data.
     WouldShrink,
-    /// Somebody is using it now: try again later.
+    /// The object is in use: try again later.
     Busy,
     /// Project quotas are not enforced on the file system.
     NotEnforced,
@@ -32,7 +32,7 @@ pub enum ErrorKind {
     NeverMounted,
     /// Another file system is mounted than the one the store was initialised on.
     WrongFilesystem,
-    /// The kernel did not grant a property that was asked.
+    /// The kernel did not grant a requested property.
     NotHonoured,
     /// The kernel or the file system lacks the feature.
     Unsupported,

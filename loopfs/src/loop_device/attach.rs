@@ -1,4 +1,4 @@
-//! Binding a file to an idle device, and checking that the kernel did what was asked.
+//! Binding a file to an idle device, and checking that the kernel granted the requested properties.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
 use crate::units::Bytes;
 
-/// Binds `image`, which the caller has locked and knows not to be attached with this access; `absence` says how.
+/// Binds `image`. The caller has locked it, and `absence` is its evidence that the image is not attached with this access.
 pub(super) fn attach(
     control: BorrowedFd<'_>,
     pool: &Pool,
@@ -44,9 +44,9 @@ pub(super) fn attach(
             IndexPolicy::Exact(index) => (make(control, index)?, None),
         };
         let give_up = || pool.release(index);
-        // Before the device is bound, so that a crash in between leaves no device that nobody finds.
+        // Before the device is bound, so that a crash in between leaves no device without an index lock.
         match index_lock::write(&backing, options.access, index) {
-            // Best effort: without it the next search asks every device once more.
+            // Best effort: without the mark the next search asks every device once more.
             Ok(()) if absence == Absence::Scanned && !index_lock::is_tracked(&backing, options.access) => {
                 index_lock::mark_tracked(&backing, options.access).ok();
             }
@@ -71,13 +71,13 @@ pub(super) fn attach(
                         return Ok(LoopDevice::new(fd, binding));
                     }
                     Ok((binding, Outcome::StaysDisabled)) => {
-                        // Its last file had discards masked, and the kernel has kept that. Removing takes 45 ms, and is
-                        // done once for each index that was used so.
+                        // Discards were disabled for an earlier file, and the kernel has kept that. A removal takes 45 ms, once for
+                        // each such index.
                         loop_dev::clear(&fd).context("detach", node_name(index))?;
                         drop(fd);
-                        // While somebody has it open it stays bound, and must not have the file's next device beside it.
+                        // While a process has it open it stays bound. A second device of the file would corrupt it.
                         if let Detach::Deferred(_) = PendingDetach::new(vec![binding]).wait(retries.left())? {
-                            let detail = "its discards are masked, and it cannot be made anew while somebody has it open";
+                            let detail = "its discards are disabled, and it cannot be recreated while another process has it open";
                             return Err(Error::new(ErrorKind::Busy, "attach", node_name(index), detail));
                         }
                         index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
@@ -88,8 +88,8 @@ pub(super) fn attach(
                     }
                     Err(error) => error,
                 };
-                // The binding was made by this call a moment ago, so clearing it takes nobody's device.
-                // If even that fails it stays bound, and the lock leads the next call to it.
+                // This call made the binding, so clearing it affects no other user. If that fails too, the device stays bound, and
+                // its index lock leads the next call to it.
                 loop_dev::clear(&fd).context("detach", node_name(index))?;
                 drop(fd);
                 give_up();
@@ -101,15 +101,15 @@ pub(super) fn attach(
                               let this process see the host's /dev (devtmpfs)";
                 return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), detail));
             }
-            // Bound by another program, being torn down, or removed: not ours, take the next.
+            // Another program has bound it, or it is being detached or removed: try the next index.
             Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV | Errno::ENOENT)
                 if !retries.left().is_zero() && !matches!(options.index, IndexPolicy::Exact(_)) =>
             {
                 retries.lost += 1;
-                // The next index has another place.
+                // The lock of the next index has another offset.
                 index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
-                // The pool names another index. LOOP_CTL_GET_FREE may name the same one for as long as a program has it
-                // open exclusively, and others wait for the turn.
+                // The pool returns another index. LOOP_CTL_GET_FREE may return the same one for as long as a program has it open
+                // exclusively, and other callers wait for their turn.
                 if options.index == IndexPolicy::Any {
                     drop(turn);
                     retries.pause();
@@ -118,7 +118,7 @@ pub(super) fn attach(
             Err(errno) => {
                 let error = Error::sys("attach", node_name(index), errno);
                 if errno == Errno::EBUSY {
-                    // Somebody else's device: it is not idle.
+                    // The device belongs to another program: it is not idle.
                     let lost = retries.lost;
                     return Err(error.explain(format!("bound by another program; {lost} others were too")));
                 }
@@ -129,7 +129,7 @@ pub(super) fn attach(
     }
 }
 
-/// How long to go on when devices are taken away by other programs.
+/// The time limit for attempts while other programs take the devices.
 struct Retries {
     deadline: Instant,
     pause: Duration,
@@ -145,15 +145,15 @@ impl Retries {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Waits, from 1 ms to 50 ms: no event says that a device has become free.
+    /// Waits for 1 ms to 50 ms: the kernel sends no event when a device becomes free.
     fn pause(&mut self) {
         std::thread::sleep(self.pause.min(self.left()));
         self.pause = (self.pause * 2).min(Duration::from_millis(50));
     }
 }
 
-/// The turn to bind what `LOOP_CTL_GET_FREE` names, which names the same index to two callers: systemd excludes itself with
-/// this lock.
+/// Takes the lock under which programs bind the index that `LOOP_CTL_GET_FREE` returns. It may return the same index to two callers;
+/// systemd takes the same lock.
 fn lock_control(retries: &mut Retries) -> Result<Flock<OwnedFd>> {
     let mut own = loop_dev::open_control().context("open", CONTROL)?;
     loop {
@@ -169,7 +169,7 @@ fn lock_control(retries: &mut Retries) -> Result<Flock<OwnedFd>> {
     }
 }
 
-/// The descriptor that the device will keep. O_DIRECT makes the kernel check alignment up front.
+/// Opens the descriptor that the device will keep. With O_DIRECT the kernel checks the alignment immediately.
 fn open_backing(image: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedFd> {
     let access = match options.access {
         Access::ReadWrite => OFlag::O_RDWR,
@@ -223,7 +223,7 @@ fn make(control: BorrowedFd<'_>, index: u32) -> Result<u32> {
     }
 }
 
-/// Whether what the kernel made of it is what was asked. `size_before` is that of the file before it was bound.
+/// Checks that the kernel granted the requested properties. `size_before` is the size of the file before it was bound.
 fn check(
     fd: &OwnedFd,
     index: u32,
@@ -249,8 +249,8 @@ fn check(
     }
 }
 
-/// Why direct I/O was not granted, where the reason is the file: one that shares blocks with another is written
-/// in whole blocks of its file system, and the kernel says so from Linux 6.15 on.
+/// Returns why direct I/O was not granted, if the file is the reason: a file that shares blocks with another is written in whole
+/// blocks of its file system, and the kernel reports that from Linux 6.15 on.
 fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
     let unit = statx::direct_io_alignment(backing).ok()?;
     (block_size < unit).then(|| {
@@ -260,7 +260,8 @@ fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
     })
 }
 
-/// The kernel gives an offset past the end a device of no size, and rounds down without a word.
+/// Checks the size of the device. For an offset past the end the kernel creates a device of size 0, and it silently rounds the
+/// size down.
 fn wrong_size(
     status: &Status,
     before: Bytes,
@@ -275,7 +276,7 @@ fn wrong_size(
     let least = shown - shown % u64::from(status.block_size.max(1));
     let mut most = shown;
     if status.size.0 > most {
-        // The file has grown since.
+        // The file was expanded in the meantime.
         most = shown_of(Bytes(fstat(backing).context("fstat", "the backing file")?.st_size as u64));
     }
     let empty = most == 0 && before.0 > 0;

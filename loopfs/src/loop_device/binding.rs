@@ -1,4 +1,4 @@
-//! Names of attachments, to keep and to compare.
+//! Identities of attachments, which can be stored and compared.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -10,7 +10,7 @@ use nix::sys::stat::fstat;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::DeviceNumber;
 
-/// Whether data may be changed through a device or descriptor.
+/// The access of a device or descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Reads and writes.
@@ -19,7 +19,7 @@ pub enum Access {
     ReadOnly,
 }
 
-/// Which file a loop device is bound to.
+/// The identity of the file that a loop device is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackingFile {
     /// `st_dev` of the file.
@@ -29,7 +29,7 @@ pub struct BackingFile {
 }
 
 impl BackingFile {
-    /// The identity of an open file.
+    /// Returns the identity of an open file.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -45,21 +45,21 @@ impl fmt::Display for BackingFile {
     }
 }
 
-/// The part of a file that a device shows.
+/// The part of a file that a device maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// Where the device begins in the file, in bytes.
     pub offset: u64,
-    /// How much of the file it shows at most; None is all that follows.
+    /// The size limit of the device; `None` maps the rest of the file.
     pub size_limit: Option<NonZeroU64>,
 }
 
-/// One attachment of a file to a device. It names the attachment and not the device: the same
-/// index bound anew is another binding. Its text form ([`Display`](fmt::Display) and [`FromStr`]) can
-/// be stored; [`LoopDevice::open_binding`](super::LoopDevice::open_binding) tells a stale one from a live one.
+/// One attachment of a file to a device. It identifies the attachment, not the device: if the index is bound again, that is
+/// another binding. Its text form ([`Display`](fmt::Display) and [`FromStr`]) can
+/// be stored; [`LoopDevice::open_binding`](super::LoopDevice::open_binding) fails for a stale one.
 ///
-/// Where the kernel has no `BLKGETDISKSEQ` (before Linux 5.15), a file that was detached and attached
-/// to the same index again is taken for the same attachment.
+/// On a kernel without `BLKGETDISKSEQ` (before Linux 5.15), a file that was detached and attached to the same index again counts as
+/// the same attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Binding {
     /// N of `/dev/loopN`.
@@ -68,14 +68,14 @@ pub struct Binding {
     pub disk_sequence: Option<NonZeroU64>,
     /// The file.
     pub backing: BackingFile,
-    /// The part of it.
+    /// The mapped part of the file.
     pub extent: Extent,
     /// Whether writes are refused.
     pub access: Access,
 }
 
 impl Binding {
-    /// Whether both name one attachment. A sequence number that either lacks is not compared.
+    /// Returns `true` if both are the same attachment. Sequence numbers are compared only if both have one.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let comparable = self.disk_sequence.is_some() && other.disk_sequence.is_some();

@@ -46,12 +46,12 @@ pub struct LoopControl {
     shared: Arc<Shared>,
 }
 
-/// Devices, counted.
+/// Counts of loop devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCensus {
     /// Bound to a file.
     pub attached: usize,
-    /// Of those, how many go through the page cache of their file.
+    /// Attached devices that use the page cache of their file.
     pub without_direct_io: usize,
 }
 
@@ -63,23 +63,23 @@ struct Shared {
 }
 
 impl LoopControl {
-    /// Opens `/dev/loop-control` and takes over the idle devices of earlier processes. If the loop module is not loaded,
+    /// Opens `/dev/loop-control` and adds the idle devices of earlier processes to the pool. If the loop module is not loaded,
     /// the kernel loads it.
     ///
     /// # Errors
-    /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's. EACCES, EPERM: without
-    /// the right to the node.
+    /// ENOENT, ENODEV: the loop module cannot be loaded, or `/dev` is not the host's. EACCES, EPERM: the process may not open
+    /// the node.
     pub fn open() -> Result<Self> {
-        // First, for it loads the module, and the default range depends on the module's parameter.
+        // First, because this loads the module, and the default range depends on a parameter of the module.
         let control = open_control()?;
         Self::new(control, PoolOptions::default())
     }
 
-    /// As [`open`](Self::open), with a range of indices and a number of idle devices of its own.
+    /// As [`open`](Self::open), with the given range of indices and number of idle devices.
     ///
     /// # Errors
-    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range has indices that the parameter `max_part` of the loop
-    /// module leaves no room for.
+    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range contains indices that the parameter `max_part` of the
+    /// loop module does not allow.
     pub fn with_pool(options: PoolOptions) -> Result<Self> {
         Self::new(open_control()?, options)
     }
@@ -89,7 +89,7 @@ impl LoopControl {
         Ok(Self { shared: Arc::new(Shared { control, pool, removing: AtomicBool::new(false) }) })
     }
 
-    /// That devices can still be had: `/dev/loop-control` opens and the loop driver answers there. Nothing is changed.
+    /// Checks that loop devices are available: `/dev/loop-control` can be opened, and the loop driver responds. Changes nothing.
     ///
     /// # Errors
     /// As [`open`](Self::open); ENOTTY: the node is not the loop driver's.
@@ -99,14 +99,14 @@ impl LoopControl {
         require_answer(self.shared.control.as_fd())
     }
 
-    /// Attaches `image`.
+    /// Attaches `image` to a device.
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: the file is attached with this access already, by this library or
     /// ([with exceptions](Self#two-writable-devices-of-one-file)) by another program. [`ErrorKind::NotHonoured`]: the kernel did not grant a
-    /// property, which the message names; nothing is left attached. [`ErrorKind::Busy`]: other
-    /// programs took every device until the deadline, or have the one that was asked, or one has locked the whole
-    /// file for writing (fcntl(2)), or another call has the lock of the file (flock(2)) until the deadline.
+    /// property, which the message names; the file is not attached then. [`ErrorKind::Busy`]: other programs bound every device
+    /// until the deadline, or use the requested index, or one has locked the whole file for writing (fcntl(2)), or another call
+    /// holds the lock of the file (flock(2)) until the deadline.
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn attach(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
         let locked = Exclusion::lock(image, options.deadline)?;
@@ -119,12 +119,12 @@ impl LoopControl {
         }
     }
 
-    /// The device `image` is attached to with this access; attaches it first where there is none. Its descriptor is open for
-    /// writing if the access is [`ReadWrite`](Access::ReadWrite), in both cases.
-    /// Safe to repeat and to call from many processes: there is one device for each access.
+    /// Returns the device that `image` is attached to with this access. If there is none, attaches the image first. In both cases
+    /// the descriptor of the device is open for writing if the access is [`ReadWrite`](Access::ReadWrite). The call can be
+    /// repeated, and many processes can make it concurrently: there is one device for each access.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: attached with other properties than those asked. Else as
+    /// [`ErrorKind::AlreadyExists`]: the image is attached with other properties than the requested ones. Otherwise as
     /// [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
     pub fn ensure_attached(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
@@ -138,12 +138,12 @@ impl LoopControl {
             return Err(Error::new(ErrorKind::AlreadyExists, "attach", node_name(device.index()), problem));
         }
         let device = device.into_writable()?;
-        // It may be on its way out, kept only by somebody who has it open.
+        // Its detach may be deferred, because a process still has it open.
         if options.lifetime == Lifetime::Persistent {
             device.keep()?;
         }
-        // Whoever attached it may have died before this was done, and taking a detach back may have undone it. One that
-        // stays masked, for it was attached so, is in use and left as it is.
+        // The process that attached it may have died before it set this, and cancelling a detach may have reset it. If a kernel
+        // keeps discards disabled, the device is in use and stays as it is.
         discard::set(&device, device.index(), options.discard)?;
         Ok(device)
     }
@@ -153,7 +153,7 @@ impl LoopControl {
     /// only until this library has attached the file.
     ///
     /// # Errors
-    /// ENOENT where `/sys` is not mounted.
+    /// ENOENT: `/sys` is not mounted.
     pub fn find(&self, image: BorrowedFd<'_>) -> Result<Vec<LoopDevice>> {
         let backing = BackingFile::of(image)?;
         let mut found = Vec::new();
@@ -165,7 +165,7 @@ impl LoopControl {
         Ok(found)
     }
 
-    /// As [`LoopDevice::detach`], and has the idle device used again or removed in the background.
+    /// As [`LoopDevice::detach`]. The idle device is then used again, or removed in the background.
     ///
     /// # Errors
     /// Those of [`LoopDevice::detach`].
@@ -181,10 +181,11 @@ impl LoopControl {
         Ok(detached)
     }
 
-    /// Detaches every device of the file. [`Detach::Deferred`] if some are still open somewhere.
+    /// Detaches every device of the file. Returns [`Detach::Deferred`] if some are still open.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: another call has had the lock of the file (flock(2)) for 60 seconds. Those of [`LoopDevice::detach`], except that a device gone already is no error.
+    /// [`ErrorKind::Busy`]: another call has held the lock of the file (flock(2)) for 60 seconds. Those of
+    /// [`LoopDevice::detach`]; a device that is detached already is no error.
     pub fn detach_all(&self, image: BorrowedFd<'_>) -> Result<Detach> {
         let _locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
         let mut deferred = Vec::new();
@@ -204,25 +205,24 @@ impl LoopControl {
         Ok(if deferred.is_empty() { Detach::Gone } else { Detach::Deferred(PendingDetach::new(deferred)) })
     }
 
-    /// What every bound loop device of the machine is bound to, whoever bound it. The devices are
-    /// asked, for sysfs goes on naming the file of a device that is being torn down.
+    /// Returns the status of every bound loop device of the machine, including those of other programs. Asks each device, because
+    /// sysfs still names the file of a device that is being detached.
     ///
     /// # Errors
-    /// ENOENT where `/sys` is not mounted.
+    /// ENOENT: `/sys` is not mounted.
     pub fn snapshot(&self) -> Result<Vec<Status>> {
         let mut bound = Vec::new();
         for index in pool::indices()? {
-            // Else it is idle, being torn down, or removed since the listing.
+            // Otherwise the device is idle, being detached, or removed since the listing.
             bound.extend(if_bound(open_device(index, false).and_then(|fd| read_status(fd, index)))?);
         }
         Ok(bound)
     }
 
-    /// How many devices of the range that [`LoopControl`] keeps for itself are bound, and how. No device is opened, so
-    /// none is kept from being detached.
+    /// Returns the counts of bound devices in the range of this [`LoopControl`]. Opens no device, so it delays no detach.
     ///
     /// # Errors
-    /// ENOENT where `/sys` is not mounted.
+    /// ENOENT: `/sys` is not mounted.
     pub fn census(&self) -> Result<DeviceCensus> {
         let mut census = DeviceCensus::default();
         for index in pool::indices()?.into_iter().filter(|index| self.shared.pool.contains(*index)) {
@@ -234,14 +234,14 @@ impl LoopControl {
         Ok(census)
     }
 
-    /// How many idle devices are kept for the next attachments.
+    /// Returns the number of idle devices in the pool.
     #[must_use]
     pub fn idle(&self) -> usize {
         self.shared.pool.idle()
     }
 
-    /// Removes idle devices until `keep` are left; answers how many went. Surplus ones are removed
-    /// in the background anyway; this waits, about 45 ms for each 64.
+    /// Removes idle devices until `keep` are left, and returns how many it removed. Surplus devices are removed in the background
+    /// anyway; this call waits for the removal, about 45 ms for each 64.
     #[doc(alias = "LOOP_CTL_REMOVE")]
     pub fn trim(&self, keep: usize) -> usize {
         self.shared.pool.remove_idle(self.shared.control.as_fd(), keep)
@@ -256,12 +256,12 @@ impl LoopControl {
     ) -> Result<LoopDevice> {
         let Shared { control, pool, .. } = &*self.shared;
         let device = attach::attach(control.as_fd(), pool, image, locked, options, absence);
-        // The pool may just have found devices that other processes left idle.
+        // The pool may have found devices that other processes left idle.
         self.remove_surplus();
         device
     }
 
-    /// Starts a thread that removes surplus idle devices, unless one is at it.
+    /// Starts a thread that removes surplus idle devices, unless one is running.
     fn remove_surplus(&self) {
         if !self.shared.pool.has_surplus() || self.shared.removing.swap(true, Ordering::AcqRel) {
             return;
@@ -273,7 +273,7 @@ impl LoopControl {
                 shared.pool.remove_idle(shared.control.as_fd(), shared.pool.keep_idle());
             }
         };
-        // Without a thread to be had they stay until the next call.
+        // If no thread can be created, the devices stay until the next call.
         std::thread::Builder::new().name("loop-remove".to_owned()).spawn(run).ok();
     }
 
@@ -285,11 +285,11 @@ impl LoopControl {
         }
         match index_lock::read(image, access) {
             IndexLock::Index(index) => {
-                if let Some(device) = open_hinted(index)?.filter(|device| wanted(device.binding())) {
+                if let Some(device) = open_named_by_lock(index)?.filter(|device| wanted(device.binding())) {
                     return Ok(Search::Found(device));
                 }
             }
-            // A writer is perhaps a device of another program.
+            // A writer may be a device of another program.
             IndexLock::NoLock if writer.is_none() && index_lock::is_tracked(image, access) => {
                 return Ok(Search::None(Absence::Tracked));
             }
@@ -299,8 +299,8 @@ impl LoopControl {
             match open_if_bound(index) {
                 Ok(Some(device)) if wanted(device.binding()) => return Ok(Search::Found(device)),
                 Ok(_) => {}
-                // A device of ours that cannot be asked might be the one; of another program's, such as one
-                // whose file's server is gone, it is not for us to say.
+                // A device of this library that cannot be asked might be the one. A device of another program, such as one whose
+                // file is on an unreachable server, is ignored.
                 Err(error) if self.shared.pool.contains(index) => return Err(error),
                 Err(_) => {}
             }
@@ -309,13 +309,13 @@ impl LoopControl {
     }
 }
 
-/// What a search for the device of a file with one access found.
+/// The result of a search for the device of a file with one access.
 enum Search {
     Found(LoopDevice),
     None(Absence),
 }
 
-/// The one removal of surplus devices that goes on, however it ends.
+/// The running removal of surplus devices. Dropping it allows the next one, also after a panic.
 struct Removal(Arc<Shared>);
 
 impl Drop for Removal {
@@ -333,8 +333,8 @@ fn open_control() -> Result<OwnedFd> {
     })
 }
 
-/// Asks for the removal of a device that cannot exist. Of the calls that the driver takes there, only that one changes
-/// nothing: it says so.
+/// Checks that the loop driver responds: requests the removal of a device that cannot exist, the only request of the driver that
+/// changes nothing. The driver returns ENODEV.
 fn require_answer(control: BorrowedFd<'_>) -> Result<()> {
     match loop_dev::remove(control, BEYOND_ALL_INDICES) {
         Ok(()) | Err(Errno::ENODEV) => Ok(()),
@@ -342,14 +342,14 @@ fn require_answer(control: BorrowedFd<'_>) -> Result<()> {
     }
 }
 
-/// None where the device is bound to nothing, or is not there.
+/// Opens a device. Returns `None` if it is not bound, or does not exist.
 fn open_if_bound(index: u32) -> Result<Option<LoopDevice>> {
     if_bound(LoopDevice::open_index(index))
 }
 
-/// As [`open_if_bound`], for a device that the file says it has. Without a node it cannot be asked, and is not taken
-/// for absent: a second writable device would corrupt the file.
-fn open_hinted(index: u32) -> Result<Option<LoopDevice>> {
+/// As [`open_if_bound`], for a device that an index lock names. If the device exists and its node is missing, the call fails
+/// instead of returning `None`: a second writable device would corrupt the file.
+fn open_named_by_lock(index: u32) -> Result<Option<LoopDevice>> {
     match LoopDevice::open_index(index) {
         Err(error) if error.errno() == Some(Errno::ENOENT as i32) && loop_dev::exists(index) => {
             Err(error.explain("the kernel has the device; let this process see the host's /dev (devtmpfs)"))

@@ -1,4 +1,4 @@
-//! Unbinding a device, at once or when its last user is gone.
+//! Detaching a device, immediately or at its last close.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 
-/// What became of a detached device.
+/// The result of a detach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detach {
-    /// It is bound no more.
+    /// The device is detached.
     Gone,
-    /// Somebody has it open; the kernel unbinds it at the last close.
+    /// A process has the device open; the kernel detaches it at the last close.
     Deferred(PendingDetach),
 }
 
-/// Attachments that go when their last users close them.
+/// Attachments whose detach is deferred to the last close of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "wait for it, cancel it, or say why neither is needed"]
+#[must_use = "wait for it or cancel it, or drop it explicitly"]
 pub struct PendingDetach {
     bindings: Vec<Binding>,
 }
@@ -30,18 +30,17 @@ impl PendingDetach {
         Self { bindings }
     }
 
-    /// The attachments.
+    /// Returns the attachments.
     #[must_use]
     pub fn bindings(&self) -> &[Binding] {
         &self.bindings
     }
 
-    /// Waits until they are gone. [`Detach::Deferred`] with those that are not when the time is
-    /// up. The kernel tells nobody of a last close, so it is asked again and again, at
-    /// intervals that double from 1 ms to 50 ms.
+    /// Waits until the devices are detached, for up to `limit`. Then returns [`Detach::Deferred`] with those that are still bound.
+    /// The kernel sends no event at the last close, so the call polls at intervals that double from 1 ms to 50 ms.
     ///
     /// # Errors
-    /// Those of [`LoopDevice::open_binding`], except that one that is gone is no error.
+    /// Those of [`LoopDevice::open_binding`]; a device that is detached already is no error.
     pub fn wait(self, limit: Duration) -> Result<Detach> {
         let deadline = Instant::now() + limit;
         let mut pause = Duration::from_millis(1);
@@ -66,10 +65,10 @@ impl PendingDetach {
         }
     }
 
-    /// Takes the detach back where it is not too late: answers the devices that stay bound.
+    /// Cancels the detach of the devices that are still bound, and returns these devices.
     ///
     /// # Errors
-    /// Those of [`LoopDevice::keep`], except that one that is gone is no error.
+    /// Those of [`LoopDevice::keep`]; a device that is detached already is no error.
     pub fn cancel(self) -> Result<Vec<LoopDevice>> {
         let mut kept = Vec::new();
         for binding in &self.bindings {
@@ -92,24 +91,24 @@ pub(super) fn is_bound(binding: &Binding) -> Result<bool> {
 }
 
 impl LoopDevice {
-    /// Unbinds the device, if it still is the attachment this was opened as. From Linux 6.11 on
-    /// the kernel always waits for the last close, so the descriptor goes with it.
+    /// Detaches the device if it is still the attachment that this was opened as. Takes the descriptor, because from Linux 6.11 on
+    /// the kernel always waits for the last close.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: the attachment was gone already.
+    /// [`ErrorKind::NotFound`]: the attachment no longer exists.
     #[doc(alias = "LOOP_CLR_FD")]
     pub fn detach(self) -> Result<Detach> {
         self.check_bound()?;
         let Self { fd, binding } = self;
         match loop_dev::clear(&fd) {
-            // ENXIO: another process was faster between the check and here.
+            // ENXIO: another process detached it after the check.
             Ok(()) | Err(Errno::ENXIO) => {}
             Err(errno) => return Err(Error::sys("detach", node_name(binding.index), errno)),
         }
-        // Unbound already, or (from Linux 6.11 on) closed to others and unbound when this is closed.
+        // Detached already, or (from Linux 6.11 on) detached when this descriptor is closed.
         let alone = loop_dev::status(&fd).err() == Some(Errno::ENXIO);
         drop(fd);
-        // Whoever had it open may have closed it since.
+        // The last user may have closed it in the meantime.
         Ok(if alone || !is_bound(&binding)? {
             Detach::Gone
         } else {
@@ -117,13 +116,13 @@ impl LoopDevice {
         })
     }
 
-    /// Takes back a detach that was [`Deferred`](Detach::Deferred): the device stays bound when
-    /// its last user closes it. No effect on one that is not being detached. Discards stay masked if they were
-    /// ([`Discard::Mask`](super::Discard::Mask)), except where the process dies within this call before Linux 6.9.
+    /// Cancels a [`Deferred`](Detach::Deferred) detach (clears `LO_FLAGS_AUTOCLEAR`): the device stays bound after its last close.
+    /// Has no effect on a device without a deferred detach. Disabled discards stay disabled
+    /// ([`Discard::Mask`](super::Discard::Mask)), unless the process dies within this call before Linux 6.9.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: it is mounted, and the kernel (Linux 6.19, no longer 7.3) changes nothing on
-    /// a device that is held exclusively. [`ErrorKind::NotFound`]: gone by now.
+    /// [`ErrorKind::Busy`]: the device is mounted, and the kernel (Linux 6.19, no longer 7.3) changes nothing on a device that is
+    /// held exclusively. [`ErrorKind::NotFound`]: the device is detached.
     #[doc(alias = "LOOP_SET_STATUS64")]
     pub fn keep(&self) -> Result<()> {
         if !self.status()?.auto_clear {
@@ -132,8 +131,6 @@ impl LoopDevice {
         let name = node_name(self.binding.index);
         let mut info = loop_dev::status(&self.fd).context("read the status of", &name)?;
         info.lo_flags &= !abi::AUTOCLEAR;
-        self.keeping_discard(|| {
-            loop_dev::set_status(&self.fd, &info).context("take back the detach of", name)
-        })
+        self.keeping_discard(|| loop_dev::set_status(&self.fd, &info).context("cancel the detach of", name))
     }
 }

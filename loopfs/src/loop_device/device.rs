@@ -34,16 +34,15 @@ pub struct Status {
 }
 
 impl Status {
-    /// Whether the device was attached with this label, of which the kernel keeps the first 63 bytes.
+    /// Returns `true` if the device was attached with this label, of which the kernel keeps the first 63 bytes.
     #[must_use]
     pub fn is_labelled(&self, label: &str) -> bool {
         self.label == label[..label.floor_char_boundary(abi::LABEL_SIZE)]
     }
 }
 
-/// A bound loop device, held open. Dropping it closes the descriptor and leaves the device
-/// bound (unless it was attached with [`Lifetime::AutoClear`](super::Lifetime::AutoClear)): a volume outlives the process that
-/// attached it.
+/// An open loop device that is bound to a file. Dropping it closes the descriptor. The device stays bound after that, unless it was
+/// attached with [`Lifetime::AutoClear`](super::Lifetime::AutoClear), so it outlives the process that attached it.
 #[derive(Debug)]
 pub struct LoopDevice {
     pub(super) fd: OwnedFd,
@@ -54,7 +53,7 @@ impl LoopDevice {
     /// Opens the device for reading and reads what it is bound to.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: no such device, or bound to nothing.
+    /// [`ErrorKind::NotFound`]: there is no such device, or it is not bound.
     pub fn open_index(index: u32) -> Result<Self> {
         Self::open(index, Access::ReadOnly)
     }
@@ -64,7 +63,7 @@ impl LoopDevice {
         read_binding(&fd, index).map(|binding| Self { fd, binding })
     }
 
-    /// The same attachment, open for writing if it takes writes, as [`LoopControl::attach`] returns it.
+    /// Opens the same attachment for writing if it is writable, as [`LoopControl::attach`] returns it.
     pub(super) fn into_writable(self) -> Result<Self> {
         if self.binding.access == Access::ReadOnly {
             return Ok(self);
@@ -96,7 +95,7 @@ impl LoopDevice {
         Self::open_index(index)
     }
 
-    /// Opens the device a node stands for, wherever the node lies.
+    /// Opens the device of a node at any path.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: not a block device. [`ErrorKind::NotFound`]: not a loop
@@ -109,10 +108,10 @@ impl LoopDevice {
         Self::open_device_number(DeviceNumber::from_raw(status.st_rdev))
     }
 
-    /// Opens the attachment and nothing else that the index may name by now.
+    /// Opens an attachment, and no later attachment of the same index.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: the attachment is gone.
+    /// [`ErrorKind::NotFound`]: the attachment no longer exists.
     pub fn open_binding(binding: &Binding) -> Result<Self> {
         let device = Self::open_index(binding.index)?;
         if device.binding.is_same(binding) {
@@ -126,25 +125,25 @@ impl LoopDevice {
         Self { fd, binding }
     }
 
-    /// N of `/dev/loopN`.
+    /// Returns N of `/dev/loopN`.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.binding.index
     }
 
-    /// Which attachment this is.
+    /// Returns the attachment.
     #[must_use]
     pub fn binding(&self) -> &Binding {
         &self.binding
     }
 
-    /// The node that devtmpfs or udev makes for the device.
+    /// Returns the path of the node that devtmpfs or udev creates for the device.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         PathBuf::from(node_name(self.binding.index))
     }
 
-    /// The device's number, as the kernel has it.
+    /// Returns the device number.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -154,11 +153,11 @@ impl LoopDevice {
             .context("fstat", node_name(self.binding.index))
     }
 
-    /// Makes a node for the device, for a place without devtmpfs and udev. `directory` must not be on
+    /// Creates a node for the device, for directories without devtmpfs and udev. `directory` must not be on
     /// a mount with `nodev`, or the node cannot be opened.
     ///
     /// # Errors
-    /// EEXIST: there is something of that name. EPERM: without `CAP_MKNOD`.
+    /// EEXIST: an entry of that name exists. EPERM: the process has no `CAP_MKNOD`.
     #[doc(alias = "mknod")]
     pub fn make_node(&self, directory: BorrowedFd<'_>, name: &str, mode: u32) -> Result<()> {
         let number = loop_dev::device_number(&self.fd).context("fstat", node_name(self.binding.index))?;
@@ -166,10 +165,10 @@ impl LoopDevice {
             .context("make the node", name)
     }
 
-    /// What the kernel reports of the device now.
+    /// Returns the current status of the device.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: unbound or bound anew since this was opened.
+    /// [`ErrorKind::NotFound`]: the device was detached since this was opened, and may be bound again.
     #[doc(alias = "LOOP_GET_STATUS64")]
     pub fn status(&self) -> Result<Status> {
         let status = read_status(&self.fd, self.binding.index)?;
@@ -177,7 +176,7 @@ impl LoopDevice {
         Ok(status)
     }
 
-    /// That the device still is what it was opened as: an index can be unbound and given to another file while a
+    /// Checks that the device is still the attachment that it was opened as: an index can be bound to another file while a
     /// descriptor is open.
     pub(super) fn check_bound(&self) -> Result<()> {
         self.check_binding(&read_binding(&self.fd, self.binding.index)?)
@@ -191,11 +190,10 @@ impl LoopDevice {
         Err(Error::new(ErrorKind::NotFound, "use", node_name(self.binding.index), detail))
     }
 
-    /// Makes the device as large as its file is now, and says how large that is. Online: readers
-    /// and writers go on.
+    /// Refreshes the capacity of the device from the size of its file, and returns it. Readers and writers are not interrupted.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldShrink`]: the file has become smaller; the device is left as it was.
+    /// [`ErrorKind::WouldShrink`]: the file has become smaller; the device is unchanged.
     /// [`ErrorKind::NotFound`]: as for [`status`](Self::status).
     #[doc(alias = "LOOP_SET_CAPACITY")]
     pub fn refresh_capacity(&self, file: impl AsFd) -> Result<Bytes> {
@@ -211,7 +209,7 @@ impl LoopDevice {
         }
         let file_size = fstat(file.as_fd()).context("fstat", "the backing file")?.st_size as u64;
         let shown = file_size.saturating_sub(self.binding.extent.offset);
-        // The kernel shrinks a device under its user without a word.
+        // The kernel would silently shrink a device in use.
         if shown < before.0 {
             let detail = format!("its file has {shown} of {} bytes left; restore the file", before.0);
             return Err(Error::new(ErrorKind::WouldShrink, "grow", name, detail));
@@ -244,7 +242,7 @@ fn binding_of(fd: impl AsFd, index: u32, info: &loop_info64) -> Binding {
 
 pub(super) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     loop_dev::open_device(index, writable).map_err(|errno| match errno {
-        // It is being torn down.
+        // It is being detached.
         Errno::ENXIO => unbound(index),
         _ => Error::sys("open", node_name(index), errno),
     })
@@ -254,7 +252,7 @@ fn unbound(index: u32) -> Error {
     Error::new(ErrorKind::NotFound, "open", node_name(index), "the loop device is bound to no file")
 }
 
-/// What the kernel has of the device, which must be the one that the node's name says.
+/// Reads the status of the device, and checks that the node belongs to the device that its name says.
 pub(super) fn read_info(fd: impl AsFd, index: u32) -> Result<loop_info64> {
     let info = loop_dev::status(fd).map_err(|errno| match errno {
         Errno::ENXIO => unbound(index),

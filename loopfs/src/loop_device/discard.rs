@@ -1,4 +1,4 @@
-//! Whether discards of a device reach its file, where they become holes.
+//! Whether discards of a device are enabled. An enabled discard makes a hole in the file of the device.
 
 use std::os::fd::AsFd;
 
@@ -8,53 +8,54 @@ use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev::{self, DiscardLimit};
 
-/// What becomes of a discard (`BLKDISCARD`, fstrim(8), the guest of a virtual machine) of a device.
+/// What a device does with discards (`BLKDISCARD`, fstrim(8), those of a virtual machine's guest).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Discard {
-    /// It makes a hole in the file, where the file system can: the blocks are free for others.
+    /// A discard makes a hole in the file, if its file system can: the blocks are free again.
     #[default]
     Allow,
-    /// The device takes none (EOPNOTSUPP), so that a preallocated file keeps its blocks.
+    /// The device rejects discards (EOPNOTSUPP), so that a preallocated file keeps its blocks.
     Mask,
 }
 
 impl LoopDevice {
-    /// What becomes of discards now. Of a device whose file cannot have holes, [`Discard::Mask`].
+    /// Returns whether discards are enabled. Returns [`Discard::Mask`] also for a device whose file cannot have holes.
     ///
     /// # Errors
-    /// ENOENT where `/sys` is not mounted. [`ErrorKind::NotFound`]: unbound or bound anew since this was opened.
+    /// ENOENT: `/sys` is not mounted. [`ErrorKind::NotFound`]: the device was detached since this was opened, and may be bound
+    /// again.
     #[doc(alias = "discard_max_bytes")]
     pub fn discard(&self) -> Result<Discard> {
         self.check_bound()?;
         current(self, self.index())
     }
 
-    /// Has the mask outlast `change`, which before Linux 6.9 drops it: `LOOP_SET_STATUS64`. A crash in between leaves the device
-    /// without it until the file is attached again.
+    /// Calls `change` and keeps discards disabled if they were. Before Linux 6.9 `LOOP_SET_STATUS64` enables them. After a crash
+    /// in between they stay enabled until the file is attached again.
     pub(super) fn keeping_discard(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         let before = current(self, self.index());
         change()?;
         match before {
             Ok(Discard::Mask) => set(self, self.index(), Discard::Mask).map(drop),
-            // Without /sys and a descriptor for writing a mask cannot be seen, and could not be set again either.
+            // Without /sys and a writable descriptor the limit can neither be read nor set again.
             Ok(Discard::Allow) | Err(_) => Ok(()),
         }
     }
 
-    /// Lets discards through or masks them, by `queue/discard_max_bytes` of the device in sysfs, and reads that back. Users of
-    /// the device go on; a file system on it that was mounted with the option `discard` before may log what is refused.
+    /// Enables or disables discards, by `queue/discard_max_bytes` of the device in sysfs, and reads that back. Users of the device
+    /// are not interrupted; a file system that was mounted from it with the option `discard` may log rejected discards.
     ///
-    /// The mask is the index's and not the binding's. Before Linux 6.9 a new binding and `LOOP_SET_STATUS64` of anybody
-    /// drop it; later kernels keep it, and newer ones (6.18) until the index is removed. An attachment therefore always
-    /// says what it wants ([`AttachOptions::discard`](super::AttachOptions::discard)), and never gets an index that
-    /// would mask what it wants to let through.
+    /// The setting belongs to the index, not to the binding. Before Linux 6.9 a new binding and each `LOOP_SET_STATUS64` enable
+    /// discards. Later kernels keep them disabled, and newer ones (6.18) do so until the index is removed. An attachment therefore
+    /// always requests a setting ([`AttachOptions::discard`](super::AttachOptions::discard)), and never gets an index on which
+    /// discards cannot be enabled as requested.
     ///
-    /// Writing zeroes is another thing: fallocate(2) with `FALLOC_FL_PUNCH_HOLE` on the node makes a hole masked or not, and the
-    /// `BLKZEROOUT` of mkfs(8) makes none.
+    /// Writing zeroes is different: fallocate(2) with `FALLOC_FL_PUNCH_HOLE` on the node makes a hole even if discards are
+    /// disabled, and the `BLKZEROOUT` of mkfs(8) never makes one.
     ///
     /// # Errors
-    /// [`ErrorKind::NotHonoured`]: the kernel did not do it; of a mask that it keeps, too. EROFS: `/sys` is mounted
-    /// read-only, as in a container that is not privileged. ENOENT: it is not mounted. [`ErrorKind::NotFound`]: as for
+    /// [`ErrorKind::NotHonoured`]: the kernel did not change the setting, also because it keeps discards disabled. EROFS: `/sys` is
+    /// mounted read-only, as in an unprivileged container. ENOENT: `/sys` is not mounted. [`ErrorKind::NotFound`]: as for
     /// [`discard`](Self::discard).
     #[doc(alias = "discard_max_bytes")]
     pub fn set_discard(&self, discard: Discard) -> Result<()> {
@@ -71,18 +72,18 @@ impl LoopDevice {
 
 const OPERATION: &str = "set the discard limit of";
 
-/// What came of it.
+/// The result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done,
-    /// Only a device that is made anew lets discards through.
+    /// Discards are enabled again only after the device is removed and added again.
     StaysDisabled,
 }
 
-/// Of an open device, so that the index is no other's meanwhile.
+/// Enables or disables discards. The device is open, so its index cannot be reused during the call.
 pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outcome> {
     let found = match current(device, index) {
-        // Nor could it be masked without /sys.
+        // Without /sys discards could not have been disabled either.
         Err(error) if wanted == Discard::Allow && error.errno() == Some(Errno::ENOENT as i32) => {
             return Ok(Outcome::Done);
         }
@@ -104,8 +105,8 @@ pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outc
     }
 }
 
-/// What becomes of discards of an open device. The device itself is asked, in a tenth of the time that sysfs takes; of one that
-/// is open for reading only, sysfs.
+/// Returns whether discards of an open device are enabled. Asks the device itself, in a tenth of the time that sysfs takes. If it is
+/// open for reading only, asks sysfs.
 fn current(device: impl AsFd, index: u32) -> Result<Discard> {
     let takes = match loop_dev::takes_discards(device) {
         Some(takes) => takes,
@@ -120,11 +121,11 @@ fn current(device: impl AsFd, index: u32) -> Result<Discard> {
 fn unmask(index: u32) -> Result<Outcome> {
     let most = read(index, DiscardLimit::Hardware)?;
     if most == 0 {
-        // The file system under the file makes no holes.
+        // The file system of the file cannot make holes.
         return Ok(Outcome::Done);
     }
-    // The kernel refuses what is no multiple of the unit; from some version on it has none for a masked device, and so
-    // refuses everything but 0.
+    // The kernel rejects values that are no multiple of the unit. From some version on it reports no unit while discards are
+    // disabled, and rejects everything except 0.
     let unit = read(index, DiscardLimit::Unit)?;
     if unit == 0 {
         return Ok(Outcome::StaysDisabled);

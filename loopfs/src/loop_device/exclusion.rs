@@ -1,8 +1,8 @@
 //! Mutual exclusion of calls for the same file.
 //!
-//! Between processes it is flock(2) on the caller's descriptor. The lock belongs to the open file description, so
-//! threads that share one are held back by a set of files in this process. The descriptor that a device keeps
-//! cannot carry the lock: after a crash the device would hold it for as long as it is bound.
+//! Processes exclude each other by flock(2) on the caller's descriptor. That lock belongs to the open file description, so threads
+//! that share one exclude each other by a set of files in this process. The descriptor that a device keeps cannot hold the lock:
+//! after a crash the device would hold it for as long as it is bound.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,11 +23,11 @@ use crate::units::{Bytes, DeviceNumber};
 /// For errors.
 const OPERATION: &str = "attach or detach the file, which locks it";
 
-/// The right to attach and detach one file, until it is dropped. Descriptors of one open file description must not be
-/// used for that in two processes at the same time.
+/// The exclusive right to attach and detach one file, held until this is dropped. Two processes must not use descriptors of one
+/// open file description for that concurrently.
 pub(super) struct Exclusion<'a> {
     image: BorrowedFd<'a>,
-    /// An open file description of its own, where the caller's cannot be locked.
+    /// An open file description of its own, if the caller's cannot be locked.
     own: Option<OwnedFd>,
     entry: Entry,
     size: Bytes,
@@ -61,12 +61,12 @@ impl<'a> Exclusion<'a> {
         Ok(Self { image, own, entry, size: Bytes(status.st_size as u64) })
     }
 
-    /// The file.
+    /// Returns the file.
     pub(super) fn backing(&self) -> BackingFile {
         self.entry.0
     }
 
-    /// The size of the file when the call began.
+    /// Returns the size of the file when it was locked.
     pub(super) fn size(&self) -> Bytes {
         self.size
     }
@@ -87,7 +87,7 @@ fn lock_until(deadline: Instant, file: BorrowedFd<'_>) -> std::result::Result<()
         .map_err(|(_, errno)| errno)
 }
 
-/// A file that a call of this process works on.
+/// A file that a call of this process has locked.
 struct Entry(BackingFile);
 
 #[derive(Default)]
@@ -128,6 +128,6 @@ impl Drop for Entry {
 }
 
 fn entries() -> MutexGuard<'static, Entries> {
-    // A panic leaves nothing half done in the set.
+    // A panic leaves the set consistent.
     ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,17 +1,19 @@
-//! Which device a file is attached to, kept by the kernel for as long as it is.
+//! Index locks: byte-range locks that show which loop device a file is attached to.
 //!
-//! The descriptor that a device keeps of its file holds a lock (`F_OFD_SETLK`, fcntl(2)) on one byte far past the end,
-//! whose place says the index. Every process sees the lock, so the search for a file's device is constant instead of a
-//! walk over all devices. It is taken before the device is bound, so no crash leaves a device without it, and the
-//! kernel drops it with the last reference to the descriptor, so none is left without a device: not by a crash, not by
-//! a deferred detach, not by a reboot. Nothing is written to disk, which matters because `LOOP_CONFIGURE` flushes the file.
+//! The descriptor that a device keeps of its file holds a lock (`F_OFD_SETLK`, fcntl(2)) on one byte far past the end of the
+//! file. The offset of that byte encodes the index of the device. Every process sees the lock, so finding the device of a file
+//! takes constant time instead of a walk over all devices. The lock is taken before the device is bound, so no crash leaves a
+//! device without a lock. The kernel drops the lock with the last reference to the descriptor, so no lock remains without a
+//! device: not after a crash, a deferred detach or a reboot. Nothing is written to disk, which matters because
+//! `LOOP_CONFIGURE` flushes the file.
 //!
-//! The place is never believed: the device it names must be bound to the file.
+//! The index of a lock is checked before each use: that device must be bound to the file.
 //!
-//! Devices bound by other programs have no such lock. A writable one is noticed all the same, because it has the file open
-//! for writing, and a lease (`F_SETLEASE`, fcntl(2)) is refused while anything has. Where a lease cannot tell, and for
-//! read-only devices, an extended attribute records that the file had no device when its attachments began to be
-//! recorded; without it (`trusted.*` can only be written with `CAP_SYS_ADMIN`) a search walks over all devices.
+//! Devices that other programs bound have no such lock. A writable one is detected nevertheless: it has the file open for writing,
+//! and the kernel refuses a lease (`F_SETLEASE`, fcntl(2)) on such a file. If a lease gives no result, and for read-only
+//! devices, an extended attribute marks a tracked file: all its attachments by this library have a lock, and it had no other
+//! device when the mark was set. Without the mark (`trusted.*` can only be written with `CAP_SYS_ADMIN`) a search walks over
+//! all devices.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,29 +30,30 @@ const READ_WRITE: &CStr = c"trusted.loopfs.device";
 const READ_ONLY: &CStr = c"trusted.loopfs.device-ro";
 const TRACKED: &[u8] = b"none";
 
-/// Beyond the end of any file, and of what other programs lock.
+/// Beyond the end of any file, and of the ranges that other programs lock.
 const FIRST_OFFSET: i64 = 1 << 62;
-/// More than there are indices.
+/// More offsets than there are indices.
 const OFFSETS: i64 = 1 << 21;
 
-/// What the locks of a file say about its device.
+/// What the locks of a file show about its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IndexLock {
-    /// Nothing: another program has locked the file from end to end, or its file system has no locks.
+    /// Nothing, because another program has locked the whole file, or its file system has no locks.
     Unreadable,
-    /// This library has attached it to no device.
+    /// This library has attached the file to no device.
     NoLock,
-    /// The index it is attached to, or is about to be.
+    /// The index of the device that the file is attached to, or is about to be attached to.
     Index(u32),
 }
 
+/// Reads the index lock of a file. The caller checks that the device is bound to the file.
 pub(super) fn read(file: impl AsFd, access: Access) -> IndexLock {
     let first = first_offset(access);
-    // Asks who is in the way of a lock on all places.
+    // Asks for a lock that conflicts with a lock on all offsets.
     let mut found = lock_of(libc::F_WRLCK, first, OFFSETS);
     match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found)) {
         Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => IndexLock::NoLock,
-        // Else another program has locked the file from end to end.
+        // A lock of another length belongs to another program, which has locked the whole file.
         Ok(_) if found.l_len == 1 => {
             u32::try_from(found.l_start - first).map_or(IndexLock::Unreadable, IndexLock::Index)
         }
@@ -58,20 +61,20 @@ pub(super) fn read(file: impl AsFd, access: Access) -> IndexLock {
     }
 }
 
-/// How it is known that a file has no device of an access.
+/// The evidence that a file has no device with an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Absence {
-    /// Nothing has the file open for writing, so no writable device has, whichever program bound it.
+    /// No process or device has the file open for writing, so there is no writable device of any program.
     NoWriter,
-    /// This library has bound none, and its attachments are recorded. Another program may have bound one since.
+    /// The file is tracked, and this library has bound no device to it. Another program may have bound one since.
     Tracked,
-    /// Every device was asked.
+    /// Every device was asked what it is bound to.
     Scanned,
 }
 
-/// Whether anything may have the file open for writing, as a writable device has, whichever program bound it. None where that is not
-/// known, and of read-only devices: who only reads a file is not counted. `file` is open for reading only, or it counts
-/// as a writer itself.
+/// Returns `true` if a process, or a writable device of any program, may have the file open for writing. Returns `None` if the
+/// kernel does not show that, and for read-only access, because readers are not counted. `file` must be open for reading
+/// only; otherwise it counts as a writer itself.
 pub(super) fn writer(file: impl AsFd, access: Access) -> Option<bool> {
     match access {
         Access::ReadWrite => is_open_for_writing(file).ok(),
@@ -79,30 +82,33 @@ pub(super) fn writer(file: impl AsFd, access: Access) -> Option<bool> {
     }
 }
 
-/// Takes the place of `index`. `backing` is the descriptor that the device will keep. EAGAIN: another program
-/// has locked the file from end to end.
+/// Takes the lock of `index`. `backing` is the descriptor that the device will keep.
+///
+/// # Errors
+/// EAGAIN: another program has locked the whole file.
 pub(super) fn write(backing: impl AsFd, access: Access, index: u32) -> Result<(), Errno> {
-    // A lock for reading is enough to be seen, and every descriptor may have it.
-    let place = lock_of(libc::F_RDLCK, first_offset(access) + i64::from(index), 1);
-    fcntl(backing, FcntlArg::F_OFD_SETLK(&place)).map(drop)
+    // A read lock is enough to be visible, and every descriptor may hold one.
+    let lock = lock_of(libc::F_RDLCK, first_offset(access) + i64::from(index), 1);
+    fcntl(backing, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
 }
 
-/// Takes back what [`write`] took.
+/// Releases the lock that [`write`] took.
 pub(super) fn clear(backing: impl AsFd, access: Access) -> Result<(), Errno> {
     let places = lock_of(libc::F_UNLCK, first_offset(access), OFFSETS);
     fcntl(backing, FcntlArg::F_OFD_SETLK(&places)).map(drop)
 }
 
-/// Says that there is no device of this access that was not recorded.
+/// Marks a file as tracked: each device of this access holds an index lock.
 pub(super) fn mark_tracked(file: impl AsFd, access: Access) -> Result<(), Errno> {
     crate::sys::xattr::set(file, attribute(access), TRACKED)
 }
 
-/// As [`mark_tracked`], for a file that was made a moment ago.
+/// Marks a new file as tracked, for both kinds of access. The file cannot have a device yet.
 pub(crate) fn mark_new_file_tracked(file: impl AsFd) -> Result<(), Errno> {
     [Access::ReadWrite, Access::ReadOnly].into_iter().try_for_each(|access| mark_tracked(&file, access))
 }
 
+/// Returns `true` if the file is marked as tracked for this access.
 pub(super) fn is_tracked(file: impl AsFd, access: Access) -> bool {
     crate::sys::xattr::get(file, attribute(access)).is_ok_and(|value| value.as_deref() == Some(TRACKED))
 }
@@ -121,8 +127,8 @@ fn first_offset(access: Access) -> i64 {
     }
 }
 
-/// The device that keeps `image`, an open file that the caller holds flock(2) of: bound by this library, in whichever
-/// process, and not about to go. No device is opened, so nodes need not be there.
+/// Returns the index of the device that `image` is attached to, by this library in any process. Returns `None` also if the
+/// device has a deferred detach. The caller holds flock(2) of the image. Opens no device, so their nodes need not exist.
 pub(crate) fn attached_index(image: BorrowedFd<'_>) -> Option<u32> {
     [Access::ReadWrite, Access::ReadOnly].into_iter().find_map(|access| match read(image, access) {
         IndexLock::Index(index) => loop_dev::stays_bound(index).then_some(index),
@@ -136,18 +142,21 @@ mod tests {
 
     use super::*;
 
-    /// As many descriptors of one file as asked, each opened anew.
+    /// Opens `N` descriptors of one file, each with an open file description of its own.
     fn opened<const N: usize>() -> [File; N] {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::array::from_fn(|_| file.reopen().expect("the file again"))
     }
 
     #[test]
-    fn a_place_is_seen_by_others_until_the_last_copy_of_its_descriptor_is_closed() {
+    fn a_lock_is_visible_until_the_last_copy_of_its_descriptor_is_closed() {
         let [backing, other] = opened();
         write(&backing, Access::ReadWrite, 1_048_575).unwrap();
         assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(1_048_575));
-        assert!(!matches!(read(&other, Access::ReadOnly), IndexLock::Index(_)), "the other access has none");
+        assert!(
+            !matches!(read(&other, Access::ReadOnly), IndexLock::Index(_)),
+            "the other access has no lock"
+        );
         let kept_by_the_device = backing.try_clone().unwrap();
         drop(backing);
         assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(1_048_575));
@@ -156,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writable_and_a_read_only_device_of_a_file_do_not_hide_each_other() {
+    fn locks_of_a_writable_and_a_read_only_device_do_not_hide_each_other() {
         let [writable, read_only, other] = opened();
         write(&writable, Access::ReadWrite, 7).unwrap();
         write(&read_only, Access::ReadOnly, 0).unwrap();
@@ -165,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_taken_back_is_free_for_another_try() {
+    fn a_released_lock_can_be_taken_again() {
         let [backing, other] = opened();
         write(&backing, Access::ReadWrite, 7).unwrap();
         clear(&backing, Access::ReadWrite).unwrap();
@@ -175,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_another_program_on_the_whole_file_is_no_place() {
+    fn a_lock_of_another_program_on_the_whole_file_is_unreadable() {
         let [theirs, ours, other] = opened();
         let whole = lock_of(libc::F_WRLCK, 0, 0);
         fcntl(&theirs, FcntlArg::F_OFD_SETLK(&whole)).unwrap();

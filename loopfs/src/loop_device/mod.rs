@@ -1,7 +1,7 @@
-//! Loop devices (loop(4)): a file shown as a block device.
+//! Loop devices (loop(4)): files attached as block devices.
 //!
-//! The kernel is the state. A device is known by the file it is bound to (device and inode
-//! number), never by a path, and what was remembered about it is checked before each use.
+//! The kernel is the source of truth. The library identifies a device by the file that it is bound to (device and inode
+//! number), never by a path, and checks remembered facts before each use.
 
 mod attach;
 mod binding;

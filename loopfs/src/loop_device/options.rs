@@ -1,4 +1,4 @@
-//! What to attach a file as.
+//! Options of an attachment.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use crate::sys::loop_abi as abi;
 /// Whether I/O of the device bypasses the page cache of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectIo {
-    /// It must; otherwise data is cached twice and a flush is all that bounds the loss.
+    /// Direct I/O is required. Without it data is cached twice, and only a flush limits the loss at a crash.
     #[default]
     Require,
-    /// It should, where the file system can.
+    /// Direct I/O is used if the file system supports it.
     Prefer,
-    /// It must not.
+    /// Buffered I/O is required.
     Off,
 }
 
 /// Logical block size of the device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockSize {
-    /// This one: a power of two from 512 to 4096. Every program can use 512.
+    /// This size: a power of two from 512 to 4096. Every program can use 512.
     Exact(u32),
-    /// The smallest that the file takes direct I/O in (`STATX_DIOALIGN`, Linux 6.1; 512 before). It
+    /// The smallest size in which the file takes direct I/O (`STATX_DIOALIGN`, Linux 6.1; 512 before). It
     /// may differ between a file and its reflinked copy.
     MatchDirectIo,
-    /// The kernel's choice, which depends on its version and on how the file was opened.
+    /// The default of the kernel, which depends on its version and on how the file was opened.
     KernelDefault,
 }
 
@@ -46,16 +46,16 @@ pub enum Lifetime {
 /// Which device to bind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexPolicy {
-    /// An idle one of the range that [`LoopControl`](super::LoopControl) keeps for itself.
+    /// An idle device from the pool of the [`LoopControl`](super::LoopControl).
     #[default]
     Pool,
-    /// The one that `LOOP_CTL_GET_FREE` names, as other programs do it.
+    /// The index that `LOOP_CTL_GET_FREE` returns, as other programs use it.
     Any,
-    /// This one, made if need be.
+    /// This index; the device is added if it does not exist.
     Exact(u32),
 }
 
-/// How to attach a file. Made by [`new`](Self::new), refined by the other methods.
+/// The options of an attachment. [`new`](Self::new) returns the defaults, which the other methods change.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct AttachOptions {
@@ -71,7 +71,8 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    /// The whole file, direct I/O required, blocks of 512 bytes, discards let through, persistent, from the pool, ten seconds.
+    /// Returns the defaults: the whole file, direct I/O required, blocks of 512 bytes, discards enabled, persistent, an index from the
+    /// pool, a deadline of ten seconds.
     pub fn new(access: Access) -> Self {
         Self {
             access,
@@ -86,32 +87,32 @@ impl AttachOptions {
         }
     }
 
-    /// Where the device begins in the file, in bytes: a multiple of the block size.
+    /// Sets where the device begins in the file, in bytes: a multiple of the block size.
     pub fn offset(mut self, offset: u64) -> Self {
         self.extent.offset = offset;
         self
     }
 
-    /// How much of the file the device shows at most, in bytes: a multiple of the block size.
+    /// Sets the size limit of the device, in bytes: a multiple of the block size.
     pub fn size_limit(mut self, limit: NonZeroU64) -> Self {
         self.extent.size_limit = Some(limit);
         self
     }
 
-    /// Whether the page cache is bypassed.
+    /// Sets whether I/O bypasses the page cache.
     pub fn direct_io(mut self, direct_io: DirectIo) -> Self {
         self.direct_io = direct_io;
         self
     }
 
-    /// Logical block size.
+    /// Sets the logical block size.
     pub fn block_size(mut self, block_size: BlockSize) -> Self {
         self.block_size = block_size;
         self
     }
 
-    /// What becomes of discards. A device that is attached already is made to do as asked, except that some kernels keep a
-    /// mask ([`LoopDevice::set_discard`](super::LoopDevice::set_discard)).
+    /// Enables or disables discards. A device that is attached already is changed accordingly, but some kernels keep discards
+    /// disabled ([`LoopDevice::set_discard`](super::LoopDevice::set_discard)).
     pub fn discard(mut self, discard: Discard) -> Self {
         self.discard = discard;
         self
@@ -129,21 +130,21 @@ impl AttachOptions {
         self
     }
 
-    /// At most 63 bytes that `losetup` shows as the backing file's name: they tell people whose device
-    /// it is, and mean nothing to the kernel. Longer labels are cut.
+    /// Sets a label of at most 63 bytes, which `losetup` shows as the name of the backing file. It tells people who uses the device, and
+    /// has no meaning for the kernel. Longer labels are truncated.
     pub fn label(mut self, label: &str) -> Self {
         let fits = label.floor_char_boundary(abi::LABEL_SIZE);
         self.label = label[..fits].to_owned();
         self
     }
 
-    /// The time after which an attachment gives up, if other programs take the devices or hold the lock of the file.
+    /// Sets the time after which the attachment fails, if other programs take the devices or hold the lock of the file.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Why a device that is bound does not meet these options, if it does not.
+    /// Returns how a bound device differs from these options, or `None` if it meets them.
     pub(super) fn mismatch(&self, status: &Status) -> Option<String> {
         if status.binding.access != self.access {
             return Some(format!("{:?} asked, {:?} granted", self.access, status.binding.access));
@@ -175,7 +176,7 @@ impl AttachOptions {
         };
         let limit = self.extent.size_limit.map_or(0, NonZeroU64::get);
         for (name, value) in [("offset", self.extent.offset), ("size limit", limit)] {
-            // The kernel would take it, and drop direct I/O or the tail without a word.
+            // The kernel would accept it, and silently drop direct I/O or the last bytes.
             if !value.is_multiple_of(unit) || i64::try_from(value).is_err() {
                 return invalid(format!("{name} {value} is not a multiple of {unit} that a file can have"));
             }

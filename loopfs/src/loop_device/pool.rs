@@ -1,9 +1,9 @@
-//! Which indices to bind next.
+//! The pool of idle devices: it chooses the index to bind next.
 //!
-//! Indices come from a range of our own, far above those that `LOOP_CTL_GET_FREE` hands to other
-//! programs, so that neither its walk over all devices nor its races are met. Making a device
-//! takes about 0.5 ms and removing one about 45 ms (it waits for RCU grace periods), so idle ones
-//! are kept for the next attachment and surplus ones are removed in the background, many at once.
+//! Indices come from a private range, far above those that `LOOP_CTL_GET_FREE` returns to other programs, which avoids both its
+//! walk over all devices and its races. Adding a device takes about 0.5 ms, and removing one about 45 ms, because the removal
+//! waits for RCU grace periods. Idle devices are therefore kept for the next attachment, and surplus ones are removed in the
+//! background, many concurrently.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -17,25 +17,25 @@ use super::device::node_name;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_dev;
 
-/// Removals that wait for grace periods at the same time.
+/// Concurrent removals, which wait for grace periods.
 const REMOVERS: usize = 64;
 
-/// How many devices are looked at in one call to see whether their last user has closed them.
+/// Devices with a deferred detach that one call checks for their last close.
 const CLOSING_LOOKS: usize = 8;
 
-/// Settings of the devices that a [`LoopControl`](super::LoopControl) keeps for itself.
+/// Options of the idle-device pool of a [`LoopControl`](super::LoopControl).
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
     /// Indices to use. Processes that share a range do not disturb each other.
     pub range: Range<u32>,
-    /// Idle devices that are kept. Each holds some 136 KiB of kernel memory.
+    /// Number of idle devices to keep. Each uses about 136 KiB of kernel memory.
     pub keep_idle: usize,
 }
 
 impl Default for PoolOptions {
-    /// 65536 to 131071, 64 idle. Where the parameter `max_part` of the loop module is 8 or more, devices take so many minor numbers
-    /// that there are fewer indices: then the upper half of them. The parameter is known once the module is loaded, which
-    /// opening `/dev/loop-control` does.
+    /// Indices 65536 to 131071, of which 64 idle devices are kept. If the parameter `max_part` of the loop module is 8 or more,
+    /// devices use so many minor numbers that there are fewer indices; the range is then the upper half of them. The parameter is
+    /// known once the module is loaded, which opening `/dev/loop-control` does.
     fn default() -> Self {
         let end = loop_dev::index_limit().min(0x2_0000);
         Self { range: end / 2..end, keep_idle: 64 }
@@ -50,17 +50,17 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 struct State {
-    /// The lowest is bound next, so that surplus ones gather at the top.
+    /// The lowest index is bound next, so that surplus ones are the highest.
     idle: BTreeSet<u32>,
-    /// Bound until their last close, and idle from then on.
+    /// Devices with a deferred detach: idle after their last close.
     closing: VecDeque<u32>,
     next: u32,
-    /// How many devices may be added before the next look at all that there are.
+    /// Number of devices to add before the next scan of the range.
     adds_until_scan: usize,
 }
 
 impl Pool {
-    /// Takes over what earlier processes left idle in the range.
+    /// Creates a pool with the devices of the range that earlier processes left idle.
     pub(super) fn recover(options: PoolOptions) -> Result<Self> {
         let limit = loop_dev::index_limit();
         if options.range.end > limit {
@@ -78,7 +78,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// An index that was idle when last seen. The kernel decides: binding may still find it taken.
+    /// Returns an index that was idle when last seen. The kernel decides: another program may have bound it since.
     pub(super) fn acquire(&self, control: BorrowedFd<'_>) -> Result<u32> {
         let range = &self.options.range;
         for _ in range.clone() {
@@ -94,7 +94,7 @@ impl Pool {
             let candidate = self.next();
             match loop_dev::add(control, candidate) {
                 Ok(index) => return Ok(index),
-                // Made by another process, or by this one, and perhaps idle since without its doing.
+                // The device exists already, added by this or another process, and may have become idle without notice.
                 Err(Errno::EEXIST) if is_unbound(candidate) => return Ok(candidate),
                 Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(Error::sys("add", node_name(candidate), errno)),
@@ -115,7 +115,7 @@ impl Pool {
             if is_unbound(index) {
                 return Some(index);
             }
-            // One that was removed is forgotten.
+            // A removed device leaves the list.
             if loop_dev::exists(index) {
                 state.closing.push_back(index);
             }
@@ -123,7 +123,7 @@ impl Pool {
         None
     }
 
-    /// The next index to add: round and round, for what was removed since can be made again.
+    /// Returns the next index to add. Starts again at the end of the range, because removed devices can be added again.
     fn next(&self) -> u32 {
         let range = &self.options.range;
         let mut state = self.lock();
@@ -137,12 +137,12 @@ impl Pool {
         self.lock().adds_until_scan == 0
     }
 
-    /// Looks at every device of the range. Many become idle without this pool being told: those that are detached by another
-    /// process or by [`LoopDevice::detach`](super::LoopDevice::detach), and those that another program gave back. Without
-    /// this, devices would be added until the range is used up.
+    /// Scans all devices of the range for idle ones. Devices become idle without notice if another process, another program or
+    /// [`LoopDevice::detach`](super::LoopDevice::detach) detaches them. Without scans, devices would be added until the range is
+    /// used up.
     ///
-    /// The next scan is due when as many were added as there are now: so each is looked at twice at most on average, and
-    /// there are at most twice as many as were ever bound at the same time.
+    /// The next scan is due when as many devices were added as exist now. So each device is scanned at most twice on average,
+    /// and there are at most twice as many devices as were ever bound concurrently.
     fn scan(&self) -> Result<()> {
         let range = &self.options.range;
         let existing: Vec<u32> = indices()?.into_iter().filter(|index| range.contains(index)).collect();
@@ -157,14 +157,14 @@ impl Pool {
         Ok(())
     }
 
-    /// An index that is not bound (any more).
+    /// Returns an index that is not bound to the pool.
     pub(super) fn release(&self, index: u32) {
         if self.options.range.contains(&index) {
             self.lock().idle.insert(index);
         }
     }
 
-    /// An index that will not be bound any more once its last user has closed it.
+    /// Returns an index with a deferred detach to the pool. It is idle after its last close.
     pub(super) fn release_on_close(&self, index: u32) {
         if self.options.range.contains(&index) {
             let mut state = self.lock();
@@ -182,7 +182,7 @@ impl Pool {
         self.lock().idle.len()
     }
 
-    /// Whether enough idle devices have gathered for a round of removals to be worth its while.
+    /// Returns `true` if there are enough surplus devices for a round of removals.
     pub(super) fn has_surplus(&self) -> bool {
         self.idle() >= self.options.keep_idle + REMOVERS
     }
@@ -191,8 +191,8 @@ impl Pool {
         self.options.keep_idle
     }
 
-    /// Removes idle devices until `keep` are left. One that was bound meanwhile is left alone:
-    /// the kernel refuses with EBUSY.
+    /// Removes idle devices until `keep` are left. A device that was bound in the meantime stays: the kernel refuses to remove it
+    /// (EBUSY).
     pub(super) fn remove_idle(&self, control: BorrowedFd<'_>, keep: usize) -> usize {
         let surplus: Vec<u32> = {
             let mut state = self.lock();
@@ -210,7 +210,7 @@ impl Pool {
             let workers: Vec<_> = surplus.chunks(share).map(start).collect();
             let finish = |(worker, indices): (std::io::Result<ScopedJoinHandle<'_, usize>>, _)| match worker {
                 Ok(worker) => worker.join().unwrap_or_default(),
-                // Without a thread to be had (EAGAIN) it takes longer.
+                // If no thread can be created (EAGAIN), the removal takes longer.
                 Err(_) => remove(indices),
             };
             workers.into_iter().map(finish).sum()
@@ -218,7 +218,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing is left half done in the state by a panic.
+        // A panic leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -227,7 +227,7 @@ fn is_unbound(index: u32) -> bool {
     loop_dev::open_device(index, false).and_then(loop_dev::status).err() == Some(Errno::ENXIO)
 }
 
-/// Every index the kernel has, bound or not.
+/// Returns the indices of all devices of the kernel, bound or not.
 pub(super) fn indices() -> Result<Vec<u32>> {
     loop_dev::indices().context("list", "/sys/block")
 }

@@ -8,8 +8,12 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use rstest::rstest;
 
+use super::control::LoopControl;
+use super::detach::Detach;
+use super::device::LoopDevice;
 use super::model_tests::{image, old_and_new, options};
-use super::*;
+use super::options::{AttachOptions, Lifetime};
+use super::pool::PoolOptions;
 use crate::error::ErrorKind;
 use crate::sys::loop_dev::{FOREIGN, reset, with};
 

@@ -28,17 +28,17 @@ impl MountFlags {
         mount_attr {
             attr_set: u64::from(set),
             attr_clr: u64::from(all),
-            // A mount made later inside the source must not appear in the copy.
+            // A later mount inside the source must not appear in the copy.
             propagation: libc::MS_PRIVATE,
             userns_fd: 0,
         }
     }
 }
 
-/// Shows `source` (a directory, a file or a device node; `O_PATH` is enough) at `target`, which
-/// must exist, be of the same sort, and not be a symbolic link in its last part.
+/// Bind-mounts `source` (a directory, a file or a device node; `O_PATH` is enough) at `target`, which must exist, be of the same
+/// type, and not be a symbolic link in its last component.
 ///
-/// The mount is made detached, given its flags, and only then attached (`open_tree`,
+/// The call creates the mount detached, sets its flags, and only then attaches it (`open_tree`,
 /// `mount_setattr`, `move_mount`; Linux 5.12).
 ///
 /// # Errors
@@ -57,8 +57,8 @@ pub fn bind_mount(source: BorrowedFd<'_>, target: &Path, flags: MountFlags) -> R
     sys::attach_tree(&tree, &path).context("mount", &object)
 }
 
-/// Unmounts everything mounted at `target`. False where nothing was: neither a mount point nor
-/// an existing path is required, so the call can be repeated. A symbolic link is not followed.
+/// Unmounts everything mounted at `target`. Returns `false` if nothing was mounted: `target` need not be a mount point nor
+/// exist, so the call can be repeated. A symbolic link is not followed.
 ///
 /// # Errors
 /// EBUSY: files are open there. EPERM: without `CAP_SYS_ADMIN`.

@@ -12,8 +12,8 @@ pub enum AccessTime {
     Strict,
 }
 
-/// Flags of a bind mount, of its own and not of what it shows (mount_setattr(2)). All are set
-/// as they stand here: the flags of the source mount are not inherited.
+/// Flags of the bind mount itself, not of its source (mount_setattr(2)). All are set
+/// as they are here: the flags of the source mount are not inherited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MountFlags {
     /// Refuse writes with EROFS.
@@ -34,7 +34,7 @@ pub struct MountFlags {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountOptionError {
-    /// Not shown is which: whoever asks may have put credentials there, as CSI allows.
+    /// The error does not show which option, because a caller may have put credentials there.
     #[error("an option is none of: {}", MountFlags::OPTIONS)]
     Unknown,
     /// Two say the opposite of each other.

@@ -33,7 +33,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether the mount (not only the file system) has this option.
+    /// Returns `true` if the mount (not only the file system) has this option.
     #[must_use]
     pub fn has_option(&self, name: &str) -> bool {
         self.options.iter().any(|option| option == name)

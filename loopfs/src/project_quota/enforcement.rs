@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::quotactl;
 
-/// How far a file system goes with project quotas.
+/// Whether a file system counts and enforces project quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
     /// The kernel has no `quotactl_fd(2)` (before Linux 5.14).
@@ -30,7 +30,7 @@ impl Enforcement {
         match quotactl::state(fs) {
             Ok(state) if state.flags & quotactl::FS_QUOTA_PDQ_ENFD != 0 => Ok(Self::Enforcing),
             Ok(state) if state.flags & quotactl::FS_QUOTA_PDQ_ACCT != 0 => Ok(Self::AccountingOnly),
-            // XFS without a quota mount option answers ENOSYS, other file systems EINVAL or ESRCH.
+            // XFS without a quota mount option returns ENOSYS, other file systems EINVAL or ESRCH.
             Ok(_) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::ESRCH | Errno::EOPNOTSUPP) => {
                 Ok(Self::NoQuota)
             }
@@ -38,7 +38,7 @@ impl Enforcement {
         }
     }
 
-    /// What is wrong with it and what to do; None where limits are enforced.
+    /// Returns the problem and its remedy, or `None` if limits are enforced.
     pub(crate) fn problem(self) -> Option<(ErrorKind, &'static str)> {
         match self {
             Self::Enforcing => None,

@@ -1,4 +1,4 @@
-//! Giving out project ids: which are free, and when one is free again.
+//! Allocating project ids: which ids are free, and when an id is free again.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -18,12 +18,14 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
 use crate::sys::{fsxattr, random};
 
-/// Gives out the project ids of a range of its own on one file system.
+/// An allocator of project ids: it allocates the ids of one range on one file system.
 ///
-/// The quota records are the only state: an id is taken by giving it limits, before any directory carries it,
-/// so every other program that looks for a free id sees it from then on, and no directory is ever tagged
-/// without a limit. It is free again when it has neither usage nor limits. What a crash leaves is found by
-/// [`recover`](Self::recover) from the file system alone.
+/// The quota records are the only state. The allocator reserves an id by setting its limits, before a directory is assigned to
+/// it. From then on every other program that looks for a free id sees that it is used, and no directory is ever in a project
+/// without a limit. An id is free again when it has neither usage nor limits. After a crash, [`recover`](Self::recover)
+/// finds unassigned ids from the file system alone.
+///
+/// A released id that files are still charged to is draining. It keeps its limits until its last file is freed.
 ///
 /// Any number of processes may use one range, each with a `ProjectIds` on the same lock file.
 ///
@@ -37,36 +39,37 @@ pub struct ProjectIds {
     lock_timeout: Duration,
     /// The id after the one that was allocated last, 0 before the first. It is only tried first, so no lock guards it.
     next: AtomicU32,
-    /// Ids that were given up while something was still charged to them.
+    /// Ids that were released while inodes were still charged to them.
     draining: Mutex<Vec<ProjectId>>,
 }
 
-/// What became of an id that was given up.
+/// The result of releasing an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Release {
-    /// It can be given out again.
+    /// The id is free and can be allocated again.
     Freed,
-    /// Something is still charged to it: a deleted file that is open, or one that was moved elsewhere. It
-    /// keeps its limits, so nobody takes it, and is tried again by [`ProjectIds::retry_draining`].
+    /// Inodes are still charged to the id: a deleted file that is open, or a file that was moved elsewhere. The id keeps its
+    /// limits, so it is not allocated, and [`ProjectIds::retry_draining`] tries again.
     Draining(Usage),
 }
 
-/// Ids that nobody carries, and what became of them.
+/// Ids that no directory is assigned to, after an attempt to free them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
     /// Free again.
     pub freed: Vec<ProjectId>,
-    /// Left as they are, for something is charged to them.
+    /// Still used, because inodes are charged to them.
     pub draining: Vec<Usage>,
 }
 
 impl ProjectIds {
-    /// Ids of `range` on the file system of `fs`, given out one at a time under flock(2) of `lock`.
+    /// Creates an allocator for the ids of `range` on the file system of `fs`. It allocates one id at a time, under flock(2) of
+    /// `lock`.
     ///
-    /// `fs` must not be `O_PATH`, or nothing can be released. The lock file must never be renamed or
-    /// replaced: who waits for it would wake up with a lock on a file that others do not see. Each call opens it
-    /// through `/proc/self/fd`, because duplicated descriptors share one lock.
+    /// `fs` must not be `O_PATH`, or no id can be released. The lock file must never be renamed or replaced: a waiting process
+    /// would get a lock on a file that other processes do not see. Each call opens the file through `/proc/self/fd`, because
+    /// duplicated descriptors share one lock.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: the range is empty. Those of dup(2) and open(2).
@@ -94,33 +97,33 @@ impl ProjectIds {
         self
     }
 
-    /// The ids that are given out.
+    /// Returns the range of ids that this allocator uses.
     #[must_use]
     pub fn range(&self) -> &RangeInclusive<ProjectId> {
         &self.range
     }
 
-    /// Takes a free id by limiting it. However many are in use it takes about two calls of the kernel to
-    /// find one, until the range is nearly full.
+    /// Reserves a free id by setting its limits, and returns it. To find one takes about two system calls, however many ids are
+    /// used, until the range is nearly full.
     ///
-    /// Until a directory carries it only its limits keep it: a concurrent [`release`](Self::release) of the
-    /// same id, or [`recover`](Self::recover), frees it. [`create`](Self::create) leaves no such moment.
-    /// It is durable when the directory that carries it has been made so by fsync(2).
+    /// Until a directory is assigned to the id, only its limits reserve it: a concurrent [`release`](Self::release) of the same
+    /// id, or [`recover`](Self::recover), frees it. [`create`](Self::create) has no such gap. The reservation is durable
+    /// after fsync(2) of a directory that is assigned to the id.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: all ids of the range are in use. [`ErrorKind::InvalidInput`]: `limits` limit
-    /// nothing, or are refused by [`ProjectQuota::set_limits`].
+    /// [`ErrorKind::NoSpace`]: all ids of the range are used. [`ErrorKind::InvalidInput`]: `limits` contain no limit, or
+    /// [`ProjectQuota::set_limits`] refuses them.
     pub fn reserve(&self, limits: Limits) -> Result<ProjectId> {
         let _lock = self.lock()?;
         self.reserve_locked(limits)
     }
 
-    /// Takes a free id by limiting it, puts an empty directory into it and checks that it is charged there:
-    /// all of it or nothing.
+    /// Reserves a free id, assigns an empty directory to it, and checks that the directory is charged to it. After an error
+    /// none of that remains.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve) and [`assign_project`]. [`ErrorKind::AlreadyExists`]: the directory is
-    /// in a project. [`ErrorKind::NotHonoured`]: it is on another file system.
+    /// already in a project. [`ErrorKind::NotHonoured`]: the directory is on another file system.
     pub fn create(&self, directory: impl AsFd, limits: Limits) -> Result<ProjectId> {
         const OPERATION: &str = "make a project of";
         const OBJECT: &str = "a directory";
@@ -130,13 +133,13 @@ impl ProjectIds {
             let detail = format!("it is in project {}; limit that one", before.fsx_projid);
             return Err(Error::new(ErrorKind::AlreadyExists, OPERATION, OBJECT, detail));
         }
-        // Held until it is tagged: whoever gives up an id finds it without usage, or charged.
+        // Held until the directory is assigned, so a concurrent release finds the id either without limits or charged.
         let lock = self.lock()?;
         let id = self.reserve_locked(limits)?;
         let made = assign_project(directory, id).and_then(|()| self.verify(id, limits));
         drop(lock);
         if let Err(error) = made {
-            // What cannot be undone now is found by recovery, and the first error says more.
+            // If this fails, recovery finds the id. The first error is the more useful one.
             fsxattr::set(directory, &before).ok();
             self.release(id).ok();
             return Err(error);
@@ -144,22 +147,23 @@ impl ProjectIds {
         Ok(id)
     }
 
-    /// Gives up an id that nothing shall carry any more: waits for the frees that XFS defers, and frees it
-    /// if nothing is charged to it then. Repeating it does no harm.
+    /// Releases an id that no directory uses any more: waits for deferred inode inactivation of XFS, and frees the id if nothing
+    /// is charged to it then. The call can be repeated.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`]: the id is not of the range. As
+    /// [`ErrorKind::InvalidInput`]: the id is not in the range. As
     /// [`finish_frees`](ProjectQuota::finish_frees). After an error it is draining.
     pub fn release(&self, id: ProjectId) -> Result<Release> {
         let finished = self.require_own(id).and_then(|()| self.quota().finish_frees(id));
         self.release_finished(id, finished, |_| ())
     }
 
-    /// [`release`](Self::release) for who has waited already: those frees may take long, whoever deleted the files, and locks that
-    /// others wait for are better taken after them.
+    /// As [`release`](Self::release), for a caller that has already waited for deferred inode inactivation, with the result
+    /// `finished`. That wait can be long, because it includes the deletions of all users, so callers should take contended
+    /// locks only after it.
     ///
-    /// Calls `cleared` with the usage and limits that the id had, if this call removed its limits. It does not call it if
-    /// another process did. So of all processes that release an id, exactly one learns what the id was limited to.
+    /// Calls `cleared` with the usage and limits of the id if this call removed the limits, and not if another process did. So of
+    /// all processes that release an id, exactly one gets its limits.
     pub(crate) fn release_finished(
         &self,
         id: ProjectId,
@@ -184,17 +188,17 @@ impl ProjectIds {
         Err(Error::new(ErrorKind::InvalidInput, "release project", id, detail))
     }
 
-    /// Tries again to free the ids that were draining when this `ProjectIds` was asked to release or recover
-    /// them. One that is in `assigned` is forgotten: another process has freed it, and given it out anew.
+    /// Tries again to free the ids that were draining when this `ProjectIds` released or recovered them. Ids in `assigned` are
+    /// dropped from the list: another process has freed and allocated them again.
     ///
     /// # Errors
-    /// The first one met; the other ids were tried all the same. See [`draining`](Self::draining) for those
-    /// that are left.
+    /// The first error; the call tries the other ids nevertheless. [`draining`](Self::draining) returns the ids that are left.
     pub fn retry_draining(&self, assigned: &HashSet<ProjectId>) -> Result<Reclaimed> {
         self.reclaim(&self.still_draining(assigned), |id| self.release(id))
     }
 
-    /// [`retry_draining`](Self::retry_draining) for who has waited already, as for [`release_finished`](Self::release_finished).
+    /// As [`retry_draining`](Self::retry_draining), for a caller that has already waited, as for
+    /// [`release_finished`](Self::release_finished).
     pub(crate) fn retry_finished(
         &self,
         assigned: &HashSet<ProjectId>,
@@ -209,24 +213,24 @@ impl ProjectIds {
         draining.clone()
     }
 
-    /// The ids that wait to be freed.
+    /// Returns the ids that are draining.
     #[must_use]
     pub fn draining(&self) -> Vec<ProjectId> {
         self.lock_draining().clone()
     }
 
-    /// Frees the ids of the range that are not in `assigned`: those of reservations and removals that a crash
-    /// interrupted. One that something is charged to stays taken, whoever carries it. Its cost grows with
-    /// the ids in use: meant for once, at start.
+    /// Frees the ids of the range that are not in `assigned`. Such ids remain when a crash interrupts a reservation or a release.
+    /// An id that inodes are charged to stays in use. The cost is proportional to the number of used ids, so call it once, at
+    /// start.
     ///
     /// # Errors
-    /// The first one met; the other ids were tried all the same.
+    /// The first error; the call tries the other ids nevertheless.
     pub fn recover(&self, assigned: &HashSet<ProjectId>) -> Result<Reclaimed> {
         let mut orphans = Vec::new();
         for usage in self.quota().ids(self.range.clone()) {
             orphans.extend(Some(usage?.id).filter(|id| !assigned.contains(id)));
         }
-        // What drains is among the orphans.
+        // The orphans include the draining ids.
         self.lock_draining().clear();
         self.reclaim(&orphans, |id| self.release(id))
     }
@@ -252,7 +256,7 @@ impl ProjectIds {
         const OPERATION: &str = "reserve";
         const OBJECT: &str = "a project id";
         if !limits.restrict() {
-            let detail = "an id is taken by what it is limited to, and these limits are none";
+            let detail = "an id is reserved by its limits, and these set none";
             return Err(Error::new(ErrorKind::InvalidInput, OPERATION, OBJECT, detail));
         }
         let (first, last) = (self.range.start().get(), self.range.end().get());
@@ -268,7 +272,7 @@ impl ProjectIds {
                 Ok(id)
             }
             Err(error) => {
-                // Most errors set nothing, and then this fails as well; if not, recovery finds it.
+                // Most errors set no limit, and then this fails too. Otherwise recovery finds the id.
                 self.quota().clear_limits(id).ok();
                 Err(error)
             }
@@ -303,8 +307,7 @@ impl ProjectIds {
         ProjectQuota::of(self.fs.as_fd())
     }
 
-    /// The lock belongs to an open file description, so each caller opens its own: threads exclude each other as
-    /// processes do.
+    /// Locks the lock file for one allocation or release.
     fn lock(&self) -> Result<Flock<OwnedFd>> {
         let operation = "allocate or free a project id, which takes the lock";
         flock::exclusive_reopened(self.lock.as_fd(), self.lock_timeout, operation)
@@ -315,7 +318,7 @@ impl ProjectIds {
     }
 }
 
-/// The quota records of the kernel.
+/// The quota records of the file system.
 struct Kernel<'fs> {
     quota: ProjectQuota<'fs>,
     last: u32,

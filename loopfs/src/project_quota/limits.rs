@@ -1,4 +1,4 @@
-//! What a project may use: as it is asked, and as the file system keeps it.
+//! The limits of a project: as requested, and as the file system stores them.
 
 use std::time::{Duration, SystemTime};
 
@@ -29,7 +29,7 @@ pub enum Limit<T> {
     },
 }
 
-/// What is asked of [`ProjectQuota::set_limits`](super::ProjectQuota::set_limits).
+/// The limits that a caller requests of [`ProjectQuota::set_limits`](super::ProjectQuota::set_limits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes: allocated blocks, and those reserved for delayed allocation.
@@ -50,7 +50,7 @@ impl Limits {
         Self { bytes: Limit::Hard(bytes), inodes: Limit::Hard(inodes) }
     }
 
-    /// Whether anybody is to be limited by these.
+    /// Returns `true` if these contain a limit.
     pub(super) fn restrict(&self) -> bool {
         !matches!(self.bytes, Limit::Keep | Limit::Unlimited)
             || !matches!(self.inodes, Limit::Keep | Limit::Unlimited)
@@ -99,12 +99,12 @@ pub struct Usage {
     /// Set while more than the soft limit of bytes is in use (or more than the hard one, which was lowered):
     /// from then on the soft limit holds like a hard one. XFS keeps it to four seconds.
     pub bytes_grace_ends: Option<SystemTime>,
-    /// The same for inodes.
+    /// As for bytes, for inodes.
     pub inodes_grace_ends: Option<SystemTime>,
 }
 
 impl Usage {
-    /// Whether nothing is charged to the project. Its limits may still be there.
+    /// Returns `true` if nothing is charged to the project. It may still have limits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == Bytes(0) && self.inodes == Inodes(0)
@@ -187,7 +187,7 @@ fn numbers<T: Copy + Ord + std::fmt::Display>(
     }
 }
 
-/// Whether `stored` is what was asked, or a little more by rounding.
+/// Returns `true` if `stored` is what was requested, or a little more by rounding.
 pub(super) fn honoured(asked: Limits, stored: &StoredLimits) -> bool {
     kept(asked.bytes, stored.bytes, |stored, asked| stored >= asked)
         && kept(asked.inodes, stored.inodes, |stored, asked| stored == asked)

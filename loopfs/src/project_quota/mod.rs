@@ -1,7 +1,7 @@
 //! XFS project quotas: limits on the bytes and inodes of a directory tree.
 //!
 //! An inode has one project id; what it takes is charged to that project, and refused with ENOSPC at the
-//! hard limit. A file or directory takes the id of the directory it is made in where that has the inherit
+//! hard limit. A file or directory takes the id of the directory it is made in if that has the project inheritance
 //! flag, which [`assign_project`] sets; with it statfs(2) shows the limit as the size. A rename or link
 //! from another project into such a directory is refused with EXDEV, and one out of it keeps the id.
 //!

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// A project id that may carry limits: neither 0 (whose limits are everybody's defaults) nor
+/// A project id that may carry limits: neither 0 (whose limits are the defaults of all ids) nor
 /// 4294967295 (which the kernel refuses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProjectId(NonZeroU32);
 
 impl ProjectId {
-    /// None for 0 and 4294967295.
+    /// Returns the id, or `None` for 0 and 4294967295.
     #[must_use]
     pub const fn new(id: u32) -> Option<Self> {
         match NonZeroU32::new(id) {
@@ -18,7 +18,7 @@ impl ProjectId {
         }
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0.get()

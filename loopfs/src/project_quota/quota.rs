@@ -64,7 +64,7 @@ impl<'fs> ProjectQuota<'fs> {
         }
     }
 
-    /// Usage and limits of a project; None where the id has neither (`Q_XGETQUOTA`).
+    /// Returns the usage and limits of a project, or `None` if the id has neither (`Q_XGETQUOTA`).
     ///
     /// # Errors
     /// Those of [`ProjectQuota`].
@@ -77,7 +77,7 @@ impl<'fs> ProjectQuota<'fs> {
         }
     }
 
-    /// Sets the limits asked, leaves the others, and reads them back (`Q_XSETQLIM`). The file system rounds
+    /// Sets the requested limits, leaves the others unchanged, and reads them back (`Q_XSETQLIM`). The file system rounds
     /// bytes up to its block size; what it keeps is returned. A limit below the usage is allowed and stops
     /// further growth.
     ///
@@ -85,12 +85,12 @@ impl<'fs> ProjectQuota<'fs> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: a limit of 0 or a soft limit above the hard one, which the kernel would
-    /// pass over in silence. [`ErrorKind::NotHonoured`]: the file system keeps less than was asked.
+    /// silently ignore. [`ErrorKind::NotHonoured`]: the file system keeps less than was requested.
     /// And those of [`ProjectQuota`].
     #[doc(alias = "Q_XSETQLIM")]
     pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<StoredLimits> {
         let mut quota = limits::request(id, limits)?;
-        // Where usage is only counted the kernel would take the limit all the same.
+        // If usage is only counted, the kernel would nevertheless accept the limit.
         if limits.restrict() {
             self.require_enforcing()?;
         }
@@ -126,7 +126,7 @@ impl<'fs> ProjectQuota<'fs> {
             let from = next.take()?;
             match quotactl::get_next(fs, from) {
                 // Past the largest id the kernel starts again at 0, and of 4294967295 itself it
-                // answers EINVAL: neither is asked for.
+                // returns EINVAL: the search requests neither.
                 Ok(quota) if quota.id >= from && quota.id <= last => {
                     next = (quota.id < last).then_some(quota.id + 1);
                     ProjectId::new(quota.id).map(|id| Ok(Usage::read(id, &quota)))
@@ -178,19 +178,19 @@ pub fn project_of(file: impl AsFd) -> Result<u32> {
     explain(id, Interface::Attributes, "read the project id of", "a file")
 }
 
-/// As [`project_of`], and whether a directory hands its id down to what is made in it (`FS_XFLAG_PROJINHERIT`).
+/// As [`project_of`], and returns `true` if new files in the directory inherit its project id (`FS_XFLAG_PROJINHERIT`).
 pub(crate) fn project_and_inheritance_of(directory: impl AsFd) -> Result<(u32, bool)> {
     let read = fsxattr::get(directory)
         .map(|found| (found.fsx_projid, found.fsx_xflags & fsxattr::FS_XFLAG_PROJINHERIT != 0));
     explain(read, Interface::Attributes, "read the project id of", "a directory")
 }
 
-/// Puts an empty directory into a project: what is made in it later inherits the id
+/// Puts an empty directory into a project: new files in it inherit the id
 /// (`FS_IOC_FSSETXATTR` with `FS_XFLAG_PROJINHERIT`). Read back.
 ///
 /// # Errors
 /// EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the directory nor has `CAP_FOWNER`.
-/// EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: whoever owns it, ids are changed in the initial user
+/// EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: project ids can be changed only in the initial user
 /// namespace only. EBADF, as [`ErrorKind::InvalidInput`]: an `O_PATH` descriptor. ENOTTY or EOPNOTSUPP, as
 /// [`ErrorKind::Unsupported`]: the file system has no project ids. EROFS, as [`ErrorKind::ReadOnly`], also
 /// through a read-only mount. [`ErrorKind::NotHonoured`]: the id did not stick.

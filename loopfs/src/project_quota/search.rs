@@ -1,31 +1,30 @@
-//! Choosing a free id. Nothing here asks the kernel.
+//! Choosing a free project id: next-fit, then random, then a scan. This file makes no system calls.
 
 use std::ops::RangeInclusive;
 
-/// With nine of ten ids in use so many guesses in a row miss once in thirty times; then the gap that a walk
-/// looks for is near.
+/// Random ids to try. If nine of ten ids are used, all of these are used once in thirty times; a scan then finds the next gap
+/// after few steps.
 const GUESSES: usize = 32;
 
-/// What the search asks.
+/// The used ids, as the search needs them.
 pub(super) trait Ids {
     type Error;
 
-    /// Whether an id has usage or limits.
+    /// Returns `true` if the id has usage or limits.
     fn is_used(&mut self, id: u32) -> Result<bool, Self::Error>;
 
-    /// The smallest used id that is at least `from`, which is in the range; None where there is none up to
-    /// the range's end.
+    /// Returns the smallest used id that is at least `from`. Returns `None` if there is none up to the end of the range.
     fn next_used(&mut self, from: u32) -> Result<Option<u32>, Self::Error>;
 
-    /// A random number.
+    /// Returns a random number.
     fn random(&mut self) -> Result<u64, Self::Error>;
 }
 
-/// A free id of `range`; None when all are in use.
+/// Returns a free id of `range`, or `None` if all are used.
 ///
-/// `next_fit` is tried first, the id after the one that was taken last: XFS keeps thirty quota records in a
-/// block, and never gives a block of them back. Then chance decides, so that the cost does not grow with the
-/// ids in use, and only then the used ids are walked along.
+/// It first tries `next_fit`, the id after the one that was allocated last: XFS stores thirty quota records in a block and never
+/// frees such a block, so neighbouring ids save space. Then it tries random ids, whose cost does not grow with the number of
+/// used ids. Only then does it scan the used ids for a gap.
 pub(super) fn free_id<I: Ids>(
     ids: &mut I,
     range: &RangeInclusive<u32>,
@@ -54,11 +53,11 @@ pub(super) fn free_id<I: Ids>(
 
 fn random_id(number: u64, range: &RangeInclusive<u32>) -> u32 {
     let count = u64::from(range.end() - range.start()) + 1;
-    // Less than the count, which is at most 2^32.
+    // The remainder is less than the count, which is at most 2^32.
     range.start() + (number % count) as u32
 }
 
-/// The first id from `from` to `last` that is free, a step for each one in use.
+/// Returns the first free id from `from` to `last`. Takes one step for each used id.
 fn first_free<I: Ids>(ids: &mut I, from: u32, last: u32) -> Result<Option<u32>, I::Error> {
     for candidate in from..=last {
         if ids.next_used(candidate)? != Some(candidate) {
@@ -77,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Used ids, some of them outside the range, and a count of what was asked.
+    /// Used ids, some of them outside the range, and a count of the queries.
     struct Model {
         used: BTreeSet<u32>,
         last: u32,
@@ -127,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_id_is_found_exactly_if_one_is_free(
+        fn an_id_is_found_if_and_only_if_one_is_free(
             range in small_range(),
             used in prop::collection::btree_set(0..60u32, 0..60),
             next_fit in prop::option::of(any::<u32>()),
@@ -143,12 +142,12 @@ mod tests {
         }
 
         #[test]
-        fn a_range_is_used_up_exactly(range in small_range(), seed: u64) {
+        fn every_id_of_a_range_is_allocated_once(range in small_range(), seed: u64) {
             let mut model = Model::new(BTreeSet::new(), &range, seed);
             let mut next_fit = None;
             for _ in range.clone() {
                 let id = model.find(&range, next_fit).unwrap();
-                prop_assert!(model.used.insert(id), "{id} was given twice");
+                prop_assert!(model.used.insert(id), "{id} was allocated twice");
                 next_fit = id.checked_add(1);
             }
             prop_assert_eq!(model.find(&range, next_fit), None);
@@ -162,13 +161,13 @@ mod tests {
         let mut next_fit = None;
         for count in 0..100_000 {
             let id = model.find(&range, next_fit).unwrap();
-            assert!(model.asked <= 2, "{} questions with {count} ids in use", model.asked);
+            assert!(model.asked <= 2, "{} queries with {count} ids in use", model.asked);
             model.used.insert(id);
             next_fit = Some(id + 1);
         }
-        // Other processes start anywhere, and no better than this.
+        // Other processes start at a random id. They need no more queries than this.
         let asked: usize = (0..1000).map(|_| (model.find(&range, None), model.asked).1).sum();
-        assert!(asked <= 1050, "{asked} questions for 1000 ids with 0.6 % in use");
+        assert!(asked <= 1050, "{asked} queries for 1000 ids with 0.6 % in use");
     }
 
     #[test]

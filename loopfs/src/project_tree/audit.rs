@@ -18,7 +18,7 @@ pub struct StrayInode {
     pub path: PathBuf,
     /// The project id found, 0 for none.
     pub project: u32,
-    /// Whether it is a directory that hands its id down; false for all that is none.
+    /// `true` for a directory whose new entries inherit its id; `false` for other inodes.
     pub inherits: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct TreeAudit {
     pub directories: u64,
     /// Names of inodes with another project id: their blocks and inodes are charged elsewhere, or nowhere.
     pub other_project: u64,
-    /// Directories that do not hand their id down (`FS_XFLAG_PROJINHERIT`), whatever their id is: what is made in
+    /// Directories without the project inheritance flag (`FS_XFLAG_PROJINHERIT`), whatever their id is: what is made in
     /// them is in no project.
     pub not_inheriting: u64,
     /// The first [`EXAMPLES`](Self::EXAMPLES) of both.

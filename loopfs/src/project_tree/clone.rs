@@ -19,18 +19,18 @@ use crate::sys::file_handle;
 pub struct CloneReport {
     /// Names visited in the source, the root among them. A file with two names counts twice.
     pub names: u64,
-    /// Directories made, and the root.
+    /// Directories created, and the root.
     pub directories: u64,
-    /// Regular files made.
+    /// Regular files created.
     pub files: u64,
-    /// Everything else that was made.
+    /// Special files and symbolic links created.
     pub special_files: SpecialFiles,
-    /// Further names made of what has several.
+    /// Additional hard links created.
     pub hard_links: u64,
-    /// What is not in the clone. [`LeftOut::refused`](field@LeftOut::refused) counts also directories, and files with several names, that are
+    /// Entries that are not in the clone. [`LeftOut::refused`](field@LeftOut::refused) counts also directories, and files with several names, that are
     /// there and lack their times or flags.
     pub left_out: LeftOut,
-    /// Directories were moved, or names made anew, while the walk was in them: parts of the source may be missing.
+    /// Directories were moved, or names recreated, during the walk: parts of the source may be missing.
     pub disturbed: bool,
 }
 
@@ -51,7 +51,7 @@ impl CloneReport {
 /// owners, modes, access and modification times, extended attributes (`user`, `security` with capabilities, POSIX
 /// ACLs, and `trusted` but for this crate's own, `trusted.loopfs.*`) and flags (ioctl_xfs_fsgetxattr(2): immutable,
 /// append-only, no dump, extent size hints and the rest; those of special files from Linux 6.17 on). Holes stay
-/// holes; blocks allocated past the end of a file are not taken over. The root gets all this too, except that it is
+/// holes; post-EOF blocks are not copied. The root gets all this too, except that it is
 /// neither immutable nor append-only, so that its caller can still move and mark it. Inode numbers, the time of
 /// birth and of the last change are new.
 ///

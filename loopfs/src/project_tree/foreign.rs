@@ -11,7 +11,7 @@ use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::Result;
 use crate::project_quota::ProjectId;
 
-/// Inodes of one tree that carry the same project id.
+/// Inodes of one tree that have the same project id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignInodes {
     /// Names of such inodes. A file with two names counts twice.
@@ -31,7 +31,7 @@ pub(crate) struct ForeignSearch {
     pub(crate) complete: bool,
 }
 
-/// Searches the tree below `root` for inodes that carry another project id than `own`. Inodes with an id in `known` are
+/// Searches the tree below `root` for inodes that have another project id than `own`. Inodes with an id in `known` are
 /// counted for each id, so that an owner who gives his files very many ids costs no memory. `progress` is called every
 /// 1024 names. Changes nothing; `O_PATH` is enough for `root`.
 ///

@@ -1,4 +1,4 @@
-//! Which files of a clone get further names.
+//! Which files of a clone get additional hard links.
 //!
 //! A file is known by its handle, which holds the number and the generation of its inode: a number alone could be
 //! another file's by the time the walk meets it again. The clone's file is reached by a handle too. It needs no

@@ -37,7 +37,7 @@ impl Kind {
     }
 }
 
-/// Which directory, among all that ever were: the number of one that is gone is soon another's.
+/// The identity of a directory among all directories that ever existed: the inode number of a removed one is soon reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     device: libc::dev_t,
@@ -116,7 +116,7 @@ impl Attributes {
         self.links.as_fd()
     }
 
-    /// The name of the link to what is held.
+    /// Returns the name of the link to the held inode.
     pub(super) fn link(held: impl AsFd) -> CString {
         let digits = held.as_fd().as_raw_fd().to_string();
         CString::new(digits).unwrap_or_default()
@@ -161,7 +161,7 @@ impl<'a> Inode<'a> {
     }
 
     /// Anything else, held by `O_PATH`. A regular file is opened with `O_NONBLOCK`: its owner could have a lease
-    /// on it (fcntl(2)), which answers EAGAIN then.
+    /// on it (fcntl(2)); the call then returns EAGAIN.
     pub(super) fn other(
         attributes: &'a Attributes,
         held: &'a OwnedFd,
@@ -199,7 +199,7 @@ impl<'a> Inode<'a> {
         }
     }
 
-    /// Its project; None where this kernel or file system cannot tell for this sort of inode.
+    /// Returns its project id, or `None` if this kernel or file system cannot read it for this type of inode.
     pub(super) fn project(&self) -> std::result::Result<Option<Project>, Errno> {
         let stored = match &self.access {
             Access::Directory(directory) => Stored::Open(fsxattr::get(directory)?),
@@ -261,7 +261,7 @@ impl Project {
         }
     }
 
-    /// Whether what is made in the directory gets its id.
+    /// Returns `true` if new files in the directory inherit its id.
     pub(super) fn inherits(&self) -> bool {
         match &self.stored {
             Stored::Open(stored) => stored.fsx_xflags & FS_XFLAG_PROJINHERIT != 0,

@@ -1,7 +1,7 @@
 //! Whole directory trees: put an existing one into a project, find what has left it, and clone it into another.
 //!
-//! XFS lets what is new inherit the id of its directory; what exists keeps the id it has. So a tree is tagged
-//! inode by inode, its root first: what is made meanwhile inherits. The tree may be its owner's to change at the
+//! In XFS new files inherit the id of their directory, and existing files keep theirs. So a tree is tagged inode by inode, its
+//! root first, and files that are created in the meantime inherit the id. The tree may be its owner's to change at the
 //! same time, and its owner may be hostile:
 //!
 //! - Symbolic links are never followed, and what is mounted in the tree is never entered.
@@ -11,7 +11,7 @@
 //!   of the tree to what is there.
 //! - Each walk ends, and how often it is repeated is bounded.
 //!
-//! A clone ([`clone_tree`]) is read in the same way, and written where nobody else can reach it.
+//! [`clone_tree`] reads the source in the same way, and writes to a tree that no other process can reach.
 //!
 //! The owner of a file may change its project id at any time (see [the crate](crate)): a tree that was tagged, or
 //! found clean, may be different a moment later. Those who must not be able to need an image.

@@ -1,4 +1,4 @@
-//! What a walk could not, or was told not to, deal with.
+//! Entries that a walk skips, because it cannot or must not process them.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct SpecialFiles {
 }
 
 impl SpecialFiles {
-    /// All of them.
+    /// Returns the sum.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.symlinks + self.sockets + self.fifos + self.devices
@@ -41,11 +41,11 @@ impl SpecialFiles {
     }
 }
 
-/// Why something in a tree was left out.
+/// Why an entry of a tree was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeftOutReason {
-    /// It has further names, by [`HardLinks::Skip`](super::HardLinks::Skip).
+    /// The file has several hard links, by [`HardLinks::Skip`](super::HardLinks::Skip).
     HardLink,
     /// Something else is mounted there.
     Mount,
@@ -53,16 +53,16 @@ pub enum LeftOutReason {
     Refused(i32),
 }
 
-/// Something in a tree that was left out.
+/// A skipped entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOutInode {
     /// Relative to the root of the tree, which is `.`; any bytes, and as long as the tree is deep.
     pub path: PathBuf,
-    /// Why.
+    /// Why it was skipped.
     pub reason: LeftOutReason,
 }
 
-/// What of a tree was left out, in the last pass through it.
+/// The skipped entries of a tree, in the last pass through it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
     /// Names of files with further names, which may lie outside the tree, that are not in the project.
@@ -85,7 +85,7 @@ impl LeftOut {
     /// How many examples are kept.
     pub const EXAMPLES: usize = 16;
 
-    /// Whether nothing was.
+    /// Returns `true` if no entry was skipped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hard_links == 0 && self.special_files.total() == 0 && self.mounts == 0 && self.refused == 0

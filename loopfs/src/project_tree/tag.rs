@@ -1,4 +1,4 @@
-//! A tree put into a project, or taken out of its project.
+//! Putting a tree into a project, and removing it from its project.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,7 +10,7 @@ use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
 
-/// What to do with a file that has further names, of which some may lie outside the tree.
+/// What to do with a file that has several hard links, of which some may be outside the tree.
 ///
 /// A file has one project id, whatever its names. Tagged, it is charged to the project under all of them; and who
 /// may link another tenant's file into the tree (it may write to it, or `fs.protected_hardlinks` is off) would
@@ -21,7 +21,7 @@ pub enum HardLinks {
     /// Leave it in its project, and count it ([`LeftOut::hard_links`]): nothing outside the tree is changed.
     #[default]
     Skip,
-    /// Put it into the project: for trees that nobody else links into.
+    /// Put it into the project: for trees without hard links from outside.
     Tag,
     /// Fail with [`ErrorKind::InvalidInput`]. The tree is searched for such files before anything is changed.
     Refuse,
@@ -46,7 +46,7 @@ impl Default for TagOptions {
 /// What tagging a tree did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeReport {
-    /// How often the tree was gone through.
+    /// Number of passes through the tree.
     pub passes: u32,
     /// Inodes changed, in all passes.
     pub changed: u64,
@@ -54,7 +54,7 @@ pub struct TreeReport {
     pub names: u64,
     /// Directories among them.
     pub directories: u64,
-    /// What is not in the project as it should be.
+    /// Entries that were skipped, and are not in the project.
     pub left_out: LeftOut,
 }
 
@@ -71,11 +71,11 @@ pub struct TreeReport {
 /// mounted on /proc.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`]: somebody kept changing ids, or moving directories, through
+/// [`ErrorKind::Busy`]: another process kept changing ids, or moving directories, through
 /// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: a file with several names, by
 /// [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: a read-only mount. EPERM, as
 /// [`ErrorKind::PermissionDenied`]: the caller neither owns the root nor has `CAP_FOWNER`. EACCES, as the same: it
-/// may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: whoever owns it, ids are changed in
+/// may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: project ids can be changed only in
 /// the initial user namespace only. ENOTTY or EOPNOTSUPP, as [`ErrorKind::Unsupported`]: a file system without
 /// project ids. ENOTDIR, as [`ErrorKind::InvalidInput`]: not a directory. ENOENT, as [`ErrorKind::NotFound`]: no
 /// proc(5) on /proc. What was tagged before an error stays so, and the call can be repeated.
@@ -99,7 +99,7 @@ pub fn tag_tree_reporting(
     Tagging { id: id.get(), inherit: true, options, progress, report: TreeReport::default() }.run(root)
 }
 
-/// Takes the tree below `root` out of any project: id 0, and no directory hands an id down.
+/// Removes the tree below `root` from any project: sets id 0, and clears the project inheritance flag of each directory.
 ///
 /// # Errors
 /// As [`tag_tree`].

@@ -1,4 +1,4 @@
-//! The tree that a clone becomes: nobody else reaches it, so names and `..` lead where they led before.
+//! The target tree of a clone. No other process can reach it, so names and `..` do not change during the walk.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,12 +72,12 @@ impl Target {
         fstat(&self.root)
     }
 
-    /// Whether every directory that was entered was left again.
+    /// Returns `true` if every directory that was entered was left again.
     pub(super) fn is_finished(&self) -> bool {
         self.levels.is_empty()
     }
 
-    /// The root takes over what its source is, and hands nothing down but its project.
+    /// Copies the attributes of the source to the root. New entries inherit only the project of the root.
     pub(super) fn enter_root(
         &mut self,
         source: &Inode<'_>,
@@ -153,7 +153,7 @@ impl Target {
                 time(status.st_atime, status.st_atime_nsec),
                 time(status.st_mtime, status.st_mtime_nsec),
             )?;
-            // The root hands none down, so that there are none to take away.
+            // The root passes on no other flags, so there are none to clear.
             if !flags.are_none() {
                 self.set_flags_of(&made, flags)?;
             }
@@ -231,7 +231,7 @@ impl Target {
         if now.flags() == flags { Ok(()) } else { made.set(&now.with_flags(flags)).during(OPERATION) }
     }
 
-    /// What cannot be made whole is not left in part.
+    /// Removes an entry that could not be completed.
     fn or_remove<T>(
         &self,
         name: &CStr,

@@ -1,4 +1,4 @@
-//! The walk: every inode of a tree, also of one whose owner moves its directories about meanwhile.
+//! The walk: every inode of a tree, also while its owner moves its directories.
 //!
 //! It holds the directory it is in, and remembers of those above their names, their identity and how far their
 //! lists were read. So the depth of a tree costs memory (for each level its name, and no more names out of its
@@ -24,14 +24,14 @@ use crate::sys::xfs;
 /// Names between two reports of progress.
 pub(super) const REPORT_EVERY: u64 = 1024;
 
-/// Beyond what a tree can have by the size of its file system: room for what is made meanwhile.
+/// Added to the number of directories that a file system of this size can have, for those that are created during the walk.
 const SLACK: u64 = 1 << 16;
-/// How often a pass enters the tree again. Who moves directories more often than this is not waited for.
+/// The most times that a pass enters the tree again after a concurrent move. Then the walk ends as raced.
 const MOST_RETURNS: u32 = 1000;
 
-/// What is done with the inodes of a tree. An error ends the walk.
+/// Processes the inodes of a tree. An error ends the walk.
 pub(super) trait Visitor {
-    /// An inode of the tree, the root first and every directory before what is in it.
+    /// Processes an inode of the tree: the root first, and every directory before its entries.
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()>;
     /// Another mount, or a file or directory that another one covers: not entered.
     fn mount(&mut self, at: &EntryPath<'_>) -> Result<()>;
@@ -72,7 +72,7 @@ impl EntryPath<'_> {
 struct Level {
     name: CString,
     identity: Identity,
-    /// Where its list goes on.
+    /// The position in its list of entries.
     next: i64,
     /// Names read and not yet visited.
     names: std::vec::IntoIter<getdents::Entry>,
@@ -107,7 +107,7 @@ impl Level {
         }
     }
 
-    /// Whether more names were listed than a directory of this size can have: each takes a byte at least.
+    /// Returns `true` if more names were listed than a directory of this size can have: each takes at least one byte.
     /// Then names are moved ahead of the walk.
     fn is_endless(&self, directory: &OwnedFd) -> std::result::Result<bool, Errno> {
         Ok(self.listed > SLACK
@@ -125,7 +125,7 @@ pub(super) enum WalkOutcome {
     Raced,
 }
 
-/// Goes once through the tree below `root`, a directory.
+/// Walks once through the tree below `root`, a directory.
 pub(super) fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> Result<WalkOutcome> {
     let failed = |errno| {
         let error = Error::sys("walk", "the root of a directory tree", errno);
@@ -185,7 +185,7 @@ impl Walk<'_> {
             .and_then(|held| fstat(&held).map(|status| (held, status)));
         let (held, status) = match opened {
             Ok(opened) => opened,
-            // What is gone needs nothing.
+            // The entry was removed in the meantime.
             Err(Errno::ENOENT) => return Ok(()),
             Err(Errno::EXDEV) => return visitor.mount(&entry),
             Err(errno) => return visitor.unreadable(errno, &entry),
@@ -233,7 +233,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Goes down from the root as far as the levels are still what they were, and gives up the others.
+    /// Descends from the root as long as the levels are unchanged, and drops the others.
     fn return_from_root(&mut self, visitor: &mut dyn Visitor) -> Result<OwnedFd> {
         self.returns += 1;
         let mut here = open_directory(self.root, c".")
@@ -254,7 +254,8 @@ impl Walk<'_> {
         Ok(here)
     }
 
-    /// A directory has one name. Who meets more of them than the file system has inodes meets them again.
+    /// Checks the number of directories. A directory has one name, so a walk that meets more directories than the file system has
+    /// inodes meets some of them again.
     fn has_no_end(&mut self) -> bool {
         self.returns > MOST_RETURNS || self.directories.is_exceeded(|| inodes_in_use(self.root))
     }
@@ -264,7 +265,7 @@ impl Walk<'_> {
     }
 }
 
-/// A count, and what it may reach; what it may reach is asked for only when it comes near.
+/// A count and its bound. The bound is read again only when the count comes near it.
 struct Bound {
     count: u64,
     most: u64,

@@ -1,13 +1,13 @@
-//! Whether a volume is as it was made.
+//! The condition of a volume.
 
 use std::fmt;
 
-/// Whether a volume is as it was made.
+/// Whether a volume is healthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It is.
+    /// The volume is healthy.
     Healthy,
-    /// It is not.
+    /// The volume is damaged, or its limit is not enforced completely.
     Abnormal {
         /// For programs.
         reason: AbnormalReason,

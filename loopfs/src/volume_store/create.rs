@@ -1,4 +1,4 @@
-//! Making a volume: complete or not at all.
+//! Creating a volume, completely or not at all.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -19,13 +19,13 @@ use crate::loop_device;
 use crate::units::Bytes;
 
 impl VolumeStore {
-    /// Makes a volume. Repeating the call answers the volume that is there.
+    /// Creates a volume. If the call is repeated, it returns the existing volume.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: the id names a volume of another kind or a smaller one.
-    /// [`ErrorKind::NoSpace`]: more than the file system can promise beside what it has promised
-    /// to other volumes; nothing is left. [`ErrorKind::InvalidInput`]: no such size.
-    /// [`ErrorKind::Unsupported`]: direct I/O is required in blocks smaller than the file system takes.
+    /// [`ErrorKind::AlreadyExists`]: the id names a volume of another kind or a smaller one. [`ErrorKind::NoSpace`]: the file system
+    /// has less available space beside its reservations; the call leaves nothing behind. [`ErrorKind::InvalidInput`]: no volume
+    /// can have that size. [`ErrorKind::Unsupported`]: direct I/O is required in blocks smaller than the file system
+    /// supports.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
         let capacity = spec.rounded(id)?;
         let _lock = self.layout.lock_shared()?;
@@ -40,7 +40,7 @@ impl VolumeStore {
         self.volume(id)
     }
 
-    /// The volume of that id, if it is what was asked: empty at first, or made from `source`.
+    /// Returns the existing volume of that id if it has the requested properties and the same source.
     pub(super) fn existing(
         &self,
         id: &VolumeId,
@@ -71,7 +71,7 @@ impl VolumeStore {
         Err(Error::new(ErrorKind::AlreadyExists, "create volume", id, detail))
     }
 
-    /// Whether what is asked is there. Whoever made it may have died before it was durable.
+    /// Returns `true` if `is_there` does, and makes that durable: the process that created the volume may have died before.
     pub(super) fn exists_durably(&self, is_there: impl FnOnce() -> Result<bool>) -> Result<bool> {
         let there = is_there()?;
         if there {
@@ -80,7 +80,7 @@ impl VolumeStore {
         Ok(there)
     }
 
-    /// Where the error was that another call for the same id was faster, what it made is the answer.
+    /// Ignores `error` if it means that a concurrent call for the same id has created the requested volume.
     pub(super) fn unless_created_concurrently(
         &self,
         error: Error,
@@ -95,8 +95,8 @@ impl VolumeStore {
         let limits = (capacity, inodes_for(capacity, spec.bytes_per_inode));
         let attributes = |project| Attributes { project, bytes_per_inode: spec.bytes_per_inode };
         let staged = self.stage(entry, "create", limits, attributes)?;
-        // As an emptyDir: whichever user the pod runs as can write. The parent directories let
-        // nobody else through, and mkdir's mode was subject to the umask.
+        // Any user can write to the directory, so a program that runs as any user can use the volume. Only root can pass the parent
+        // directories. chmod is needed because the mode of mkdir was subject to the umask.
         match fchmod(&staged, Mode::S_IRWXU | Mode::S_IRWXG | Mode::S_IRWXO) {
             Ok(()) => staged.publish(),
             Err(errno) => Err(staged.discard(Error::sys("chmod", entry, errno))),
@@ -113,8 +113,7 @@ impl VolumeStore {
         })
     }
 
-    /// Creates an image of reserved bytes. It has no name until `fill` has completed it, so a crash leaves nothing to take
-    /// away.
+    /// Creates an image of reserved bytes. It has no name until `fill` has completed it, so a crash leaves nothing behind.
     pub(super) fn create_image_from(
         &self,
         entry: ContentSource<'_>,
@@ -129,17 +128,17 @@ impl VolumeStore {
             }
         };
         let made = fill(&image).and_then(|()| self.publish_image(&image, entry));
-        // One that has its name is there, even where that could not be made durable.
+        // If the image has its name, the volume exists, even if that could not be made durable.
         if made.is_err() && fstat(&image).is_ok_and(|status| status.st_nlink == 0) {
-            // Frees the blocks now. At the last close the file system would do it in the background, and a count would take
-            // them for its own.
+            // Frees the blocks now. After the last close the file system would free them in the background, and a count would
+            // take them for overhead.
             ftruncate(&image, 0).ok();
             promise.release();
         }
         made
     }
 
-    /// A file on the file system of the store that goes with its descriptor unless it is published.
+    /// Creates a file without a name. The kernel frees it at its last close unless it gets a name.
     fn unnamed_image(&self, entry: ContentSource<'_>) -> Result<OwnedFd> {
         let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
         openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
@@ -152,7 +151,7 @@ impl VolumeStore {
         loop_device::mark_new_file_tracked(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
         sizes::write_capacity(image, size)?;
-        // It has no devices yet.
+        // The image has no devices yet.
         sizes::write_device_size(image, size).context("set up", entry)?;
         fsync(image).context("fsync", entry)?;
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());

@@ -1,8 +1,9 @@
-//! How much of an image its loop devices show, in an extended attribute of it.
+//! The size that the loop devices of an image are known to have, recorded in an extended attribute of the image.
 //!
-//! Who grows an image and who may tell its devices are different processes: one needs no privileges over devices, the
-//! other has them. The first waits here for the second, which needs to be told of nothing: the attribute
-//! `trusted.loopfs.capacity` that growing writes is an event (IN_ATTRIB, inotify(7)) of the directory of all volumes.
+//! The process that expands an image and the process that refreshes its devices are different ones: the first needs no
+//! privileges over devices, the second has them. The first waits here for the second. The second needs no notification: to
+//! expand an image changes its attribute `trusted.loopfs.capacity`, which is an event (IN_ATTRIB, inotify(7)) of the directory of
+//! all volumes.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -21,8 +22,8 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::Bytes;
 
 impl VolumeStore {
-    /// Watches the volumes for changes of their attributes, as growing an image makes one. The descriptor is readable
-    /// when there is something to [`read`](VolumeWatch::read).
+    /// Watches the volumes for changes of their attributes. Each expansion of an image changes one. The descriptor is readable when
+    /// [`read`](VolumeWatch::read) has changes to return.
     ///
     /// # Errors
     /// Those of inotify_init1(2) and inotify_add_watch(2).
@@ -30,15 +31,16 @@ impl VolumeStore {
         VolumeWatch::of(self.layout.volumes.as_fd()).context("watch", "the volumes")
     }
 
-    /// Waits until all loop devices of an image show `capacity` bytes of it, and answers whether they do. That they do is
-    /// known from whoever told them ([`Volume::record_refreshed`]); if nobody does, this takes all the time it may.
+    /// Waits until all loop devices of an image have a size of `capacity` bytes, for up to `within`. Returns `true` if they have. The
+    /// process that refreshes the devices records that ([`Volume::record_refreshed`]). If no process does, the call returns
+    /// `false` after all of that time.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], and those of fgetxattr(2), inotify_add_watch(2) and poll(2).
     pub fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool> {
         let deadline = Instant::now() + within;
         let volume = self.volume(id)?;
-        // Before the first look, so that nothing is missed between that and the wait.
+        // Before the first read of the attribute, so that no change between that and the wait is missed.
         let watch = VolumeWatch::of(volume.entry.as_fd()).context("watch volume", id)?;
         while volume.refreshed()?.is_none_or(|refreshed| refreshed < capacity) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -53,7 +55,7 @@ impl VolumeStore {
 }
 
 impl Volume {
-    /// How many bytes of the image all its loop devices are known to show. None of a Filesystem volume, and of an
+    /// Returns the size that all loop devices of the image are known to have. Returns `None` for a Filesystem volume, and for an
     /// image of an earlier version.
     ///
     /// # Errors
@@ -62,19 +64,24 @@ impl Volume {
         if self.kind() != VolumeKind::Block {
             return Ok(None);
         }
-        sizes::read_device_size(&self.entry, "read what the devices show of volume", self.id())
+        sizes::read_device_size(&self.entry, "read the recorded device size of volume", self.id())
     }
 
-    /// Records that all loop devices of the image show `size` bytes, for whoever grew it. The caller keeps others from
-    /// attaching it meanwhile: a device that is being made may have looked at the size before. Nothing is written that
-    /// is recorded already.
+    /// Records that all loop devices of the image have `size` bytes, for the process that expanded the image. The caller prevents
+    /// other processes from attaching the image during the call, because a device in creation may have read the earlier
+    /// size. Writes nothing if that size is already recorded.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a Filesystem volume, and those of fsetxattr(2).
     pub fn record_refreshed(&self, size: Bytes) -> Result<()> {
-        const OPERATION: &str = "record what the devices show of volume";
+        const OPERATION: &str = "record the device size of volume";
         if self.kind() != VolumeKind::Block {
-            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, self.id(), "it has no devices"));
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                OPERATION,
+                self.id(),
+                "it is a Filesystem volume, which has no devices",
+            ));
         }
         if self.refreshed()? == Some(size) {
             return Ok(());
@@ -83,31 +90,31 @@ impl Volume {
     }
 }
 
-/// Tells which volumes had an attribute changed.
+/// An inotify(7) watch of all volumes. It returns the volumes whose attributes changed.
 #[derive(Debug)]
 pub struct VolumeWatch(Inotify);
 
-/// What a [`VolumeWatch`] has seen.
+/// Changes that a [`VolumeWatch`] has seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Volumes with a changed attribute.
     pub volumes: BTreeSet<VolumeId>,
-    /// More happened than the kernel keeps (`fs.inotify.max_queued_events`): any volume may have changed.
+    /// `true` if the kernel dropped events (`fs.inotify.max_queued_events`): any volume may have changed.
     pub overflowed: bool,
-    /// The directory of the volumes, or its file system, is gone: nothing will be seen any more.
+    /// `true` if the directory of the volumes was removed or its file system unmounted: the watch returns no further changes.
     pub ended: bool,
 }
 
 impl VolumeWatch {
     fn of(watched: BorrowedFd<'_>) -> std::result::Result<Self, Errno> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        // The descriptor's own file, wherever its name is by now.
+        // The file of the descriptor, whatever its name is now.
         let path = format!("/proc/self/fd/{}", watched.as_raw_fd());
         inotify.add_watch(path.as_str(), AddWatchFlags::IN_ATTRIB)?;
         Ok(Self(inotify))
     }
 
-    /// What has changed since the last call; nothing, if nothing has. Blocks not.
+    /// Returns the changes since the last call, without blocking.
     ///
     /// # Errors
     /// Those of read(2).
@@ -123,8 +130,9 @@ impl VolumeWatch {
         }
     }
 
+    /// Waits until the descriptor is readable, for up to `within`.
     fn wait(&self, within: Duration) -> std::result::Result<(), Errno> {
-        // Up, or the last millisecond would be spent without waiting.
+        // Rounded up, or the last millisecond would be spent in a busy loop.
         let milliseconds = within.as_micros().div_ceil(1000);
         let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout) {

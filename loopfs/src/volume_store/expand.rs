@@ -1,4 +1,4 @@
-//! Making a volume larger while it is in use. Nothing here makes one smaller.
+//! Expanding a volume while it is in use. A capacity never shrinks.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -21,15 +21,15 @@ use crate::project_quota::Limits;
 use crate::units::Bytes;
 
 impl VolumeStore {
-    /// Makes a volume at least `capacity` large. Nothing happens to one that is as large already,
-    /// so the call can be repeated. Of concurrent calls the largest capacity counts. A loop device learns of it by
+    /// Expands a volume to at least `capacity`, and returns it. Does nothing if the volume is large enough already, so the call can be
+    /// repeated. Of concurrent calls the largest capacity wins. The capacity of a loop device is updated by
     /// [`refresh_capacity`](crate::loop_device::LoopDevice::refresh_capacity).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
-    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): more than the file system can promise, the
-    /// volume is left as it was; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no such size;
-    /// [`ErrorKind::Damaged`](crate::ErrorKind::Damaged): an image that was cut off would only look whole.
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): the file system has less available space, and the
+    /// volume is unchanged; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no volume can have that size;
+    /// [`ErrorKind::Damaged`](crate::ErrorKind::Damaged): the image is truncated, and an expansion would hide that.
     pub fn grow(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
         let capacity = rounded(capacity, id)?;
         let _lock = self.layout.lock_shared()?;
@@ -41,8 +41,9 @@ impl VolumeStore {
         self.volume(id)
     }
 
-    /// The limit is read, reserved and set with the account locked. So of concurrent calls each finds what the others have
-    /// set, and none lowers it. (The directory itself is no place for a lock: its owner could hold it.)
+    /// Reads, reserves and sets the limit while the reservation record is locked. So each of several concurrent calls finds the
+    /// limit that the others have set, and none lowers it. (A lock on the directory itself would not do: its owner could hold
+    /// it.)
     fn expand_directory(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         if volume.capacity() < capacity {
             let entry = ContentSource::Volume(volume.id());
@@ -63,14 +64,14 @@ impl VolumeStore {
                 },
             )?;
         }
-        // Also where another call has set it: that one may have died before it was durable.
+        // Also if another call has set the limit: its process may have died before that was durable.
         self.layout.make_durable()
     }
 
     fn expand_image(&self, volume: &Volume, capacity: Bytes) -> Result<()> {
         let id = volume.id();
         let image = volume.open_image(Access::ReadWrite)?;
-        // A lock of its own file description: two calls must not truncate each other's work away, nor reserve it twice.
+        // Two concurrent calls would truncate each other's allocation, or reserve it twice.
         let operation = "grow the volume, which locks its image";
         let _lock = flock::exclusive_reopened(image.as_fd(), self.options.lock_timeout, operation)?;
         let recorded = sizes::read_capacity(&image)?.unwrap_or_default();
@@ -79,13 +80,13 @@ impl VolumeStore {
             volume.require_whole()?;
             self.allocate_more(&image, id, current, capacity)?;
         }
-        // Another call that made it as large as this may have died before that was recorded.
+        // The process of another call may have died after it expanded the image and before it recorded the capacity.
         let size = size_of(&image, id)?;
         if recorded < size {
             sizes::write_capacity(&image, size)?;
             return fsync(&image).context("fsync volume", id);
         }
-        // Nor need it have been durable.
+        // It may also have died before the recorded capacity was durable.
         self.layout.make_durable()
     }
 
@@ -105,7 +106,7 @@ fn size_of(image: &OwnedFd, id: &VolumeId) -> Result<Bytes> {
     Ok(Bytes(fstat(image).context("fstat volume", id)?.st_size as u64))
 }
 
-/// Makes `image`, `current` bytes large, as large as `capacity`, with or without the blocks for it.
+/// Expands `image` from `current` bytes to `capacity`. A thick image gets its blocks, a thin one does not.
 pub(super) fn allocate(
     image: &OwnedFd,
     current: Bytes,
@@ -118,9 +119,9 @@ pub(super) fn allocate(
     }
 }
 
-/// Allocates the bytes of `image` from `current`, its size, to `capacity`. All or nothing: XFS
-/// leaves the blocks that it got past the end of the file when it runs out of space, and may
-/// leave some when it does not; truncating to the size the file has drops them.
+/// Allocates the blocks of `image` from `current`, its size, to `capacity`, completely or not at all. If XFS runs out of
+/// space, it leaves the allocated blocks past the end of the file, and it may leave some in other cases too. Truncating the file
+/// to its size frees them.
 fn preallocate(image: &OwnedFd, current: Bytes, capacity: Bytes) -> Result<(), Errno> {
     let more = capacity.saturating_sub(current);
     let allocated = fallocate(image, FallocateFlags::empty(), current.0 as i64, more.0 as i64);

@@ -3,7 +3,7 @@
 //! The owner of a file can give it the project id of another volume. The file then uses up the limit of that volume, and
 //! after the deletion of that volume its id never drains. No counter of the kernel tells where the files of a project lie,
 //! so finding them means walking the trees of all volumes. [`VolumeStore::foreign_evidence`] costs a constant time for
-//! each volume and tells when that is worth it. What a search finds is recorded on the directories of both volumes, where
+//! each volume and shows when that is worthwhile. What a search finds is recorded on the directories of both volumes, where
 //! the condition of a volume is read from.
 
 use std::collections::{BTreeSet, HashMap, HashSet};

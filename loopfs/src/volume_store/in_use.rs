@@ -1,20 +1,23 @@
-//! Who uses a volume: told by what outlives whoever uses it, and seen from any container.
+//! Detects whether a volume is in use. The evidence (locks and records) survives the process that uses the volume and is
+//! visible from every container.
 //!
-//! Of an image the kernel tells. A device that is bound to it holds a lock on it (see the hint in `loop_device`), which every
-//! process sees without the device's node, and which goes with the device. A device that goes at its last close is not
-//! use: whoever had asked for it has asked to have it taken away.
+//! **Images.** The kernel shows their use. A device that is bound to an image holds a lock on it (see `loop_device::index_lock`).
+//! Every process sees that lock without the node of the device, and the kernel drops it with the device. A device with a
+//! deferred detach does not count as use, because its user has already requested the detach.
 //!
-//! Of a directory nobody tells. A bind mount leaves no trace on what it shows, and whoever deletes may be in another
-//! mount namespace than the mount. So whoever shows a directory writes that down before, and takes it back when it is shown
-//! no more. The record is a symbolic link of the volume's name in `.loopfs/users`, which says in which boot and where: a
-//! link is there whole or not at all, and it costs the volume nothing of its limit, as an attribute of its directory could.
-//! It is not made durable, for the mount is not either; of another boot it means nothing. A writer that dies between
-//! record and mount leaves a volume that is taken for in use until the writer, started again, has compared its records with
-//! its mount table ([`VolumeStore::settle_uses`]); the other order could lose a volume in use. A lock in place of the
-//! record would go with the writer, and the mount does not.
+//! **Directories.** The kernel does not show their use. A bind mount leaves no trace on its source, and the process that
+//! deletes a volume may be in another mount namespace than the mount. A process that publishes a directory therefore records
+//! that before it mounts, and removes the record when the directory is no longer mounted anywhere. The record is a symbolic
+//! link with the id of the volume in `.loopfs/users`. Its text is the boot and the path. A link exists completely or not at all,
+//! and does not count against the limit of the volume, as an attribute of its directory could. The record is not made
+//! durable, because the mount is not durable either; a record of another boot is ignored.
 //!
-//! One lock, of `.loopfs/users` itself, is held from looking at all this until the volume has been renamed, and while a
-//! record is written: a tenant can lock a directory that it is shown, so that one is not asked.
+//! If a process dies between the record and the mount, the volume counts as in use until that process, started again, has
+//! compared its records with its mount table ([`VolumeStore::settle_uses`]). The other order could lose a volume in use. A lock
+//! instead of a record would end with the process, but the mount does not.
+//!
+//! **Concurrency.** One lock, of `.loopfs/users` itself, is held while a record is written, and from the detection until the
+//! volume has been renamed. A tenant can lock the directory of a published volume, so that directory is not used for locks.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -38,22 +41,23 @@ use crate::loop_device;
 use crate::mount::table::{self as mountinfo, Mount};
 use crate::units::DeviceNumber;
 
-/// Nobody uses the volume, and nobody begins to while this lives.
+/// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
 pub(super) struct DeletionGuard {
     _records: Option<PublicationRecords>,
     _image: Option<Flock<OwnedFd>>,
 }
 
 impl VolumeStore {
-    /// Writes down that a Filesystem volume is about to be shown at `place`: from now on [`delete`](Self::delete) refuses,
-    /// whichever process asks, until [`settle_use`](Self::settle_use) finds it shown nowhere, or the machine is
-    /// started anew. The newest place is kept.
+    /// Records that a Filesystem volume is about to be published at `place`. From then on [`delete`](Self::delete) fails in every
+    /// process, until [`settle_use`](Self::settle_use) finds no mount of the volume, or the machine restarts. A later path
+    /// replaces an earlier one.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: it was deleted meanwhile, and is not to be shown.
+    /// [`ErrorKind::NotFound`]: the volume was deleted in the meantime and must not be published. [`ErrorKind::ReadOnly`]: the
+    /// store has no directory of records.
     pub fn record_use(&self, id: &VolumeId, place: &Path) -> Result<()> {
         let records = self.records()?.ok_or_else(|| {
-            let detail = "the store has no directory of uses; opened for use, by a driver, it is given one";
+            let detail = "the store has no directory of publication records; a program that opens it for changes creates one";
             Error::new(ErrorKind::ReadOnly, "record the use of", id, detail)
         })?;
         let entry = ContentSource::Volume(id);
@@ -63,8 +67,8 @@ impl VolumeStore {
         records.write(id.as_str(), &self.layout.boot, place)
     }
 
-    /// Brings the record of a volume into line with `mounts`, a table that has all mounts of it. To be called when one was
-    /// taken away, while none is being made.
+    /// Makes the record of a volume agree with `mounts`, a table with all mounts of the volume. Call it after an unmount, while no
+    /// mount of the volume is in progress.
     ///
     /// # Errors
     /// Those of flock(2) and unlink(2).
@@ -76,8 +80,8 @@ impl VolumeStore {
         }
     }
 
-    /// As [`settle_use`](Self::settle_use), for all volumes. For a process that begins to show volumes and may have been
-    /// killed at it before.
+    /// As [`settle_use`](Self::settle_use), for all volumes. For a process that publishes volumes, at its start: an earlier
+    /// process may have been killed between a record and its mount.
     ///
     /// # Errors
     /// Those of flock(2), getdents(2) and unlink(2).
@@ -100,16 +104,19 @@ impl VolumeStore {
         Ok(())
     }
 
-    /// A mount among `mounts` that shows a Filesystem volume.
+    /// Returns the mount point of a mount of this volume, if `mounts` has one.
     fn published_at<'a>(&self, id: &VolumeId, mounts: &'a [Mount]) -> Result<Option<&'a Path>> {
         let device = self.device()?;
         let shows = |mount: &&Mount| mount.device == device && published_volume(mount) == Some(id.as_str());
         Ok(mounts.iter().find(shows).map(|mount| mount.mount_point.as_path()))
     }
 
-    /// Keeps everybody from beginning to use a volume that nobody uses.
+    /// Checks that a volume is not in use, and prevents further use until the returned value is dropped.
     ///
-    /// Devices that other programs have bound to its image are not seen; they keep what they show until they go.
+    /// Does not detect devices that other programs have bound to the image. They keep the content until they are detached.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] names the path or the device.
     pub(super) fn guard_deletion(&self, id: &VolumeId) -> Result<DeletionGuard> {
         let entry = ContentSource::Volume(id);
         let busy = |detail: String| Err(Error::new(ErrorKind::Busy, "delete", entry, detail));
@@ -122,7 +129,7 @@ impl VolumeStore {
         let image = match self.layout.stat(entry)?.map(|status| status.st_mode & libc::S_IFMT) {
             Some(libc::S_IFREG) => self.layout.open_entry(entry, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?,
             Some(libc::S_IFDIR) => {
-                // Whoever uses the library alone keeps no records.
+                // A program that uses only the library keeps no records.
                 return match self.published_at(id, &mountinfo::read()?)? {
                     Some(place) => busy(format!("it is in use: mounted at {}; unmount it", place.display())),
                     None => Ok(DeletionGuard { _records: records, _image: None }),
@@ -130,7 +137,7 @@ impl VolumeStore {
             }
             _ => return Ok(DeletionGuard { _records: records, _image: None }),
         };
-        // As attaching does. Whoever grows or copies an image holds it for longer, and nobody shall wait for that here.
+        // The same lock as for attaching. Expanding or copying an image holds it for longer, and a deletion must not wait for that.
         let image = match Flock::lock(image, FlockArg::LockExclusiveNonblock) {
             Ok(image) => image,
             Err((_, Errno::EAGAIN)) => {
@@ -146,38 +153,39 @@ impl VolumeStore {
         }
     }
 
-    /// The device of the store's file system, as mount tables have it.
+    /// Returns the device number of the store's file system, as mount tables show it.
     fn device(&self) -> Result<DeviceNumber> {
         let status = fstat(&self.layout.volumes).context("fstat", "volumes")?;
         Ok(DeviceNumber { major: major(status.st_dev) as u32, minor: minor(status.st_dev) as u32 })
     }
 
+    /// Locks the publication records.
     fn records(&self) -> Result<Option<PublicationRecords>> {
         PublicationRecords::lock(&self.layout)
     }
 }
 
-/// The name of the volume that a mount of the store's file system shows.
+/// Returns the id of the volume that is the root of a mount of the store's file system.
 fn published_volume(mount: &Mount) -> Option<&str> {
     let name = mount.root.strip_prefix("/volumes").ok()?;
-    // Of a directory in it, the volume is shown no less.
+    // A mount of a directory inside the volume publishes the volume too.
     name.iter().next().and_then(OsStr::to_str)
 }
 
-/// `.loopfs/users`, locked.
+/// The publication records in `.loopfs/users`, locked.
 struct PublicationRecords(Flock<OwnedFd>);
 
 impl PublicationRecords {
-    /// None in a store of an earlier version that was opened to look at.
+    /// Returns `None` for a store of an earlier version that was opened with [`VolumeStore::open_existing`].
     fn lock(layout: &Layout) -> Result<Option<Self>> {
         let Some(publications) = &layout.publications else { return Ok(None) };
-        // The lock is the description's, and another caller has its own.
+        // The lock belongs to the open file description, so each call opens its own.
         let own = layout::open_directory(publications, ".")?;
         flock::exclusive(own, layout.lock_timeout, "record where volumes are published, which takes the lock")
             .map(|locked| Some(Self(locked)))
     }
 
-    /// Where the volume is shown, if that was recorded in this boot.
+    /// Returns where the volume is published, if that was recorded in this boot.
     fn read(&self, id: &str, boot: &Boot) -> Result<Option<PathBuf>> {
         match readlinkat(&*self.0, id) {
             Ok(text) => Ok(parse(&text.into_vec(), boot)),
@@ -186,19 +194,21 @@ impl PublicationRecords {
         }
     }
 
+    /// Records where the volume is published. Writes nothing if that is already recorded.
     fn write(&self, id: &str, boot: &Boot, place: &Path) -> Result<()> {
         if self.read(id, boot)?.as_deref() == Some(place) {
             return Ok(());
         }
         let mut text = format!("{boot} ").into_bytes();
         text.extend_from_slice(place.as_os_str().as_bytes());
-        // Never without a record on the way from one place to another.
+        // By a rename, so that a record exists at every moment.
         let temporary = layout::unique(id)?;
         symlinkat(OsStr::from_bytes(&text), &*self.0, temporary.as_str())
             .and_then(|()| renameat2(&*self.0, temporary.as_str(), &*self.0, id, RenameFlags::empty()))
             .context("record the use of", id)
     }
 
+    /// Removes the record, if there is one.
     fn remove(&self, id: &str) -> Result<()> {
         match unlinkat(&*self.0, id, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -224,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_says_the_newest_place_until_it_is_removed() {
+    fn a_record_returns_the_newest_path_until_it_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let (records, boot) = records(directory.path());
         let id = "pvc-1";
@@ -241,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_boot_says_nothing() {
+    fn a_record_of_another_boot_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let (records, boot) = records(directory.path());
         let id = "pvc-1";
@@ -257,7 +267,7 @@ mod tests {
     #[case::all_volumes("/volumes", None)]
     #[case::the_whole("/", None)]
     #[case::deleted("/trash/pvc-1.0123456789abcdef", None)]
-    fn mounts_that_show_a_volume(#[case] root: &str, #[case] expected: Option<&str>) {
+    fn the_root_of_a_mount_names_the_volume(#[case] root: &str, #[case] expected: Option<&str>) {
         let table = format!("50 40 254:16 {root} /target rw - xfs /dev/vdb rw,prjquota\n");
         assert_eq!(published_volume(&mountinfo::parse(table.as_bytes()).unwrap()[0]), expected);
     }

@@ -1,7 +1,7 @@
 //! A file system full of volumes.
 //!
-//! Every operation can be repeated, and a crash at any point leaves either the state before or
-//! the state after; [`VolumeStore::recover`] takes away what was only half made.
+//! Every operation can be repeated. A crash at any point leaves either the state before or the state after, and
+//! [`VolumeStore::recover`] removes incomplete volumes.
 
 mod clone;
 mod condition;

@@ -1,4 +1,4 @@
-//! Taking away what a crash left half made. The file system alone is asked.
+//! Removing what a crash left incomplete. The file system is the only source of truth.
 
 use std::os::fd::AsFd;
 
@@ -12,27 +12,27 @@ use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
 use crate::units::Bytes;
 
-/// What [`VolumeStore::recover`] found.
+/// Counts of what [`VolumeStore::recover`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Directories that never became volumes or snapshots: removed, or moved to the trash where a copy had begun.
+    /// Directories that never became volumes or snapshots. They were removed, or moved to the trash if a copy had begun.
     pub unfinished: usize,
-    /// Images that had blocks past their end, from growing, which were given back.
+    /// Images with post-EOF blocks from an incomplete expansion, which were freed.
     pub trimmed: usize,
-    /// Project ids with limits and without a directory, freed.
+    /// Project ids with limits and without a directory, which were freed.
     pub released_ids: usize,
-    /// Project ids without a directory that files are still charged to, left as they are.
+    /// Project ids without a directory that files are still charged to. They stay in use.
     pub busy_ids: usize,
 }
 
 impl VolumeStore {
-    /// Removes what was being made when the process or the machine stopped, and frees project
-    /// ids that no directory carries. Waits for changes that other processes have under way, but not for copies of
-    /// directories, which it leaves alone as long as their makers live.
-    /// Its cost grows with the number of volumes: meant for once, at start.
+    /// Removes incomplete volumes that a process left when it or the machine stopped, and frees project ids that are assigned to
+    /// no directory. Waits for changes by other processes that are in progress. Copies of directories are an exception: the
+    /// call leaves them alone as long as the copying process lives. The cost is proportional to the number of volumes, so call it
+    /// once, at start.
     ///
     /// # Errors
-    /// Those of the system calls; what was done until then stays done.
+    /// Those of the system calls. Changes made before the error stay.
     pub fn recover(&self) -> Result<Recovered> {
         let _lock = self.layout.lock_exclusive()?;
         let mut recovered = Recovered::default();
@@ -45,13 +45,13 @@ impl VolumeStore {
         let reclaimed = self.ids.recover(&assigned_ids(&self.layout)?)?;
         recovered.released_ids = reclaimed.freed.len();
         recovered.busy_ids = reclaimed.draining.len();
-        // Directories that were removed from staging and ids that were freed have nothing reserved any more.
+        // Removed directories and freed ids no longer have a reservation.
         self.space_book().invalidate_total();
         Ok(recovered)
     }
 
-    /// Drops the blocks that an image has past its end: growing allocates first. Blocks of the map of
-    /// its blocks count too, so more blocks than bytes are only a reason to look.
+    /// Frees the post-EOF blocks of an image, which an expansion allocates first. Returns `true` if there were any. The blocks of
+    /// the extent tree count too, so more blocks than bytes are only a reason to try.
     fn free_eof_blocks(&self, name: &str) -> Result<bool> {
         let absent_or = |errno| match errno {
             Errno::ENOENT => Ok(false),

@@ -1,4 +1,4 @@
-//! Settings of a volume beside its kind and size: their names, what they may say, and what of them is recorded on an image.
+//! Settings of a volume beside its kind and size: their names, their allowed values, and their comparison with an existing volume.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -14,12 +14,12 @@ use super::spec::{
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::statx;
 
-/// A setting that [`VolumeSpec::set`] knows.
+/// A setting that [`VolumeSpec::set`] accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What it may say, for people.
+    /// The allowed values, as text for people.
     pub allowed: &'static str,
 }
 
@@ -29,28 +29,28 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Why a setting was not taken. What is allowed is in [`VolumeSpec::SETTINGS`].
+/// Why a setting was rejected. [`VolumeSpec::SETTINGS`] lists the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingError {
-    /// No setting has the name.
+    /// There is no setting of that name.
     #[error("unknown parameter {name:?}")]
     Unknown {
-        /// As it was given.
+        /// The given name.
         name: String,
     },
-    /// The setting cannot say that.
+    /// The value is not allowed.
     #[error("{name} is {value:?}")]
     Value {
-        /// Of the setting.
+        /// The name of the setting.
         name: &'static str,
-        /// As it was given.
+        /// The given value.
         value: String,
     },
 }
 
 impl VolumeSpec {
-    /// All that [`set`](Self::set) knows, in the order of their names.
+    /// All settings that [`set`](Self::set) accepts, in the order of their names.
     pub const SETTINGS: &[Setting] = &[
         Setting {
             name: BYTES_PER_INODE,
@@ -61,11 +61,11 @@ impl VolumeSpec {
         Setting { name: PROVISIONING, allowed: "thick or thin" },
     ];
 
-    /// Sets what is known by a name outside this program, as in a storage class. A setting that means nothing to the kind
-    /// of volume is checked and has no effect.
+    /// Sets a setting by its name, for configuration outside the program. A setting that does not apply to the kind of volume is
+    /// validated, but has no effect.
     ///
     /// # Errors
-    /// [`SettingError`]; nothing is changed then.
+    /// [`SettingError`]; the specification is unchanged then.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
         let known = Self::SETTINGS.iter().find(|setting| setting.name == name);
         let Some(setting) = known else { return Err(SettingError::Unknown { name: name.to_owned() }) };
@@ -89,13 +89,13 @@ fn bytes_per_inode(value: &str) -> Option<NonZeroU64> {
     BYTES_PER_INODE_RANGE.contains(&ratio.get()).then_some(ratio)
 }
 
-/// How the ratio of a directory differs from what is asked, if it does.
+/// Returns how the inode ratio of a directory differs from the requested one, or `None` if it does not.
 pub(super) fn other_ratio(found: NonZeroU64, asked: NonZeroU64) -> Option<String> {
     (found != asked).then(|| format!("{BYTES_PER_INODE} is {found}, and {asked} is asked"))
 }
 
 impl Image {
-    /// Settles what an empty image will be, given the file.
+    /// Resolves the settings of an empty image from the requested ones and the properties of the file.
     pub(super) fn resolve(spec: ImageSpec, image: impl AsFd, id: &VolumeId) -> Result<Self> {
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
         let unit = statx::direct_io_alignment(image).context("statx the image of volume", id)?;
@@ -111,8 +111,8 @@ impl Image {
         Ok(Self { direct_io, logical_block_size, provisioning })
     }
 
-    /// Settles what an image with the content of `self`, the image of `source`, will be. It has its block size, which
-    /// the content was made for.
+    /// Resolves the settings of a clone of `self`, the image of `source`. The clone has the same block size, which its content depends
+    /// on.
     pub(super) fn resolve_clone(
         self,
         source: ContentSource<'_>,
@@ -133,7 +133,7 @@ impl Image {
         Ok(clone)
     }
 
-    /// That the image can be attached as it must be when it shares blocks with another.
+    /// Checks that the image can still be attached with its settings when it shares blocks with another one.
     pub(super) fn check_sharing(self, entry: ContentSource<'_>) -> Result<()> {
         if self.direct_io == ImageDirectIo::Preferred || self.logical_block_size != LogicalBlockSize::B512 {
             return Ok(());
@@ -146,7 +146,7 @@ impl Image {
         Err(Error::new(ErrorKind::Unsupported, "share the blocks of", entry, detail))
     }
 
-    /// How it differs from what is asked, if it does.
+    /// Returns how the settings differ from the requested ones, or `None` if they do not.
     pub(super) fn differs(self, asked: ImageSpec) -> Option<String> {
         let Self { direct_io, logical_block_size, provisioning } = self;
         let differs = |name: &str, found: &dyn fmt::Display, asked: &dyn fmt::Display| {
@@ -168,7 +168,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{Bytes, VolumeKind};
+    use crate::units::Bytes;
+    use crate::volume_store::spec::VolumeKind;
 
     fn spec() -> VolumeSpec {
         VolumeSpec::new(VolumeKind::Block, Bytes::MIB)
@@ -192,7 +193,11 @@ mod tests {
     })]
     #[case("provisioning", "thick", |spec: &VolumeSpec| spec.image.provisioning == Provisioning::Thick)]
     #[case("provisioning", "thin", |spec: &VolumeSpec| spec.image.provisioning == Provisioning::Thin)]
-    fn taken(#[case] name: &str, #[case] value: &str, #[case] is_set: fn(&VolumeSpec) -> bool) {
+    fn a_setting_is_accepted(
+        #[case] name: &str,
+        #[case] value: &str,
+        #[case] is_set: fn(&VolumeSpec) -> bool,
+    ) {
         let mut spec = spec();
         // From any state, so that the default is not mistaken for what was set.
         spec.image = ImageSpec { direct_io: ImageDirectIo::Required, ..ImageSpec::default() };
@@ -217,7 +222,7 @@ mod tests {
     #[case::unit("logicalBlockSize", "4Ki")]
     #[case::nothing("provisioning", "")]
     #[case::nul("provisioning", "thin\0")]
-    fn refused(#[case] name: &str, #[case] value: &str) {
+    fn a_value_is_rejected(#[case] name: &str, #[case] value: &str) {
         let mut changed = spec();
         let error = changed.set(name, value).unwrap_err();
         assert_eq!(error.to_string(), format!("{name} is {value:?}"));
@@ -225,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_exact() {
+    fn names_of_settings_are_case_sensitive() {
         for name in ["", "directio", "directIO ", "bytesPerInode\0", "fsType"] {
             let error = spec().set(name, "512").unwrap_err();
             assert_eq!(error.to_string(), format!("unknown parameter {name:?}"));
@@ -233,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_be_allowed_is() {
+    fn each_documented_value_is_accepted() {
         let names: Vec<_> = VolumeSpec::SETTINGS.iter().map(|setting| setting.name).collect();
         assert!(names.is_sorted());
         for setting in VolumeSpec::SETTINGS {
@@ -268,7 +273,10 @@ mod tests {
         ImageSpec { provisioning: Provisioning::Thin, ..ImageSpec::default() },
         Some("provisioning is thick, and thin is asked")
     )]
-    fn compared(#[case] asked: ImageSpec, #[case] expected: Option<&str>) {
+    fn a_difference_names_the_setting_and_both_values(
+        #[case] asked: ImageSpec,
+        #[case] expected: Option<&str>,
+    ) {
         assert_eq!(Image::UNRECORDED.differs(asked).as_deref(), expected);
     }
 
@@ -276,7 +284,7 @@ mod tests {
     #[case::preferred(ImageDirectIo::Preferred, LogicalBlockSize::B512, true)]
     #[case::whole_blocks(ImageDirectIo::Required, LogicalBlockSize::B4096, true)]
     #[case::small_blocks(ImageDirectIo::Required, LogicalBlockSize::B512, false)]
-    fn images_that_can_share_blocks(
+    fn direct_io_in_small_blocks_cannot_share_blocks(
         #[case] direct_io: ImageDirectIo,
         #[case] size: LogicalBlockSize,
         #[case] can: bool,

@@ -1,4 +1,4 @@
-//! What a volume held at one moment, kept to make volumes of.
+//! Snapshots: the content of a volume at one moment, to clone volumes from.
 
 use std::time::SystemTime;
 
@@ -11,48 +11,48 @@ use super::volume::Volume;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::Bytes;
 
-/// A snapshot that was there when it was opened.
+/// An open snapshot.
 #[derive(Debug)]
 pub struct Snapshot {
     id: SnapshotId,
     source: VolumeId,
     taken: Taken,
-    /// Its directory or image, which is as that of a volume.
+    /// Its directory or image, in the form of a volume.
     pub(super) content: Volume,
 }
 
 impl Snapshot {
-    /// Its name.
+    /// Returns the id.
     #[must_use]
     pub fn id(&self) -> &SnapshotId {
         &self.id
     }
 
-    /// The volume it was taken of, whether that is still there or not.
+    /// Returns the id of the source volume, which may have been deleted.
     #[must_use]
     pub fn source(&self) -> &VolumeId {
         &self.source
     }
 
-    /// Directory or image.
+    /// Returns the kind: directory or image.
     #[must_use]
     pub fn kind(&self) -> VolumeKind {
         self.content.kind()
     }
 
-    /// The capacity of its source when it was taken: the least that a volume made from it has.
+    /// Returns the capacity of its source when the snapshot was taken: the least capacity of a clone of it.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         self.taken.capacity
     }
 
-    /// When it was taken, by the clock of the node.
+    /// Returns when the snapshot was taken, by the clock of the node.
     #[must_use]
     pub fn created(&self) -> SystemTime {
         self.taken.created
     }
 
-    /// What it holds, in constant time. Blocks that it shares with others count in full.
+    /// Returns the used bytes, in constant time. Shared blocks count in full.
     ///
     /// # Errors
     /// Those of fstat(2) and quotactl_fd(2).
@@ -79,7 +79,7 @@ impl VolumeStore {
         Ok(Snapshot { id: id.clone(), source, taken, content })
     }
 
-    /// Ids of all snapshots, in no order.
+    /// Returns the ids of all snapshots, in no particular order.
     ///
     /// # Errors
     /// Those of getdents(2).
@@ -89,7 +89,7 @@ impl VolumeStore {
         Ok(names.iter().filter_map(|name| SnapshotId::parse(name).ok()).collect())
     }
 
-    /// The snapshot of that id, if it was taken of `source`.
+    /// Returns the snapshot of that id if it exists and was taken of `source`.
     pub(super) fn existing_snapshot(
         &self,
         id: &SnapshotId,

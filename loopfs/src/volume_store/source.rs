@@ -1,19 +1,19 @@
-//! Where the content of a volume comes from.
+//! The source of a volume's content.
 
 use std::fmt;
 
 use super::id::{SnapshotId, VolumeId};
 
-/// What a volume can be made from.
+/// The source that a volume can be cloned from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContentSource<'a> {
-    /// A volume, as it is now.
+    /// A volume, in its current state.
     Volume(&'a VolumeId),
     /// A snapshot.
     Snapshot(&'a SnapshotId),
 }
 
-/// What a volume was made from, whether that is still there or not.
+/// The source that a volume was cloned from, which may have been deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OwnedContentSource {
     /// A volume.
@@ -32,7 +32,7 @@ impl<'a> ContentSource<'a> {
 }
 
 impl OwnedContentSource {
-    /// The same, borrowed.
+    /// Returns the source with borrowed ids.
     #[must_use]
     pub fn as_ref(&self) -> ContentSource<'_> {
         match self {

@@ -1,4 +1,4 @@
-//! What a caller says of a new volume, and of a store.
+//! The properties of a new volume that a caller requests, and the options of a store.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -17,16 +17,16 @@ pub(super) const DIRECT_IO: &str = "directIO";
 pub(super) const LOGICAL_BLOCK_SIZE: &str = "logicalBlockSize";
 pub(super) const PROVISIONING: &str = "provisioning";
 
-/// An inode takes 512 bytes on disk, so fewer promise what the file system cannot hold; with more, a volume of
-/// ordinary size could hold no files at all.
+/// An inode takes 512 bytes on disk, so a smaller ratio would allow more inodes than fit into the file system. With a larger
+/// one, a volume of ordinary size could hold no files at all.
 pub(super) const BYTES_PER_INODE_RANGE: std::ops::RangeInclusive<u64> = 512..=1 << 30;
 
-/// How a volume is used.
+/// The kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VolumeKind {
     /// A directory with a project quota.
     Filesystem,
-    /// A file for a loop device, preallocated unless it is asked thin.
+    /// An image file for a loop device, preallocated unless thin provisioning is requested.
     Block,
 }
 
@@ -39,16 +39,16 @@ impl std::fmt::Display for VolumeKind {
     }
 }
 
-/// What a new volume shall be.
+/// The requested properties of a new volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {
     /// Directory or image.
     pub kind: VolumeKind,
-    /// At least this many bytes; rounded up to 4096.
+    /// The least capacity in bytes; the store rounds it up to a multiple of 4096.
     pub capacity: Bytes,
-    /// A Filesystem volume may hold one inode for each so many bytes of capacity.
+    /// Bytes of capacity for each inode that a Filesystem volume may hold.
     pub bytes_per_inode: NonZeroU64,
-    /// What the image of a Block volume shall be.
+    /// The settings of the image of a Block volume.
     pub image: ImageSpec,
 }
 
@@ -56,13 +56,13 @@ impl VolumeSpec {
     /// One inode for each 2048 bytes.
     pub const BYTES_PER_INODE: NonZeroU64 = NonZeroU64::new(2048).expect("2048 is not 0");
 
-    /// A volume with one inode for each 2048 bytes; a Block volume is thick and prefers direct I/O.
+    /// Returns a specification with one inode for each 2048 bytes. A Block volume is thick and prefers direct I/O.
     #[must_use]
     pub fn new(kind: VolumeKind, capacity: Bytes) -> Self {
         Self { kind, capacity, bytes_per_inode: Self::BYTES_PER_INODE, image: ImageSpec::default() }
     }
 
-    /// The capacity as it will be, or why it cannot be.
+    /// Returns the capacity rounded up, or an error if no volume can have it.
     pub(super) fn rounded(&self, id: &VolumeId) -> Result<Bytes> {
         rounded(self.capacity, id)
     }
@@ -77,27 +77,27 @@ pub(super) fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
     }
 }
 
-/// The directory itself is one of the inodes, so there are at least two.
+/// Returns the inode limit of a directory: at least two, because the directory itself is one.
 pub(super) fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes {
     Inodes((capacity.0 / bytes_per_inode).max(2))
 }
 
-/// Entries of a store, counted.
+/// Counts of the entries of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// Filesystem volumes.
     pub directories: usize,
     /// Block volumes.
     pub images: usize,
-    /// Deleted volumes, and directories lifted out of them, that are not freed yet.
+    /// Entries in the trash: deleted volumes, and directories moved up out of them, whose space is not free yet.
     pub trash: usize,
 }
 
 /// Settings of a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Project ids that belong to the store. Everything that uses project quotas on the same file
-    /// system needs a range of its own: the kubelet takes ids from 1048577 upwards.
+    /// Project ids that belong to the store. Each program that uses project quotas on the same file system needs a range
+    /// of its own. Other programs may allocate ids from 1048577 upwards.
     pub project_ids: RangeInclusive<ProjectId>,
     /// How long a call waits for each lock that another call, in this process or another one, holds. After that it
     /// fails with [`ErrorKind::Busy`] and an error that names the lock file. Only a process that hangs, for example on a
@@ -114,19 +114,19 @@ impl Default for StoreOptions {
     }
 }
 
-/// What the device of a Block volume must have beside its size.
+/// Whether the device of a Block volume must have direct I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ImageDirectIo {
-    /// It is attached with direct I/O or not at all.
+    /// The image is attached with direct I/O, or the attachment fails.
     Required,
-    /// With direct I/O wherever the kernel grants it. It does not for blocks of 512 bytes on an image that shares blocks
-    /// with a clone or a snapshot, from Linux 6.15 on.
+    /// The image is attached with direct I/O if the kernel grants it. From Linux 6.15 on the kernel does not grant it for blocks of
+    /// 512 bytes on an image that shares blocks with a clone or a snapshot.
     #[default]
     Preferred,
 }
 
 impl ImageDirectIo {
-    /// What to ask for when the image is attached.
+    /// Returns the option for attaching the image.
     #[must_use]
     pub fn wish(self) -> DirectIo {
         match self {
@@ -147,8 +147,8 @@ impl ImageDirectIo {
     }
 }
 
-/// Logical block size of a device: the unit that it is addressed in, which a file system or a partition table on it is
-/// made for.
+/// The logical block size of a device: its smallest addressable unit. A file system or partition table on the device depends on
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LogicalBlockSize {
     /// 512 bytes, which every program can use.
@@ -158,7 +158,7 @@ pub enum LogicalBlockSize {
 }
 
 impl LogicalBlockSize {
-    /// In bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -167,7 +167,7 @@ impl LogicalBlockSize {
         }
     }
 
-    /// The least that is a whole number of these units.
+    /// Returns the smallest block size that is a multiple of `unit`.
     pub(super) fn at_least(unit: u32) -> Self {
         if unit <= Self::B512.bytes() { Self::B512 } else { Self::B4096 }
     }
@@ -187,20 +187,20 @@ impl fmt::Display for LogicalBlockSize {
     }
 }
 
-/// When an image gets its blocks. Its whole size is promised to it either way: no other volume is made of the space
-/// that it has not used yet.
+/// When an image gets its blocks. The store reserves the whole size either way, so no other volume gets the space that the
+/// image has not used yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Provisioning {
-    /// All of them when it is made, and it keeps them: its device takes no discards.
+    /// All blocks are allocated at creation, and the image keeps them: its device rejects discards.
     #[default]
     Thick,
-    /// A block when it is first written. A discard of the device gives it back to the file system, and 1/128 of the
-    /// size and 1 MiB are promised beside the size, for the extent tree of an image that lies in many pieces.
+    /// A block is allocated when it is first written. A discard of the device returns it to the file system. The store reserves
+    /// 1/128 of the size and 1 MiB more than the size, for the extent tree of a fragmented image.
     Thin,
 }
 
 impl Provisioning {
-    /// What to ask for when the image is attached.
+    /// Returns the option for attaching the image.
     #[must_use]
     pub fn discard(self) -> Discard {
         match self {
@@ -221,14 +221,14 @@ impl Provisioning {
     }
 }
 
-/// What the image of a new Block volume shall be; a Filesystem volume has none, and this says nothing of it.
+/// The requested settings of the image of a new Block volume. They have no effect on a Filesystem volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImageSpec {
     /// Whether its device must have direct I/O.
     pub direct_io: ImageDirectIo,
-    /// Logical block size of its device. None: the least that the file system takes direct I/O in (`STATX_DIOALIGN`,
-    /// Linux 6.1), found when the image is made and recorded with it; that of its source for a clone.
+    /// The logical block size of its device. `None` selects the smallest unit in which the file system takes direct I/O
+    /// (`STATX_DIOALIGN`, Linux 6.1), or the block size of the source for a clone. It is recorded at creation.
     pub logical_block_size: Option<LogicalBlockSize>,
-    /// When it gets its blocks.
+    /// When the image gets its blocks.
     pub provisioning: Provisioning,
 }

@@ -1,8 +1,8 @@
-//! A directory being made, until it has its name.
+//! Staging: a directory that is being created, until it gets its name.
 //!
-//! It may take long to fill one with a copy, and neither recovery nor other volumes shall wait for that. So the maker
-//! holds a lock on the staged directory itself, which the kernel drops when the maker dies: what nobody holds is
-//! half made, and what somebody holds is left alone.
+//! Filling it with a copy may take long, and neither recovery nor other volumes must wait for that. The creating process
+//! therefore holds a lock on the staged directory itself, which the kernel drops when the process dies. Recovery removes
+//! directories that are not locked, because they are incomplete, and leaves locked ones alone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectQuota, Usage};
 use crate::units::{Bytes, Inodes};
 
-/// In staging, in a project of its own, and nobody else's. One that is dropped is for recovery to remove.
+/// A staged directory in a project of its own. If it is dropped without being published or discarded, recovery removes it.
 #[must_use]
 pub(super) struct Staged<'a> {
     store: &'a VolumeStore,
@@ -26,13 +26,13 @@ pub(super) struct Staged<'a> {
     name: String,
     directory: Flock<OwnedFd>,
     project: ProjectId,
-    /// Its limit, which is reserved for it.
+    /// Its current limit, which is reserved.
     limit: Bytes,
 }
 
 impl VolumeStore {
-    /// Limits are reserved, then the directory is tagged: at no moment is there one without a limit. The shared lock
-    /// must be held.
+    /// Creates a staged directory: reserves the limits first and then assigns the directory to the project, so it is never without a
+    /// limit. The caller holds the shared lock.
     pub(super) fn stage<'a>(
         &'a self,
         entry: ContentSource<'a>,
@@ -48,7 +48,7 @@ impl VolumeStore {
             || self.stage_empty(entry, limits),
         )?;
         let staged = Staged { store: self, entry, name, directory, project, limit: bytes };
-        // Before there is anything in it: whoever removes it learns from them which project that was charged to.
+        // Before the directory has content: the attributes tell recovery which project that content is charged to.
         match attributes(project).write(&staged) {
             Ok(()) => Ok(staged),
             Err(error) => Err(staged.discard(error)),
@@ -78,8 +78,8 @@ impl VolumeStore {
         }
     }
 
-    /// Takes away a staged directory that nobody is making any more; false if somebody is. The exclusive lock must
-    /// be held, so that none is between being made and being locked.
+    /// Removes a staged directory that no live process is creating. Returns `false` if a live process is. The caller holds the
+    /// exclusive lock, so no directory is between its creation and its lock.
     pub(super) fn remove_abandoned(&self, name: &str) -> Result<bool> {
         let directory = layout::open_directory(&self.layout.staging, name)?;
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
@@ -89,7 +89,7 @@ impl VolumeStore {
         }
     }
 
-    /// Removes a staged directory, or moves it to the trash where there is something in it.
+    /// Removes a staged directory, or moves it to the trash if it is not empty.
     fn unstage(&self, name: &str) -> Result<Unstaged> {
         let staging = &self.layout.staging;
         match unlinkat(staging, name, UnlinkatFlags::RemoveDir) {
@@ -109,12 +109,12 @@ enum Unstaged {
 }
 
 impl Staged<'_> {
-    /// What is charged to it.
+    /// Returns the usage that is charged to the directory.
     pub(super) fn usage(&self) -> Result<Option<Usage>> {
         self.quota().usage(self.project)
     }
 
-    /// Changes its limits to what they shall be in the end, and takes back what was promised beyond that.
+    /// Sets the final limits, and releases the reservation beyond them.
     pub(super) fn set_final_limits(&mut self, bytes: Bytes, inodes: Inodes) -> Result<()> {
         let surplus = self.limit.saturating_sub(bytes);
         let limits = Limits::hard(bytes, inodes);
@@ -124,9 +124,10 @@ impl Staged<'_> {
         Ok(())
     }
 
-    /// Gives it its name, durably. The shared lock must be held.
+    /// Gives the directory its name, durably. The caller holds the shared lock.
     ///
-    /// What was done to it before needs no fsync of its own: the log of XFS is written in order, and ends with the name.
+    /// Earlier changes of the directory need no fsync of their own: XFS writes its log in order, and the name is the last
+    /// change.
     pub(super) fn publish(self) -> Result<()> {
         let Self { store, entry, ref name, .. } = self;
         let published = store.layout.parent(entry).and_then(|parent| {
@@ -138,13 +139,13 @@ impl Staged<'_> {
         }
     }
 
-    /// Takes it away, after an error: that is answered, for it says more than another one would. The shared lock must be
-    /// held. What cannot be undone now is undone by recovery.
+    /// Removes the directory after `error`, and returns that error. The caller holds the shared lock. If the removal fails, recovery
+    /// removes the directory later.
     pub(super) fn discard(self, error: Error) -> Error {
         let Self { store, name, directory, project, .. } = self;
-        // Under its name of before or none: another one must not be made of it now.
+        // By its staging name, which no other directory has.
         if let Ok(Unstaged::Removed) = store.unstage(&name) {
-            // An open directory is charged.
+            // An open directory is still charged to its project.
             drop(directory);
             store.space_book().release_project(project).ok();
         }

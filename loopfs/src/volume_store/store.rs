@@ -1,4 +1,4 @@
-//! The store itself: opened, checked, listed.
+//! The store: opening, checking and listing it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::flock;
 use crate::loop_device::BackingFile;
 use crate::project_quota::ProjectIds;
 
-/// Volumes on one XFS file system, mounted with project quotas and given to them alone.
+/// A store of volumes on one XFS file system, which is mounted with project quotas and contains nothing else.
 #[derive(Debug)]
 pub struct VolumeStore {
     pub(super) filesystem: DataFilesystem,
@@ -26,20 +26,20 @@ pub struct VolumeStore {
 }
 
 impl VolumeStore {
-    /// Opens the store on the file system mounted at `data_dir`, and makes it there at first use.
+    /// Opens the store on the file system mounted at `data_dir`, and creates it at first use.
     ///
-    /// What was mounted at first use is recorded beside the mount point, in
-    /// `NAME.filesystem-uuid`: from then on no other file system is accepted there.
+    /// At first use the call records the UUID of the file system beside the mount point, in `NAME.filesystem-uuid`. From then
+    /// on it accepts no other file system there.
     ///
     /// # Errors
-    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: nor was a
-    /// store ever initialised there. [`ErrorKind::NotEnforced`]: not
-    /// with project quotas. [`ErrorKind::WrongFilesystem`]: not XFS, not the root of a file
-    /// system, or another one than at first use. [`ErrorKind::PermissionDenied`]: without
-    /// `CAP_SYS_ADMIN`. Each says what to do.
+    /// [`ErrorKind::NotMounted`]: no file system is mounted there. [`ErrorKind::NeverMounted`]: the same, and no store was ever
+    /// initialised there. [`ErrorKind::NotEnforced`]: the file system is mounted without project quotas.
+    /// [`ErrorKind::WrongFilesystem`]: it is not XFS, the mount is not the root of a file system, or it is another file
+    /// system than at first use. [`ErrorKind::PermissionDenied`]: the process has no `CAP_SYS_ADMIN`. Each error says what
+    /// to do.
     pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
         let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
-        // Two processes may meet here at first use.
+        // Two processes may initialise the store concurrently.
         let root = layout::open_directory(&filesystem.root, ".")?;
         let _initialising =
             flock::exclusive(root, options.lock_timeout, "open the store, which locks the data directory")?;
@@ -59,11 +59,11 @@ impl VolumeStore {
         Ok(store)
     }
 
-    /// Opens the store that is on the file system mounted at `data_dir`, and changes nothing in doing so: neither is a
-    /// store made where there is none, nor is the file system recorded. For programs that only look.
+    /// Opens the existing store on the file system mounted at `data_dir` without changing anything: the call creates no store
+    /// and records no UUID. For programs that only read.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]: the file system holds no store. Else as [`open`](Self::open).
+    /// [`ErrorKind::NotFound`]: the file system contains no store. Otherwise as [`open`](Self::open).
     pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
         let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
         filesystem.require_record()?;
@@ -87,12 +87,12 @@ impl VolumeStore {
         Ok(Self { filesystem, layout, options, ids })
     }
 
-    /// Checks that the store still is what it was opened as: the same mount of the same file system,
-    /// quotas enforced, writable.
+    /// Checks that the store is unchanged since it was opened: the same mount of the same file system, writable, with enforced
+    /// quotas.
     ///
     /// # Errors
     /// As [`open`](Self::open), [`ErrorKind::ReadOnly`], and [`ErrorKind::ShutDown`]. [`ErrorKind::NotMounted`] also if the
-    /// file system was mounted there again since: open another store in place of this one.
+    /// file system was mounted there again in the meantime: open the store again.
     pub fn verify(&self) -> Result<()> {
         self.filesystem.require_mounted()?;
         self.filesystem.require_running()?;
@@ -110,8 +110,8 @@ impl VolumeStore {
         Ok(())
     }
 
-    /// Proves that a change can be made durable: makes one, of a few bytes, and waits until it is on disk. It takes no space,
-    /// so a full file system passes; it waits for as long as the disk does.
+    /// Proves that the store can make changes durable: writes a change of a few bytes and waits until it is on disk. It needs no
+    /// space, so a full file system passes. It blocks for as long as the disk does not respond.
     ///
     /// # Errors
     /// [`ErrorKind::ShutDown`], [`ErrorKind::ReadOnly`], and those of fsync(2).
@@ -119,13 +119,13 @@ impl VolumeStore {
         self.layout.make_durable().map_err(|error| self.filesystem.explain_failure(error))
     }
 
-    /// Whether a file is on the file system of this store.
+    /// Returns `true` if a file is on the file system of this store.
     #[must_use]
     pub fn holds(&self, file: &BackingFile) -> bool {
         BackingFile::of(&self.filesystem.root).is_ok_and(|root| root.device == file.device)
     }
 
-    /// UUID of the file system the volumes are on.
+    /// Returns the UUID of the file system of this store.
     #[must_use]
     pub fn filesystem_uuid(&self) -> FilesystemUuid {
         self.filesystem.uuid
@@ -154,7 +154,7 @@ impl VolumeStore {
         Ok((kind, self.layout.open_entry(entry, flags)?))
     }
 
-    /// Fails if `held` is no more the entry of that id. Nothing else can have its inode number as long as it is held.
+    /// Fails if `held` is no longer the entry of that id. No other file can have its inode number while it is held open.
     pub(super) fn require_undeleted(
         &self,
         held: &OwnedFd,
@@ -171,7 +171,7 @@ impl VolumeStore {
         }
     }
 
-    /// Ids of all volumes, in no order.
+    /// Returns the ids of all volumes, in no particular order.
     ///
     /// # Errors
     /// Those of getdents(2).
@@ -180,7 +180,7 @@ impl VolumeStore {
         Ok(names.iter().filter_map(|name| VolumeId::parse(name).ok()).collect())
     }
 
-    /// How many volumes there are, and how much is in the trash: two listings, and no volume is looked into.
+    /// Returns the counts of volumes and of entries in the trash. Takes two directory listings, and opens no volume.
     ///
     /// # Errors
     /// Those of getdents(2).
@@ -197,7 +197,7 @@ impl VolumeStore {
         Ok(Census { directories, images, trash })
     }
 
-    /// What is reserved on the file system, and what is free beside it.
+    /// Returns the view of the store that its reservations are changed through.
     pub(super) fn space_book(&self) -> SpaceBook<'_> {
         SpaceBook {
             layout: &self.layout,
@@ -207,12 +207,12 @@ impl VolumeStore {
         }
     }
 
-    /// Available on the file system for new volumes. While images are being created or grown, `available` may be too small by
-    /// what they get. Afterwards it is exact again, but for what the file system has taken for itself since the last
-    /// count.
+    /// Returns the space of the file system: its size, the reserved bytes and the available bytes. While images are being
+    /// created or expanded, `available` may be too small by their sizes. Afterwards it is exact again, except for the space
+    /// that the file system itself has allocated since the last count.
     ///
-    /// Counts where it has to, which takes as long as there are volumes, and then waits for the blocks that the file system
-    /// frees in the background.
+    /// If the total has to be counted, the call takes time proportional to the number of volumes, and waits for the blocks that
+    /// the file system frees in the background.
     ///
     /// # Errors
     /// Those of statfs(2) and quotactl_fd(2).
@@ -220,7 +220,7 @@ impl VolumeStore {
         self.space_book().space()
     }
 
-    /// Use and capacity of a volume, in constant time: nothing is walked.
+    /// Returns the usage and capacity of a volume, in constant time.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -231,6 +231,6 @@ impl VolumeStore {
 
 fn gone(data_dir: &Path) -> Error {
     let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
-                  to start anew, remove the record of its UUID beside the mount point";
+                  to initialise a new one, remove the record of its UUID beside the mount point";
     Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
 }

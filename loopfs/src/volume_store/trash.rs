@@ -1,7 +1,7 @@
-//! Deleting: out of sight at once, removed in the background.
+//! Deleting volumes: a rename takes the volume out of sight immediately, and a later call removes its content.
 //!
-//! An entry stays in the trash until its space and its project id are free, so the trash is
-//! also the durable list of what is still to be done. With the entry its reservation stays (`space`).
+//! An entry stays in the trash until its space and its project id are free, so the trash is also the durable list of
+//! deletions in progress. The reservation of the entry stays as long as the entry (`space`).
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -22,24 +22,24 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::file_lease;
 
 impl VolumeStore {
-    /// Deletes a volume: when this returns it is gone for good, and its space and project id are
-    /// freed by [`empty_trash`](Self::empty_trash). False if there was none.
+    /// Deletes a volume, durably. [`empty_trash`](Self::empty_trash) then frees its space and its project id. Returns `false` if
+    /// there is no such volume.
     ///
-    /// One in use is not deleted: an image that is attached to a loop device which is to stay, and a directory that is shown
-    /// somewhere, by what was recorded ([`record_use`](Self::record_use)) or as this process's mount table has it. Where
-    /// a device is to go at its last close, or another program has bound one, whoever has it open keeps what it holds
-    /// until then, and the volume keeps its reservation.
+    /// Does not delete a volume in use: an image that is attached to a loop device without a deferred detach, or a directory that
+    /// is published according to its record ([`record_use`](Self::record_use)) or mounted according to the mount table of this
+    /// process. A device with a deferred detach, or one that another program has bound, does not prevent the deletion. Its
+    /// users keep the content until the last of them closes it, and the volume keeps its reservation until then.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the place or the device. EROFS and the like.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) names the path or the device. Those of rename(2), such as EROFS.
     pub fn delete(&self, id: &VolumeId) -> Result<bool> {
         self.discard(ContentSource::Volume(id))
     }
 
-    /// Deletes a snapshot, as [`delete`](Self::delete) a volume. Volumes that were made from it stay.
+    /// Deletes a snapshot, as [`delete`](Self::delete) deletes a volume. Volumes that were cloned from it stay.
     ///
     /// # Errors
-    /// EROFS and the like.
+    /// Those of rename(2), such as EROFS.
     pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<bool> {
         self.discard(ContentSource::Snapshot(id))
     }
@@ -48,40 +48,40 @@ impl VolumeStore {
         let _lock = self.layout.lock_shared()?;
         let held = match entry {
             ContentSource::Volume(id) => Some(self.guard_deletion(id)?),
-            // Nobody can be shown one.
+            // Snapshots are never published.
             ContentSource::Snapshot(_) => None,
         };
         let name = layout::unique(entry.id())?;
         let (from, to) = (self.layout.parent(entry)?, &self.layout.trash);
         match self.layout.rename_held(from, entry.id(), to, &name, held) {
             Ok(()) => Ok(true),
-            // Whoever deleted it may have died before that was durable.
+            // The process that deleted it may have died before the deletion was durable.
             Err(Errno::ENOENT) => self.layout.make_durable().map(|()| false),
             Err(errno) => Err(Error::sys("delete", entry, errno)),
         }
     }
 
-    /// Removes what [`delete`](Self::delete) put into the trash; answers how many volumes and snapshots are
-    /// gone. Takes as long as there are files; call it again for those left behind by an error or
-    /// held by a file that is open. Any number of processes may call it concurrently.
+    /// Removes the volumes and snapshots in the trash, and returns how many it removed. The time is proportional to the
+    /// number of files. Call it again for entries that an error left behind or that an open file keeps. Any number of processes
+    /// may call it concurrently.
     ///
     /// # Errors
-    /// The first one met. Everything that can be removed is removed all the same, also from the volume that has the
-    /// entry which cannot: an immutable file (EPERM), or a mount in this process's namespace (EBUSY).
+    /// The first error. The call still removes everything else that can be removed, also from the volume with the entry that
+    /// cannot: an immutable file (EPERM), or a mount in the namespace of this process (EBUSY).
     pub fn empty_trash(&self) -> Result<usize> {
         self.empty_trash_giving_way(|| ())
     }
 
-    /// As [`empty_trash`](Self::empty_trash), for a caller who does more urgent things with the same disk and processors:
-    /// `yield_now` is called before each file is removed, and can wait as long as it wants. No lock is held then, and
-    /// what is left in the trash is complete for whoever else empties it.
+    /// As [`empty_trash`](Self::empty_trash), for a caller with more urgent work on the same disk and processors. It calls
+    /// `yield_now` before it removes each file. `yield_now` may wait for any time: no lock is held then, and another process can
+    /// empty the rest of the trash in the meantime.
     ///
     /// # Errors
     /// As [`empty_trash`](Self::empty_trash).
     pub fn empty_trash_giving_way(&self, mut yield_now: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
         let mut first_error = self.space_book().retry_deferred_releases().err();
-        // Removing them again in this call would fail again.
+        // Entries that failed. Another attempt in the same call would fail again.
         let mut failed = HashSet::new();
         loop {
             let mut progress = false;
@@ -107,7 +107,7 @@ impl VolumeStore {
         }
     }
 
-    /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if there are new entries.
+    /// Removes an entry of the trash, or as much of it as can be removed. Sets `progress` if it created new entries.
     fn remove_entry(&self, name: &str, yield_now: &mut impl FnMut(), progress: &mut bool) -> Result<Removal> {
         yield_now();
         let trash = &self.layout.trash;
@@ -119,7 +119,7 @@ impl VolumeStore {
         match status.st_mode & libc::S_IFMT {
             libc::S_IFDIR => {}
             libc::S_IFREG => return self.remove_image(name),
-            // It was never a volume, and has nothing reserved.
+            // It was never a volume and has no reservation.
             _ => {
                 let removed = self.unlink(name, UnlinkatFlags::NoRemoveDir)?;
                 return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
@@ -139,13 +139,13 @@ impl VolumeStore {
         };
         let quota = self.filesystem.quota();
         quota.finish_frees(project)?;
-        // The directory itself is the one inode left. Until then it marks the id as taken.
+        // The directory itself is the last inode. As long as it exists, the id is in use.
         if quota.usage(project)?.is_some_and(|usage| usage.inodes.0 > 1) {
             self.space_book().limit_to_usage(project)?;
             return Ok(Removal::Postponed);
         }
         drop(directory);
-        // Recovery, which frees what no directory carries, is kept out until this has freed it.
+        // Prevents recovery, which frees unassigned ids, until this call has freed the id.
         let _lock = self.layout.lock_shared()?;
         if !self.unlink(name, UnlinkatFlags::RemoveDir)? {
             return Ok(Removal::Postponed);
@@ -154,14 +154,14 @@ impl VolumeStore {
         Ok(Removal::Done { volume: true })
     }
 
-    /// Removes an image that no process and no loop device has open. Until then it keeps its entry and its reservation,
-    /// for it keeps its blocks.
+    /// Removes an image that no process and no loop device has open. An image that is open keeps its entry and its reservation,
+    /// because it keeps its blocks.
     fn remove_image(&self, name: &str) -> Result<Removal> {
         let Some(image) = self.open_unused_image(name)? else { return Ok(Removal::Postponed) };
         let released = Released::of(&image)?;
         if recorded(&image).is_some() {
-            // Frees the blocks now. After the last name is removed the file system would do it in the background, and a
-            // count would take them for its own. The record keeps the reservation, also if the process dies here.
+            // Frees the blocks now. After the removal of the last name the file system would free them in the background, and a
+            // count would take them for overhead. The recorded capacity keeps the reservation if the process dies here.
             ftruncate(&image, 0).context("free the blocks of", name)?;
         }
         let removed =
@@ -171,7 +171,7 @@ impl VolumeStore {
 
     /// Returns `None` if the image is open elsewhere, or was removed by another process.
     fn open_unused_image(&self, name: &str) -> Result<Option<OwnedFd>> {
-        // A count in another process has images open for a moment, and holds this.
+        // A count in another process opens images for a moment, and would make them look used.
         let _account = self.space_book().lock_out_counts()?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         let image = match layout::open_beneath(self.layout.trash.as_fd(), name, flags) {
@@ -199,12 +199,12 @@ impl VolumeStore {
         }
     }
 
-    /// Removes everything in a directory of the trash. A directory that is not empty is lifted
-    /// into the trash rather than walked into, so that no depth of a tree costs more than one
-    /// descriptor. Out of its volume, for only there can a directory go whose owner has given it
-    /// another project id (EXDEV elsewhere). Returns `true` if one was lifted, and sets `progress` then.
+    /// Removes everything in a directory of the trash. It moves a subdirectory that is not empty up into the trash instead of
+    /// walking into it, so a tree of any depth needs only two descriptors. The trash has no project, so a directory to which its
+    /// owner has given another project id can be moved there too (EXDEV elsewhere). Returns `true` if it moved one, and
+    /// sets `progress` then.
     ///
-    /// An entry that cannot be removed keeps no other from being removed. The first error is returned in the end.
+    /// If an entry cannot be removed, the call removes the others and returns the first error in the end.
     fn empty_directory(
         &self,
         directory: &OwnedFd,
@@ -253,14 +253,14 @@ impl VolumeStore {
     }
 }
 
-/// What became of an entry of a deleted directory.
+/// The result for an entry of a deleted directory.
 enum Child {
     Removed,
-    /// It is an entry of the trash now.
+    /// It was moved up and is an entry of the trash now.
     Lifted,
 }
 
-/// The error for an entry that the kernel refuses to remove.
+/// Returns the error for an entry that the kernel refuses to remove.
 fn refused(shown: impl Display, errno: Errno) -> Error {
     let error = Error::sys("remove from the trash", shown, errno);
     match errno {

@@ -1,4 +1,4 @@
-//! One volume, held open.
+//! An open volume.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::loop_device::Access;
 use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
 use crate::units::{Bytes, Inodes};
 
-/// A volume that was there when it was opened. It stays usable while it is renamed or deleted.
+/// An open volume. It stays usable after it is renamed or deleted.
 #[derive(Debug)]
 pub struct Volume {
     id: VolumeId,
@@ -32,24 +32,24 @@ pub struct Volume {
 pub struct InodeStats {
     /// The limit.
     pub total: Inodes,
-    /// In use, the volume's directory among them.
+    /// Used inodes, including the directory of the volume.
     pub used: Inodes,
-    /// Left.
+    /// Inodes that can still be created.
     pub free: Inodes,
 }
 
-/// Use and capacity of a volume.
+/// The usage and capacity of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStats {
-    /// What the volume may hold.
+    /// The capacity.
     pub capacity: Bytes,
-    /// What it holds: charged to the quota, or allocated to the image.
+    /// Used bytes: charged to the quota, or allocated to the image.
     pub used: Bytes,
-    /// What more it can hold now.
+    /// Bytes that can still be written.
     pub available: Bytes,
-    /// Inodes, for a Filesystem volume.
+    /// Inodes; `None` for a Block volume.
     pub inodes: Option<InodeStats>,
-    /// Whether it is as it was made.
+    /// Whether the volume is healthy.
     pub condition: Condition,
 }
 
@@ -66,26 +66,26 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Its name.
+    /// Returns the id.
     #[must_use]
     pub fn id(&self) -> &VolumeId {
         &self.id
     }
 
-    /// Directory or image.
+    /// Returns the kind: directory or image.
     #[must_use]
     pub fn kind(&self) -> VolumeKind {
         self.kind
     }
 
-    /// Its size when it was opened: the quota's limit, or what the image was made or grown to. Of an image that was cut
-    /// off, that is more than its length; [`stats`](Self::stats) tells.
+    /// Returns the capacity when the volume was opened: the limit of the quota, or the recorded size of the image. A truncated
+    /// image is shorter than that; [`stats`](Self::stats) reports it.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         self.capacity
     }
 
-    /// The ratio its limit of inodes was made with. None for a Block volume, which has none.
+    /// Returns the bytes of capacity for each inode, which are fixed at creation. Returns `None` for a Block volume.
     ///
     /// # Errors
     /// Those of getxattr(2).
@@ -96,10 +96,10 @@ impl Volume {
         }
     }
 
-    /// What the image of a Block volume was made with. None for a Filesystem volume, which has none.
+    /// Returns the settings of the image, which are fixed at creation. Returns `None` for a Filesystem volume.
     ///
     /// # Errors
-    /// Those of fgetxattr(2); [`ErrorKind::Other`]: recorded by a later version.
+    /// Those of fgetxattr(2); [`ErrorKind::Other`]: a later version recorded them.
     pub fn image(&self) -> Result<Option<Image>> {
         match self.kind {
             VolumeKind::Filesystem => Ok(None),
@@ -107,8 +107,8 @@ impl Volume {
         }
     }
 
-    /// Whether blocks of it may be in other volumes or snapshots too. It says so of a Block volume that once took part in a
-    /// clone or a snapshot, also when the others are gone by now.
+    /// Returns `true` if the volume may share blocks with other volumes or snapshots: if it is a Block volume that took part in a
+    /// clone or a snapshot, even if the others have been deleted.
     ///
     /// # Errors
     /// Those of fgetxattr(2).
@@ -119,8 +119,8 @@ impl Volume {
         }
     }
 
-    /// How its settings differ from those of `spec`, if they do: text for people. Its kind and size are not compared, nor
-    /// are settings that mean nothing to its kind.
+    /// Returns a description of how the settings differ from those of `spec`, or `None` if they are equal. Does not compare kind,
+    /// size, and settings that have no effect on this kind.
     ///
     /// # Errors
     /// As [`image`](Self::image) and [`bytes_per_inode`](Self::bytes_per_inode).
@@ -133,7 +133,7 @@ impl Volume {
         }
     }
 
-    /// The directory of a Filesystem volume, for [`bind_mount`](crate::mount::bind_mount).
+    /// Opens the directory of a Filesystem volume, for [`bind_mount`](crate::mount::bind_mount).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Block volume.
@@ -143,7 +143,7 @@ impl Volume {
             .context("open the directory of volume", &self.id)
     }
 
-    /// The image of a Block volume, for [`LoopControl`](crate::loop_device::LoopControl).
+    /// Opens the image of a Block volume, for [`LoopControl`](crate::loop_device::LoopControl).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: it is a Filesystem volume. EROFS: read-write on a read-only
@@ -157,7 +157,8 @@ impl Volume {
         crate::descriptor::reopen(self.entry.as_fd(), flags).context("open the image of volume", &self.id)
     }
 
-    /// What it was made from, whether that is still there or not; None where it was made empty.
+    /// Returns the volume or snapshot that this volume was cloned from, even if that was deleted. Returns `None` if the volume was
+    /// created empty.
     ///
     /// # Errors
     /// Those of fgetxattr(2).
@@ -165,7 +166,7 @@ impl Volume {
         made_from::read(&self.entry)
     }
 
-    /// Use and capacity, in constant time.
+    /// Returns the usage and capacity, in constant time.
     ///
     /// # Errors
     /// Those of statfs(2) and quotactl_fd(2).
@@ -196,7 +197,7 @@ impl Volume {
         })
     }
 
-    /// The owner of a directory can do all of this.
+    /// Returns the condition of a directory. Its owner can cause each abnormal condition.
     fn directory_condition(&self, attributes: Attributes) -> Result<Condition> {
         let made_with = attributes.project;
         let (carried, inherited) = project_and_inheritance_of(&self.entry)?;
@@ -225,7 +226,7 @@ impl Volume {
         let (recorded, size) = self.recorded_and_size()?;
         let capacity = recorded.max(size);
         let status = fstat(&self.entry).context("fstat volume", &self.id)?;
-        // Blocks past the end and of the extent tree are allocated too.
+        // Post-EOF blocks and blocks of the extent tree are allocated too.
         let used = Bytes::from_basic_blocks(status.st_blocks as u64).min(capacity);
         Ok(VolumeStats {
             capacity,
@@ -239,18 +240,17 @@ impl Volume {
         })
     }
 
-    /// In this order: see [`sizes`].
+    /// Reads the recorded capacity before the size: see [`sizes`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
         let recorded = sizes::read_capacity(&self.entry)?.unwrap_or_default();
         let size = fstat(&self.entry).context("fstat volume", &self.id)?.st_size as u64;
         Ok((recorded, Bytes(size)))
     }
 
-    /// That an image has all of its bytes: one that was cut off and then made longer, or written to as a device, would
-    /// only look whole.
+    /// Checks that an image is not truncated. Expanding a truncated image, or writing to it as a device, would hide the loss.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`]: it has not. Those of fgetxattr(2) and fstat(2).
+    /// [`ErrorKind::Damaged`]: the image is truncated. Those of fgetxattr(2) and fstat(2).
     pub fn require_whole(&self) -> Result<()> {
         if self.kind == VolumeKind::Filesystem {
             return Ok(());
@@ -277,7 +277,7 @@ impl Volume {
         self.quota().usage(attributes.project)?.ok_or_else(|| self.unlimited())
     }
 
-    /// The limit of bytes that the directory's project has now.
+    /// Returns the current byte limit of the directory's project.
     pub(super) fn limit(&self) -> Result<Bytes> {
         self.usage(self.attributes()?)?.limits.bytes.hard.ok_or_else(|| self.unlimited())
     }
@@ -296,7 +296,7 @@ impl Volume {
     }
 }
 
-/// What is wrong with an image that is shorter than it was made.
+/// Returns the error text for an image that is shorter than its recorded capacity.
 fn truncation(recorded: Bytes, size: Bytes) -> Option<String> {
     (size < recorded).then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! What copies of images and of directories have in common.
+//! The common part of cloning images and directories.
 
 use super::target::{Original, Target};
 use crate::error::Result;
@@ -10,44 +10,43 @@ use crate::volume_store::store::VolumeStore;
 use crate::volume_store::volume::Volume;
 
 impl VolumeStore {
-    /// Makes a volume with the content of another one, or of a snapshot. The blocks are shared until one of the two
-    /// is written. The whole capacity is promised to the new volume all the same, so that no write to either ever
-    /// lacks space. Repeating the call answers the volume that is there.
+    /// Creates a volume with the content of another volume, or of a snapshot. The two share blocks until one of them is written.
+    /// The store nevertheless reserves the whole capacity of the new volume, so no write to either of them fails for lack of
+    /// space. If the call is repeated, it returns the existing volume.
     ///
-    /// For a Block volume it takes a time that does not grow with its bytes (a little with the number of pieces
-    /// it lies in), and 1/128 of the size and 1 MiB more are promised for what pieces cost, to the new volume and
-    /// once to the source.
+    /// For a Block volume the time does not depend on its size, and only slightly on the number of its extents. The store reserves
+    /// 1/128 of the size and 1 MiB more for the extent tree of the new volume, and once the same for the source.
     ///
-    /// For a Filesystem volume it takes as long as there are files ([`clone_tree`](crate::project_tree::clone_tree)); other volumes are
-    /// made, deleted and recovered meanwhile. What the files have counts in full against the limit of the new
-    /// volume, and while it lasts a sixteenth of that and 4 MiB are promised beside the capacity, for metadata that
-    /// lies differently in the copy. A volume that is full can be copied to one of its size, which is full then: also what
-    /// would overwrite a shared block finds no room in it until something is removed.
+    /// For a Filesystem volume the time is proportional to the number of files
+    /// ([`clone_tree`](crate::project_tree::clone_tree)). Other volumes can be created, deleted and recovered in the meantime. The
+    /// files count in full against the limit of the new volume. During the copy the store reserves a sixteenth of their size and
+    /// 4 MiB beside the capacity, for metadata with another layout in the copy. A full volume can be cloned to one of its
+    /// size, which is full then: even overwriting a shared block fails in it until a file is removed.
     ///
-    /// # What the volume holds
-    /// The source may be attached and in use. An image is copied as it is at one moment, between two writes: what a
-    /// loss of power at that moment would leave (crash-consistent). Writes of a loop device with direct I/O are
-    /// waited for, and what the page cache holds of the image (a device without direct I/O) is written first.
-    /// What lies above the device is not: call fsync(2) on the node if programs write to it, syncfs(2) on the
-    /// file system if one is mounted from it, or freeze that with `FIFREEZE` for a copy that needs no replay of
-    /// its journal. The copy of a file system has its UUID: XFS mounts it beside the original with `nouuid`.
+    /// # Consistency
+    /// The source may be attached and in use. The copy of an image is crash-consistent: it has the content that a loss of power at
+    /// one moment, between two writes, would leave. The call waits for writes of a loop device with direct I/O, and first writes
+    /// the page cache of the image (a device without direct I/O). It does not write caches above the device: call fsync(2) on the
+    /// node if programs write to it, or syncfs(2) if a file system is mounted from it. Freeze that file system with `FIFREEZE` for a
+    /// copy that needs no journal replay. The copy of a file system has the same UUID: XFS mounts it beside the original with
+    /// `nouuid`.
     ///
-    /// Of a directory that is in use each file is as it was at one moment, and each at another.
+    /// In the copy of a directory in use, each file has its content at one moment, and different files at different moments.
     ///
-    /// # Attaching it
-    /// From Linux 6.15 on a file that shares blocks takes direct I/O in whole blocks of the file system only,
-    /// the source no less than the clone, until nothing of it is shared. A device attached before keeps what it
-    /// has; one attached later has the sectors that the content was made for and, if those are of 512 bytes, no
-    /// direct I/O ([`ImageDirectIo`](crate::volume_store::ImageDirectIo)). The volume takes the logical block size of its source over.
+    /// # Attaching the clone
+    /// From Linux 6.15 on, a file that shares blocks takes direct I/O only in whole blocks of the file system. This holds for the
+    /// source and the clone until they share no blocks. A device that was attached before keeps its properties. One that is
+    /// attached later has the block size that the content depends on and, if that is 512 bytes, no
+    /// direct I/O ([`ImageDirectIo`](crate::volume_store::ImageDirectIo)). The clone has the logical block size of its source.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no such source. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the source is of another kind than
-    /// `spec` says, or no such size. [`ErrorKind::WouldShrink`](crate::ErrorKind::WouldShrink): the capacity is less than the source has, or had
-    /// when the snapshot was taken. [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists): the id names another volume than one made from
-    /// `source` that is large enough. [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): more than the file system can promise.
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): there is no such source. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the source is of another kind than
+    /// `spec` requests, or no volume can have that size. [`ErrorKind::WouldShrink`](crate::ErrorKind::WouldShrink): the capacity is less than that of the source, or
+    /// than that of the source of the snapshot when it was taken. [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists): the id names a volume that is smaller, or is
+    /// no clone of `source`. [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): the file system has less available space.
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the file system cannot share blocks (EOPNOTSUPP), or one of the two requires direct
-    /// I/O in blocks of 512 bytes. [`ErrorKind::Busy`](crate::ErrorKind::Busy): directories were moved about while they were copied. After an
-    /// error nothing is left but what was copied of a directory, in the trash.
+    /// I/O in blocks of 512 bytes. [`ErrorKind::Busy`](crate::ErrorKind::Busy): directories were moved during the copy. After an
+    /// error nothing is left except copied files of a directory, in the trash.
     #[doc(alias = "FICLONE")]
     #[doc(alias = "reflink")]
     pub fn clone_from(&self, source: ContentSource<'_>, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
@@ -56,10 +55,10 @@ impl VolumeStore {
         self.volume(id)
     }
 
-    /// Takes a snapshot of a volume: what [`clone_from`](Self::clone_from) would copy now, under a name of its own, to
-    /// make volumes of later. It is never written to, takes space of its own only for what is written to the
-    /// volume afterwards, and is promised what it can come to take then: the size of an image, or what a directory
-    /// uses. It outlives the volume. Repeating the call answers the snapshot that is there.
+    /// Takes a snapshot of a volume: a copy as by [`clone_from`](Self::clone_from), to clone volumes from later. It is never written
+    /// to, and uses space of its own only for blocks that are written to the volume afterwards. The store reserves the most that
+    /// it can use then: the size of an image, or the usage of a directory. The snapshot remains after the volume is deleted. If
+    /// the call is repeated, it returns the existing snapshot.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no such volume. [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists): the id names a snapshot of another
@@ -71,7 +70,7 @@ impl VolumeStore {
 
     fn copy(&self, source: ContentSource<'_>, target: Target<'_>) -> Result<()> {
         let lock = self.layout.lock_shared()?;
-        // Asked before the source is: that may be gone by the time the call is repeated.
+        // Before the source is opened: it may have been deleted when the call is repeated.
         if self.exists_durably(|| self.has_copy(source, target))? {
             return Ok(());
         }
@@ -85,7 +84,7 @@ impl VolumeStore {
         copied.or_else(|error| self.unless_created_concurrently(error, || self.has_copy(source, target)))
     }
 
-    /// Whether the target is there, as it is asked.
+    /// Returns `true` if the target exists with the requested properties.
     pub(super) fn has_copy(&self, source: ContentSource<'_>, target: Target<'_>) -> Result<bool> {
         match target {
             Target::Volume { id, spec, capacity } => {

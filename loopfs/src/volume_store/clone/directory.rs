@@ -15,12 +15,12 @@ use crate::volume_store::spec::inodes_for;
 use crate::volume_store::staging::Staged;
 use crate::volume_store::store::VolumeStore;
 
-/// A limit of 0 would be none. The directory itself is an inode, and need not have a block.
+/// The least limit, because a limit of 0 would be no limit. The directory itself is one inode, and may have no block.
 const LEAST: Bytes = Bytes(4096);
 
 impl VolumeStore {
-    /// The shared lock is let go while files are copied: that takes as long as there are files, and who recovers
-    /// the store shall not wait for it.
+    /// Copies a directory. Releases the shared lock while files are copied, because that takes time proportional to their number
+    /// and recovery must not wait for it.
     pub(super) fn copy_directory(
         &self,
         lock: Flock<OwnedFd>,
@@ -39,7 +39,7 @@ impl VolumeStore {
         let staged = self.stage(target.entry(), target.operation(), limits, attributes)?;
         drop(lock);
         let copied = copy_tree(&from, &staged, target);
-        // Held also to take it away, or recovery could free its project at the same time. Without, that takes it away.
+        // Also held for the removal after an error, because recovery could free the project concurrently.
         let _lock = self.layout.lock_shared()?;
         if let Err(error) = copied {
             return Err(staged.discard(error));
@@ -47,7 +47,7 @@ impl VolumeStore {
         self.complete(staged, &from, original, target)
     }
 
-    /// The shared lock must be held.
+    /// Gives the copy its final limits and its name. The caller holds the shared lock.
     fn complete(
         &self,
         mut staged: Staged<'_>,
@@ -59,7 +59,7 @@ impl VolumeStore {
         let completed = self
             .require_undeleted(from, original.entry, "copy")
             .and_then(|()| target.record(&staged, original.entry, original.capacity))
-            // Nothing more may take space: the limit of a snapshot is what it uses.
+            // Last, because the limit of a snapshot is its usage.
             .and_then(|()| set_final_limits(&mut staged, target));
         match completed {
             Ok(()) => staged.publish(),
@@ -68,15 +68,15 @@ impl VolumeStore {
     }
 }
 
-/// Metadata lies differently in a copy, so that one of a volume that is full may take a little more. What is beyond
-/// the size that was asked is only used up by such a copy.
+/// Returns the limits during the copy. Metadata has another layout in a copy, so the copy of a full volume may use a little more
+/// than the requested size. Only such a copy uses the surplus.
 fn limits_while_copied(
     original: &Original<'_>,
     usage: &Usage,
     target: Target<'_>,
 ) -> Result<(Bytes, Inodes)> {
     let margin = Bytes(usage.bytes.0 / 16).saturating_add(Bytes(4 << 20));
-    // Its source may be written to meanwhile.
+    // The source may be written to in the meantime.
     let most_inodes = usage.limits.inodes.hard.unwrap_or_default().max(usage.inodes);
     match target {
         Target::Volume { capacity, spec, id } => {
@@ -101,7 +101,7 @@ fn limits_while_copied(
 fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
     let (bytes, inodes) = match target {
         Target::Volume { capacity, spec, .. } => (capacity, inodes_for(capacity, spec.bytes_per_inode)),
-        // It does not grow.
+        // A snapshot does not grow.
         Target::Snapshot { .. } => {
             let usage = staged.usage()?;
             let used = usage.map(|usage| (usage.bytes, usage.inodes)).unwrap_or_default();
@@ -118,8 +118,7 @@ fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<
     }
     let left_out = &report.left_out;
     let (kind, detail) = if left_out.is_empty() {
-        let detail =
-            "directories were moved about in its source while it was copied; try again, or stop the program";
+        let detail = "directories in its source were moved while it was copied; try again, or stop the program that moves them";
         (ErrorKind::Busy, detail.to_owned())
     } else {
         let first = left_out.examples.first().map(|example| match example.reason {

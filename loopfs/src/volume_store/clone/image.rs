@@ -1,4 +1,4 @@
-//! Copies of images, in one call of the kernel.
+//! Copies of images, in one system call.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -17,12 +17,11 @@ use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, 
 use crate::volume_store::store::VolumeStore;
 
 impl VolumeStore {
-    /// The shared lock must be held.
+    /// Copies an image. The caller holds the shared lock.
     pub(super) fn copy_image(&self, original: &Original<'_>, target: Target<'_>) -> Result<()> {
         let source = original.entry;
         let original = original.content.open_image(Access::ReadOnly)?;
-        // One copy of a source at a time, and it must not grow between the question how large it is and the copy.
-        // A lock of its own file description, as in growing.
+        // One copy of a source at a time. The source must not be expanded between reading its size and the copy.
         let operation = "copy an image, which locks the source";
         let _lock_source = flock::exclusive_reopened(original.as_fd(), self.options.lock_timeout, operation)?;
         if self.exists_durably(|| self.has_copy(source, target))? {
@@ -33,7 +32,7 @@ impl VolumeStore {
         let of_source = Image::read(&original)?;
         let settings = match target {
             Target::Volume { id, spec, .. } => of_source.resolve_clone(source, spec.image, id)?,
-            // As its source.
+            // A snapshot has the settings of its source.
             Target::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
         let source_has_margin = reserves_margin(&original, of_source.provisioning)?;
@@ -49,13 +48,13 @@ impl VolumeStore {
             share(&original, image, target)?;
             target.record(image, source, size)?;
             match target {
-                // All of a thick one: where the source was never written, FICLONE leaves a hole. What is shared stays shared.
+                // A thick image gets all blocks: FICLONE leaves holes where the source was never written. Shared blocks stay shared.
                 Target::Volume { capacity, .. } => allocate(image, Bytes(0), capacity, settings.provisioning)
                     .context("allocate", target.entry()),
                 Target::Snapshot { .. } => Ok(()),
             }
         })
-        // What the source shares now depends on how far it went.
+        // After an error it is unknown which blocks the source shares.
         .inspect_err(|_| self.space_book().invalidate_total())
     }
 }

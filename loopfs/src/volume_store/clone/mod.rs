@@ -1,5 +1,5 @@
-//! Copies that share blocks with the original until one of the two is written: volumes made from volumes and
-//! snapshots, and snapshots taken of volumes.
+//! Clones and snapshots: copies that share blocks with the original until one of the two is written. Volumes are cloned from
+//! volumes and snapshots, and snapshots are taken of volumes.
 
 mod copy;
 mod directory;

@@ -1,4 +1,4 @@
-//! What is copied, and what is made of it.
+//! The source and the target of a copy.
 
 use std::os::fd::AsFd;
 use std::time::SystemTime;
@@ -11,15 +11,15 @@ use crate::volume_store::source::ContentSource;
 use crate::volume_store::spec::{VolumeKind, VolumeSpec};
 use crate::volume_store::volume::Volume;
 
-/// What is copied.
+/// The source of a copy.
 pub(super) struct Original<'a> {
     pub(super) entry: ContentSource<'a>,
     pub(super) content: Volume,
-    /// The least that a volume made of it has.
+    /// The least capacity of a clone.
     pub(super) capacity: Bytes,
 }
 
-/// What is made of a source.
+/// The target of a copy.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'a> {
     Volume { id: &'a VolumeId, spec: &'a VolumeSpec, capacity: Bytes },
@@ -62,7 +62,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Writes down on the copy, which has no name yet, what it is one of.
+    /// Records the source on the copy, which has no name yet.
     pub(super) fn record(self, copy: impl AsFd, source: ContentSource<'_>, capacity: Bytes) -> Result<()> {
         let copy = copy.as_fd();
         made_from::record(copy, source).context("set up", self.entry())?;

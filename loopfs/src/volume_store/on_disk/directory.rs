@@ -1,8 +1,8 @@
-//! What a volume's directory says of itself, in an extended attribute.
+//! The facts about the directory of a volume, in an extended attribute of it.
 //!
 //! The owner of a directory can change its project id, and then the id on the inode may be that
-//! of another tenant's volume. The store therefore believes `trusted.loopfs.volume`, which takes
-//! `CAP_SYS_ADMIN` to write, and compares the inode with it.
+//! of another tenant's volume. The store therefore trusts `trusted.loopfs.volume`, which only a process with `CAP_SYS_ADMIN` can
+//! write, and compares the inode with it.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -19,7 +19,7 @@ use crate::sys::xattr;
 
 const NAME: &CStr = c"trusted.loopfs.volume";
 
-/// Facts that are fixed when the volume is made.
+/// Facts that are fixed at creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
     pub(crate) project: ProjectId,
@@ -32,7 +32,7 @@ impl Attributes {
         xattr::set(directory, NAME, text.as_bytes()).context("write the attribute of", "a volume's directory")
     }
 
-    /// None where the attribute was never written.
+    /// Returns `None` if the attribute does not exist.
     pub(crate) fn read(directory: impl AsFd) -> Result<Option<Self>> {
         let Some(value) =
             xattr::get(directory, NAME).context("read the attribute of", "a volume's directory")?
@@ -59,7 +59,7 @@ impl Attributes {
     }
 }
 
-/// The project ids that a directory of the store carries or is recorded to carry.
+/// Returns the project ids that directories of the store use, by their inode or by their attribute.
 pub(crate) fn assigned_ids(layout: &Layout) -> Result<HashSet<ProjectId>> {
     let mut assigned = HashSet::new();
     for directory in layout.entry_directories().chain([&layout.staging]) {
@@ -68,7 +68,7 @@ pub(crate) fn assigned_ids(layout: &Layout) -> Result<HashSet<ProjectId>> {
     Ok(assigned)
 }
 
-/// Adds the project ids that the directories of `parent` carry or are recorded to carry.
+/// Adds the project ids that the directories in `parent` use.
 fn add_assigned_ids(parent: &OwnedFd, assigned: &mut HashSet<ProjectId>) -> Result<()> {
     for name in layout::names(parent, "volumes and trash")? {
         let directory =
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_keys_are_passed_over_and_missing_ones_are_not_made_up() {
+    fn unknown_keys_are_ignored_and_missing_ones_are_an_error() {
         let attributes = Attributes::parse("project=7 bytes-per-inode=2048 later=x").unwrap();
         assert_eq!((attributes.project.get(), attributes.bytes_per_inode.get()), (7, 2048));
         assert_eq!(Attributes::parse("project=7"), None);

@@ -1,9 +1,8 @@
-//! Which file system a store is on, and the proof that it is still there.
+//! The file system of a store, and the check that it is still mounted.
 //!
 //! The data directory is a mount point. Beside it, on the file system that holds the mount point,
-//! `NAME.filesystem-uuid` records what was mounted there when the store was initialised. So an
-//! absent mount and a foreign disk are both told apart from a new one, and nothing is ever
-//! written below a mount point that has lost its mount.
+//! `NAME.filesystem-uuid` records which file system was mounted there when the store was initialised. The store therefore
+//! distinguishes a missing mount and another disk from a new one, and never writes below a mount point without its mount.
 
 use std::fmt;
 use std::fs::File;
@@ -55,7 +54,7 @@ impl std::str::FromStr for FilesystemUuid {
 /// The root of a mounted XFS with project quotas, held open.
 #[derive(Debug)]
 pub(crate) struct DataFilesystem {
-    /// Where it is mounted, from the root directory on: the working directory may change later.
+    /// Absolute path of the mount point: the working directory may change later.
     pub(crate) path: PathBuf,
     /// The root directory.
     pub(crate) root: OwnedFd,
@@ -104,7 +103,7 @@ impl DataFilesystem {
         ProjectQuota::of(self.root.as_fd())
     }
 
-    /// Project quotas can be switched off while mounted, so this is asked again.
+    /// Checks that limits are enforced: project quotas can be switched off while the file system is mounted.
     pub(crate) fn require_enforcement(&self) -> Result<()> {
         match self.quota().enforcement()?.problem() {
             None => Ok(()),
@@ -115,13 +114,13 @@ impl DataFilesystem {
         }
     }
 
-    /// That the file system takes calls: after an I/O error XFS shuts down, and answers every fstat(2) with EIO.
+    /// Checks that the file system is running: after an I/O error XFS shuts down, and every fstat(2) fails with EIO.
     pub(crate) fn require_running(&self) -> Result<()> {
         let status = nix::sys::stat::fstat(&self.root).context("fstat", self.path.display());
         status.map(drop).map_err(|error| self.explain_failure(error))
     }
 
-    /// Says what EIO means.
+    /// Explains EIO.
     pub(crate) fn explain_failure(&self, error: Error) -> Error {
         explain_failure(error, &self.path)
     }
@@ -141,15 +140,15 @@ impl DataFilesystem {
         Err(Error::new(ErrorKind::NotMounted, "use the data directory", self.path.display(), detail))
     }
 
-    /// Whether it is of the mount that was opened, which is all there is to ask: what a mount shows never changes, and
-    /// its id is no other's as long as the root is held open. So it costs the same however many mounts a node has.
+    /// Returns `true` if `root` is in the mount that was opened. That check is sufficient: the root of a mount never changes, and no
+    /// other mount gets its id while the root is held open. Its cost does not grow with the number of mounts.
     fn is_same_mount(&self, root: &OwnedFd) -> Result<bool> {
         let id = |root| statx::mount_id(root).context("statx", self.path.display());
         let (opened, now) = (id(&self.root)?, id(root)?);
         Ok(opened.is_some() && opened == now)
     }
 
-    /// The record beside the mount point; None where there is none.
+    /// Reads the UUID that is recorded beside the mount point, if there is one.
     pub(crate) fn recorded_uuid(&self) -> Result<Option<FilesystemUuid>> {
         let path = record_path(&self.path);
         match std::fs::read_to_string(&path) {
@@ -214,7 +213,7 @@ fn explain_failure(error: Error, path: &Path) -> Error {
     }
     error.with_kind(ErrorKind::ShutDown).explain(format_args!(
         "the disk does not take what is written, or the file system was shut down over that; look for I/O errors in the \
-         kernel log, mend the disk, unmount {0} and mount it again (xfs_repair if that is refused)",
+         kernel log, repair the disk, unmount {0} and mount it again (xfs_repair if that is refused)",
         path.display()
     ))
 }
@@ -241,7 +240,7 @@ pub(crate) fn classify_missing(error: Error, path: &Path) -> Error {
 fn foreign(path: &Path, expected: FilesystemUuid, found: FilesystemUuid) -> Error {
     let detail = format!(
         "the store was initialised on file system {expected}, and {found} is mounted there; mount the right one, \
-         or, to start anew on this one, remove {}",
+         or, to initialise a store on this one, remove {}",
         record_path(path).display()
     );
     Error::new(ErrorKind::WrongFilesystem, OPERATION, path.display(), detail)

@@ -8,30 +8,30 @@ use crate::sys::xattr;
 use crate::volume_store::source::ContentSource;
 use crate::volume_store::spec::{ImageDirectIo, LogicalBlockSize, Provisioning};
 
-/// On an image: what it was made with. Written before the image has a name.
+/// The attribute of an image. It is written before the image has a name.
 const IMAGE: &CStr = c"trusted.loopfs.image";
 
-/// What the image of a Block volume is, as was recorded when it was made. An image of a version that did not record it has
-/// blocks of 512 bytes, prefers direct I/O and is thick.
+/// The settings of the image of a Block volume, which are recorded and fixed at creation. An image of an earlier version, which
+/// did not record them, has blocks of 512 bytes, prefers direct I/O and is thick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Image {
     /// Whether its device must have direct I/O.
     pub direct_io: ImageDirectIo,
-    /// Logical block size of its device, always: the content depends on it.
+    /// The logical block size of its device in each attachment: the content depends on it.
     pub logical_block_size: LogicalBlockSize,
-    /// When it gets its blocks.
+    /// When the image gets its blocks.
     pub provisioning: Provisioning,
 }
 
 impl Image {
-    /// An image of a version that recorded nothing.
+    /// The settings of an image without a record.
     pub(crate) const UNRECORDED: Self = Self {
         direct_io: ImageDirectIo::Preferred,
         logical_block_size: LogicalBlockSize::B512,
         provisioning: Provisioning::Thick,
     };
 
-    /// Records it on an image that has no name yet.
+    /// Records the settings on an image that has no name yet.
     pub(crate) fn record(self, image: impl AsFd, entry: ContentSource<'_>) -> Result<()> {
         let Self { direct_io, logical_block_size, provisioning } = self;
         let text = format!(
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_recorded_is_read_back() {
+    fn settings_read_back_as_recorded() {
         for direct_io in [ImageDirectIo::Required, ImageDirectIo::Preferred] {
             for logical_block_size in [LogicalBlockSize::B512, LogicalBlockSize::B4096] {
                 for provisioning in [Provisioning::Thick, Provisioning::Thin] {

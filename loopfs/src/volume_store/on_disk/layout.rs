@@ -1,14 +1,14 @@
 //! The on-disk layout, and the only code that names entries of it.
 //!
 //! ```text
-//! .loopfs/format         "loopfs store 1"; made last at initialisation
+//! .loopfs/format         "loopfs store 1"; created last at initialisation
 //! .loopfs/lock           flock: shared by changes, exclusive for recovery
-//! .loopfs/promised       flock: the account of promised bytes
+//! .loopfs/promised       flock: the reservation record
 //! .loopfs/project-ids    flock: one allocation of a project id at a time
-//! .loopfs/users/ID       a link: in which boot the directory ID was shown, and where; flock of publications: changes
+//! .loopfs/users/ID       a link, the publication record of directory ID: the boot and the path; flock of users: changes
 //! volumes/ID             a directory (Filesystem) or a regular file (Block)
 //! snapshots/ID           likewise, and never written to
-//! staging/ID.SUFFIX      a directory being made, not yet a volume or snapshot
+//! staging/ID.SUFFIX      a directory in creation, not yet a volume or snapshot
 //! trash/ID.SUFFIX        a deleted volume or snapshot, until its space and project id are free
 //! ```
 //!
@@ -32,12 +32,12 @@ use crate::volume_store::source::ContentSource;
 const FORMAT: &str = "loopfs store 1\n";
 const PUBLICATIONS: &str = ".loopfs/users";
 
-/// Directories of the store, held open; everything else is reached beneath them.
+/// The directories of the store, held open. Everything else is opened beneath them.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) private: OwnedFd,
     pub(crate) volumes: OwnedFd,
-    /// None in a store of an earlier version that was opened to look at, or is read-only.
+    /// `None` in a store of an earlier version that was opened without changing it, or that is read-only.
     pub(crate) snapshots: Option<OwnedFd>,
     /// As `snapshots`.
     pub(crate) publications: Option<OwnedFd>,
@@ -49,7 +49,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Whether the file system holds a store. An unknown format is an error.
+    /// Returns `true` if the file system contains a store. An unknown format is an error.
     pub(crate) fn is_initialised(root: BorrowedFd<'_>) -> Result<bool> {
         let format = match open_beneath(root, ".loopfs/format", OFlag::O_RDONLY) {
             Ok(format) => format,
@@ -68,7 +68,7 @@ impl Layout {
         }
     }
 
-    /// Makes what is missing. The format file comes last, so a half-made store is made again.
+    /// Creates the missing entries. The format file comes last, so the next call completes an incomplete store.
     pub(crate) fn initialise(root: BorrowedFd<'_>) -> Result<()> {
         for name in [".loopfs", PUBLICATIONS, "volumes", "snapshots", "staging", "trash"] {
             make_directory(root, name)?;
@@ -86,7 +86,7 @@ impl Layout {
         fsync(root).context("fsync", "the root of the store")
     }
 
-    /// Makes what a store of an earlier version lacks. Where nothing can be made, nothing needs it.
+    /// Creates the entries that a store of an earlier version lacks. A read-only file system needs none of them.
     pub(crate) fn complete(root: BorrowedFd<'_>) -> Result<()> {
         let made = make_directory(root, "snapshots").and_then(|()| make_directory(root, PUBLICATIONS));
         match made {
@@ -113,7 +113,7 @@ impl Layout {
         })
     }
 
-    /// Held while a volume is made, grown or deleted.
+    /// Takes the lock that is held while a volume is created, expanded or deleted.
     pub(crate) fn lock_shared(&self) -> Result<Flock<OwnedFd>> {
         flock::shared(
             self.lock_file()?,
@@ -122,7 +122,7 @@ impl Layout {
         )
     }
 
-    /// Held while nothing may be half done.
+    /// Takes the lock that excludes all operations in progress.
     pub(crate) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
         flock::exclusive(self.lock_file()?, self.lock_timeout, "recover the store, which takes the lock")
     }
@@ -132,26 +132,25 @@ impl Layout {
         open_file(&self.private, "project-ids", OFlag::O_RDONLY)
     }
 
-    /// The files are never renamed or replaced: a waiter must not wake up holding a lock on a
-    /// file that has no name any more.
+    /// Opens the lock file. It is never renamed or replaced: otherwise a waiting process could get a lock on a file without a name.
     fn lock_file(&self) -> Result<OwnedFd> {
         open_file(&self.private, "lock", OFlag::O_RDWR)
     }
 
-    /// Makes durable what was changed before the call, also where there is no file to fsync: a limit
-    /// is in the file system's log, which nothing need write for half a minute. Touching a file puts
-    /// it behind that in the log, and fsync of it writes the log up to there.
+    /// Makes earlier changes durable, including those without a file to fsync: a limit is only in the log of the file system, which
+    /// may stay in memory for half a minute. Touching a file appends to that log, and fsync of the file writes the log up to that
+    /// point.
     pub(crate) fn make_durable(&self) -> Result<()> {
         let file = open_file(&self.private, "lock", OFlag::O_RDWR)?;
         futimens(&file, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).context("touch", ".loopfs/lock")?;
         fsync(&file).context("fsync", ".loopfs/lock")
     }
 
-    /// The directory that an entry is in, or shall be.
+    /// Returns the directory that contains an entry, or will contain it.
     pub(crate) fn parent(&self, entry: ContentSource<'_>) -> Result<&OwnedFd> {
         let absent = || {
             let detail =
-                "the store has no directory of snapshots; opened for use, by a driver, it is given one";
+                "the store has no directory of snapshots; a program that opens it for changes creates one";
             Error::new(ErrorKind::NotFound, "open", entry, detail)
         };
         match entry {
@@ -160,7 +159,7 @@ impl Layout {
         }
     }
 
-    /// What an entry is; None where there is nothing.
+    /// Returns the status of an entry, or `None` if it does not exist.
     pub(crate) fn stat(&self, entry: ContentSource<'_>) -> Result<Option<FileStat>> {
         match fstatat(self.parent(entry)?, entry.id(), AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(status) => Ok(Some(status)),
@@ -173,7 +172,7 @@ impl Layout {
         open_beneath(self.parent(entry)?.as_fd(), entry.id(), flags).context("open", entry)
     }
 
-    /// Everything that is promised space is in one of these.
+    /// Returns the directories whose entries have reservations.
     pub(crate) fn entry_directories(&self) -> impl Iterator<Item = &OwnedFd> {
         [&self.volumes, &self.trash].into_iter().chain(&self.snapshots)
     }
@@ -189,7 +188,7 @@ impl Layout {
         self.rename_held(from, name, to, new_name, ())
     }
 
-    /// The same, holding what has to be held for the move and not until that is durable.
+    /// As [`rename`](Self::rename). Drops `held` after the rename and before it is durable.
     pub(crate) fn rename_held(
         &self,
         from: &OwnedFd,
@@ -205,7 +204,7 @@ impl Layout {
     }
 }
 
-/// Nobody but root passes here, whatever the modes of what is inside.
+/// Creates a directory that only root can pass, whatever the modes of its entries.
 fn make_directory(root: BorrowedFd<'_>, name: &str) -> Result<()> {
     match mkdirat(root, name, Mode::S_IRWXU) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
@@ -213,13 +212,13 @@ fn make_directory(root: BorrowedFd<'_>, name: &str) -> Result<()> {
     }
 }
 
-/// A name for staging or trash that no earlier or concurrent use has.
+/// Returns a unique name for an entry of staging or trash.
 pub(crate) fn unique(id: &str) -> Result<String> {
     let suffix = random::number().context("make", "a unique name")?;
     Ok(format!("{id}.{suffix:016x}"))
 }
 
-/// Opens below a directory of the store and nowhere else: no `..`, no symbolic link, no mount.
+/// Opens a path beneath a directory of the store: without `..`, symbolic links and mounts.
 pub(crate) fn open_beneath(
     directory: BorrowedFd<'_>,
     path: &str,
@@ -244,16 +243,16 @@ pub(crate) fn open_file(parent: impl AsFd, name: &str, flags: OFlag) -> Result<O
     open_beneath(parent.as_fd(), name, flags).context("open", format!(".loopfs/{name}"))
 }
 
-/// Names in a directory, `.` and `..` left out.
+/// Returns the names in a directory, without `.` and `..`.
 pub(crate) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
-    // A duplicate would share the position of the descriptor it was made from.
+    // Opened again, because a duplicate would share the position of the original descriptor.
     let own =
         open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
     let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;
     let mut names = Vec::new();
     for entry in entries.iter() {
         let entry = entry.context("list", what)?;
-        // Entries that are not UTF-8 were not made by this code and are left alone.
+        // Entries that are not UTF-8 were not created by this code and are ignored.
         if let Ok(name) = entry.file_name().to_str()
             && !matches!(name, "." | "..")
         {
@@ -263,7 +262,7 @@ pub(crate) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What the entries of a directory are, as its listing has it (XFS made since 2013, or with `-n ftype=1`)
+/// Returns the types of the entries of a directory, as its listing has them (XFS formatted since 2013, or with `-n ftype=1`).
 pub(crate) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Type>> {
     let own =
         open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;

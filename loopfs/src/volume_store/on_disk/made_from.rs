@@ -10,12 +10,12 @@ use crate::sys::xattr;
 use crate::volume_store::id::{SnapshotId, VolumeId};
 use crate::volume_store::source::{ContentSource, OwnedContentSource};
 
-/// On what was made from a volume or a snapshot: the id of the volume, or `snapshot/` and the id of the snapshot.
+/// The attribute of a clone or snapshot: the id of the source volume, or `snapshot/` and the id of the source snapshot.
 const NAME: &CStr = c"trusted.loopfs.source";
-/// No id has a slash.
+/// No id contains a slash.
 const SNAPSHOT: &str = "snapshot/";
 
-/// Says what a directory or an image, which has no name yet, is made from.
+/// Records the source of a directory or image that has no name yet.
 pub(crate) fn record(made: impl AsFd, source: ContentSource<'_>) -> Result<(), Errno> {
     xattr::set(made, NAME, text(source).as_bytes())
 }
@@ -27,7 +27,7 @@ fn text(source: ContentSource<'_>) -> String {
     }
 }
 
-/// What a directory or an image was made from; None where it was made empty.
+/// Reads the source of a directory or image. Returns `None` if it was created empty.
 pub(crate) fn read(made: impl AsFd) -> Result<Option<OwnedContentSource>> {
     const OPERATION: &str = "read the source of";
     const OBJECT: &str = "a directory or image";
@@ -64,7 +64,7 @@ mod tests {
     #[case("snapshot/")]
     #[case("volume/a")]
     #[case("snapshot/../a")]
-    fn what_is_no_source_is_not_taken_for_one(#[case] text: &str) {
+    fn text_that_names_no_source_is_rejected(#[case] text: &str) {
         parse(text).unwrap_err();
     }
 }

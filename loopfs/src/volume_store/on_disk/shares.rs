@@ -9,15 +9,15 @@ use super::made_from;
 use crate::error::{Context, Result};
 use crate::sys::xattr;
 
-/// On an image that was made from another, or another from it.
+/// The attribute of an image that was cloned from another, or that another was cloned from.
 const SHARES: &CStr = c"trusted.loopfs.shares";
 
-/// Says that the image's blocks may be shared, before they are: a crash leaves a mark too many.
+/// Marks an image whose blocks may be shared, before they are. After a crash an image may be marked that shares none.
 pub(crate) fn mark(image: impl AsFd) -> Result<(), Errno> {
     xattr::set(image, SHARES, b"yes")
 }
 
-/// Whether some of the image's blocks may be in other files too.
+/// Returns `true` if the image may share blocks with other files.
 pub(crate) fn may_share(image: impl AsFd) -> Result<bool> {
     let image = image.as_fd();
     let marked = xattr::get(image, SHARES).context("read the attributes of", "an image")?;

@@ -1,11 +1,9 @@
-//! Two sizes of an image, as decimal digits in extended attributes of it: how large it was made, and how much of it its
-//! loop devices show.
+//! Two sizes of an image, as decimal digits in extended attributes of it: its capacity, and the size that its loop devices are known
+//! to have.
 //!
-//! The first is there because a file that somebody cut off would otherwise be a
-//! smaller volume, and nobody could tell.
-//!
-//! It is written after the size and read before it, and a size only grows. So it is never more than the size of an image
-//! that is whole, whoever grows it meanwhile and wherever that one dies.
+//! Without a recorded capacity, a truncated image would look like a smaller volume. The capacity is written after the size of the
+//! file changes and read before that size, and a size only grows. So the recorded capacity is never more than the size of an image
+//! that is not truncated, even if another process expands the image concurrently or dies while it does.
 
 use std::ffi::CStr;
 use std::fmt::Display;
@@ -25,7 +23,7 @@ pub(crate) fn write_capacity(image: impl AsFd, capacity: Bytes) -> Result<()> {
     write(image, CAPACITY, capacity).context("record the capacity of", "an image")
 }
 
-/// None for an image of an earlier version, which is as large as it is.
+/// Reads the recorded capacity. Returns `None` for an image of an earlier version, whose capacity is its size.
 pub(crate) fn read_capacity(image: impl AsFd) -> Result<Option<Bytes>> {
     read(image, CAPACITY, "read the capacity of", "an image")
 }
@@ -35,7 +33,7 @@ pub(crate) fn write_device_size(image: impl AsFd, size: Bytes) -> std::result::R
     write(image, DEVICE_SIZE, size)
 }
 
-/// None for an image of an earlier version.
+/// Reads the recorded device size. Returns `None` for an image of an earlier version.
 pub(crate) fn read_device_size(
     image: impl AsFd,
     operation: &'static str,
@@ -48,7 +46,7 @@ fn write(file: impl AsFd, name: &CStr, Bytes(size): Bytes) -> std::result::Resul
     xattr::set(file, name, size.to_string().as_bytes())
 }
 
-/// None where there is none.
+/// Returns `None` if the attribute does not exist.
 fn read(
     file: impl AsFd,
     name: &CStr,

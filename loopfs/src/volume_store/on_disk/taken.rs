@@ -11,15 +11,15 @@ use crate::volume_store::source::ContentSource;
 
 const NAME: &CStr = c"trusted.loopfs.snapshot";
 
-/// What is recorded when a snapshot is taken.
+/// The facts that are recorded when a snapshot is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) created: SystemTime,
-    /// Of the volume it was taken of, then.
+    /// The capacity of the source at that time.
     pub(crate) capacity: Bytes,
 }
 
-/// Whether an image, in the trash perhaps, is that of a snapshot.
+/// Returns `true` if an image, which may be in the trash, is that of a snapshot.
 pub(crate) fn is_snapshot(image: impl AsFd) -> Result<bool> {
     Ok(xattr::get(image, NAME).context("read the attribute of", "an image")?.is_some())
 }
@@ -40,7 +40,7 @@ impl Taken {
     }
 
     fn print(self) -> String {
-        // A clock before 1970 is wrong, and no reason to take no snapshots.
+        // A clock that is set to a time before 1970 is wrong, but snapshots must still be possible.
         let created = self.created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         format!("created={}.{:09} capacity={}", created.as_secs(), created.subsec_nanos(), self.capacity.0)
     }
@@ -65,14 +65,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_recorded_reads_back(seconds in 0u64..1 << 40, nanoseconds in 0u32..1_000_000_000, capacity: u64) {
+        fn the_record_reads_back_as_printed(seconds in 0u64..1 << 40, nanoseconds in 0u32..1_000_000_000, capacity: u64) {
             let created = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
             let taken = Taken { created, capacity: Bytes(capacity) };
             prop_assert_eq!(Taken::parse(&taken.print()), Some(taken));
         }
 
         #[test]
-        fn any_text_is_read(text in "(created=[0-9]{0,25}\\.[0-9]{0,12}|capacity=[0-9]{0,25}| |\\PC){0,6}") {
+        fn parsing_any_text_does_not_panic(text in "(created=[0-9]{0,25}\\.[0-9]{0,12}|capacity=[0-9]{0,25}| |\\PC){0,6}") {
             Taken::parse(&text);
         }
     }

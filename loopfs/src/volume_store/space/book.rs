@@ -1,4 +1,4 @@
-//! The book of reservations: the one place that changes the total.
+//! The one place that changes the total of all reservations.
 
 use std::ops::RangeInclusive;
 
@@ -11,13 +11,13 @@ use crate::units::Bytes;
 use crate::volume_store::on_disk::{DataFilesystem, Layout};
 use crate::volume_store::source::ContentSource;
 
-/// A pending reservation: bytes for an image that is being created or grown. Drop it once they are the image's, which a
-/// count finds.
-#[must_use = "dropped before the image is there, its bytes are reserved for nothing that a count finds"]
+/// Space reserved for an image that is being created or expanded. Drop it once the image has its name or its new size: from
+/// then on a count finds the space in the image itself.
+#[must_use = "if it is dropped before the image exists, a count does not find the reserved bytes"]
 pub(crate) struct PendingReservation<'a> {
     book: SpaceBook<'a>,
     pending: Option<PendingLock>,
-    /// Released when this is dropped, because the image did not get them.
+    /// Bytes to release when this is dropped, because the image did not get them.
     unused: Bytes,
     bytes: Bytes,
 }
@@ -35,13 +35,13 @@ impl Drop for PendingReservation<'_> {
         self.book.adjust(|totals| {
             totals.release(self.unused);
             totals.pending = totals.pending.saturating_sub(pending.as_ref().map_or(Bytes(0), |p| p.bytes));
-            // Its lock goes with the account locked, or another process would take this one for dead.
+            // While the record is locked: otherwise another process would conclude that this process has died.
             drop(pending);
         });
     }
 }
 
-/// The locked totals, with a total beside which `bytes` are free.
+/// The locked record, and a total beside which `bytes` are available.
 struct Available<'a> {
     record: ReservationRecord<'a>,
     pending: Bytes,
@@ -49,13 +49,13 @@ struct Available<'a> {
     bytes: Bytes,
 }
 
-/// The reservations of a store: what is reserved, and what is free beside it. All that changes the total is a method of it.
+/// The reservations of a store. It is a view of the store, and each change of the total is one of its methods.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceBook<'s> {
     pub(crate) layout: &'s Layout,
     pub(crate) filesystem: &'s DataFilesystem,
     pub(crate) ids: &'s ProjectIds,
-    /// The project ids of the store.
+    /// Project ids of the store.
     pub(crate) range: &'s RangeInclusive<ProjectId>,
 }
 
@@ -79,14 +79,14 @@ impl<'s> SpaceBook<'s> {
                 }
                 _ => {}
             }
-            // Without the totals, for it may take long.
+            // Without the lock, because this may take long.
             drop(record);
             self.finish_all_frees()?;
             frees_finished = true;
         }
     }
 
-    /// Reserves bytes for an image until the returned value is dropped; the image has them then.
+    /// Reserves bytes for an image. The returned value holds them until the image has them, and is dropped then.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] says how much was requested and how much is available.
@@ -105,11 +105,11 @@ impl<'s> SpaceBook<'s> {
         Ok(PendingReservation { book: *self, pending: Some(held), unused: Bytes(0), bytes })
     }
 
-    /// Reserves the bytes that `more` returns, and has `set` write them into a quota record. Both happen with the account
-    /// locked, so that a concurrent call sees neither or both, and a count finds the reservation once.
+    /// Reserves the bytes that `more` returns, and calls `set` to write them into a quota record. Both happen while the record
+    /// of the total is locked, so a concurrent call sees neither or both, and a count finds the reservation once.
     ///
     /// # Errors
-    /// As [`reserve`](Self::reserve), and those of `more` and `set`. After an error of `set` the total is counted again.
+    /// As [`reserve`](Self::reserve), and those of `more` and `set`. After an error of `set` the next call counts the total again.
     pub(crate) fn reserve_limit<T>(
         &self,
         entry: ContentSource<'_>,
@@ -124,11 +124,12 @@ impl<'s> SpaceBook<'s> {
         // The process may die before the limit is set.
         record.write(totals.upper_bound())?;
         let done = set()?;
-        // Without this the total is counted again.
+        // If this fails, the next call counts the total again.
         record.write(totals).ok();
         Ok(done)
     }
 
+    /// Locks the record and checks that the bytes which `bytes` returns are available beside the total.
     fn require_available(
         &self,
         entry: ContentSource<'_>,
@@ -155,20 +156,21 @@ impl<'s> SpaceBook<'s> {
                 );
                 return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
             }
-            // The total may be too high, and XFS frees the blocks of deleted files in the background. This caller waits
-            // for them without the lock, so other callers do not.
+            // The total may be too high, and XFS frees the blocks of deleted files in the background. This call waits for that
+            // without the lock, so other calls do not have to wait.
             drop(record);
             self.finish_all_frees()?;
             frees_finished = true;
         }
     }
 
-    /// Forgets the count: what it says is no longer so.
+    /// Discards the total, because it is no longer correct. The next call counts it again.
     pub(crate) fn invalidate_total(&self) {
         self.adjust(|totals| totals.total = None);
     }
 
-    /// An account that could not be written is too high, and is counted again before anything is refused.
+    /// Changes the totals. If the record cannot be written, it stays too high, and is counted again before a call fails for
+    /// lack of space.
     fn adjust(&self, change: impl FnOnce(&mut ReservationTotals)) {
         let adjusted = ReservationRecord::lock(self.layout).and_then(|record| {
             let mut totals = record.read()?;
@@ -178,8 +180,9 @@ impl<'s> SpaceBook<'s> {
         adjusted.ok();
     }
 
-    /// Releases a reservation, and what it was for, with the account locked: a count finds both or neither. After an
-    /// error, or if the process dies in between, the total is counted again.
+    /// Calls `change` with the totals while their record is locked. `change` removes a limit or a name and releases its
+    /// reservation, so a count finds both or neither. After an error, or if the process dies in between, the next call counts
+    /// the total again.
     pub(super) fn change_total<T>(
         &self,
         change: impl FnOnce(&mut ReservationTotals) -> Result<T>,
@@ -191,13 +194,13 @@ impl<'s> SpaceBook<'s> {
         }
         let outcome = change(&mut totals);
         let written = if outcome.is_ok() { totals } else { totals.upper_bound() };
-        // Without this the total is counted again.
+        // If this fails, the next call counts the total again.
         record.write(written).ok();
         outcome
     }
 
-    /// Counts, and writes down what was counted. The count is exact if no image has been created or grown meanwhile, and no
-    /// blocks wait to be freed. Otherwise it includes some of both twice. If a lower total is known, that is kept.
+    /// Counts the total and records it. The count is exact if no image was created or expanded in the meantime and no blocks
+    /// wait to be freed. Otherwise it includes some of them twice; if a lower total is already recorded, that one stays.
     fn count_into(
         &self,
         record: &ReservationRecord<'_>,
@@ -213,14 +216,15 @@ impl<'s> SpaceBook<'s> {
         Ok(total)
     }
 
+    /// Returns the space of the file system, given the total of all reservations.
     fn space_with(&self, reserved: Reserved) -> Result<Space> {
         let (total, free) = self.blocks()?;
         let unreserved = total.saturating_sub(reserved.volumes).saturating_sub(reserved.overhead);
         Ok(Space { total, available: unreserved.min(free), promised: reserved.volumes })
     }
 
-    /// Waits until the blocks of what was deleted are free. XFS finishes the frees of the whole file system, whichever
-    /// project it is asked for; only blocks past the end of files are those of the project.
+    /// Waits until the blocks of deleted files are free. XFS completes the deferred inode inactivation of the whole file
+    /// system, whichever project the call names. Only the post-EOF blocks that it frees are those of the project.
     pub(crate) fn finish_all_frees(&self) -> Result<()> {
         self.filesystem.quota().finish_frees(*self.range.start())
     }

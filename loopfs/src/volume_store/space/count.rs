@@ -11,17 +11,19 @@ use crate::units::Bytes;
 use crate::volume_store::on_disk::layout;
 
 impl SpaceBook<'_> {
+    /// Returns the size of the file system and its free space.
     pub(super) fn blocks(&self) -> Result<(Bytes, Bytes)> {
         let status = fstatvfs(&self.filesystem.root).context("statfs", self.filesystem.path.display())?;
         let unit = status.fragment_size();
         Ok((Bytes(status.blocks() * unit), Bytes(status.blocks_available() * unit)))
     }
 
+    /// Counts the reservations from the quota records and the images, and the overhead from the free space.
     pub(super) fn count(&self) -> Result<Reserved> {
         let (mut volumes, mut in_use) = (Bytes(0), Bytes(0));
         for usage in self.filesystem.quota().ids(self.range.clone()) {
             let usage = usage?;
-            // Over its limit, a volume takes more than it was promised.
+            // A volume over its limit uses more than its reservation.
             volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));
             in_use = in_use.saturating_add(usage.bytes);
         }

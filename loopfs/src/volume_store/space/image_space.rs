@@ -12,15 +12,17 @@ use crate::units::Bytes;
 use crate::volume_store::on_disk::{Image, is_snapshot, layout, shares, sizes};
 use crate::volume_store::spec::Provisioning;
 
-/// What a count finds of an image.
+/// The space of one image, as a count finds it.
 pub(super) struct ImageSpace {
+    /// The reservation of the image.
     pub(super) reserved: Bytes,
-    /// In use, without the blocks that it shares.
+    /// Allocated, without the blocks that it shares.
     pub(super) alone: Bytes,
 }
 
 impl ImageSpace {
-    /// Returns `None` for an entry that is not an image, and for one that was removed since it was listed.
+    /// Counts one image, and adds its shared blocks to `shared`. Returns `None` for an entry that is not an image, and for one
+    /// that was removed since it was listed.
     pub(super) fn count(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Result<Option<Self>> {
         let Ok(status) = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { return Ok(None) };
         if status.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -41,11 +43,11 @@ impl ImageSpace {
             sharing = common > Bytes(0);
         }
         let reserved = if is_snapshot(&image)? {
-            // It is not written to: its blocks stay, and the tree of its extents came on top when it was made.
+            // Nothing writes to a snapshot. Its blocks stay, and its extent tree was allocated when it was created.
             size.max(allocated)
         } else {
-            // The extent tree of a fragmented image comes on top of its size. What the file system has set aside for
-            // writes to shared blocks it gives back when it is needed.
+            // The extent tree of a fragmented image comes on top of its size. The file system preallocates blocks for writes
+            // to shared blocks, but frees these when space runs short.
             let more = if sharing || is_thin(&image) { margin(size) } else { Bytes(0) };
             size.max(alone).saturating_add(more)
         };
@@ -53,18 +55,18 @@ impl ImageSpace {
     }
 }
 
-/// What the removal of an image from the trash releases.
+/// The reservation that the removal of an image from the trash releases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Released {
     Bytes(Bytes),
-    /// It depends on other images, and has to be counted.
+    /// It depends on other images, so the total has to be counted.
     Unknown,
 }
 
 impl Released {
-    /// The caller truncates the image before it is removed, unless its capacity is recorded nowhere else.
+    /// Returns the reservation of an image. Call it before the image is truncated.
     pub(crate) fn of(image: &OwnedFd) -> Result<Self> {
-        // An image of an earlier version has no record. Images that it shared blocks with may need less than before.
+        // An image of an earlier version has no recorded capacity. Images that it shares blocks with may need less afterwards.
         let (Some(recorded), false) = (recorded(image), shares::may_share(image)?) else {
             return Ok(Self::Unknown);
         };
@@ -75,12 +77,12 @@ impl Released {
     }
 }
 
-/// One whose record cannot be read has its size.
+/// Returns the recorded capacity; `None` if there is none or if it cannot be read.
 pub(crate) fn recorded(image: &OwnedFd) -> Option<Bytes> {
     sizes::read_capacity(image).ok().flatten()
 }
 
-/// An image that cannot be read reserves rather too much.
+/// Returns `true` also if the settings cannot be read: better to reserve too much.
 fn is_thin(image: &OwnedFd) -> bool {
     Image::read(image).map_or(true, |image| image.provisioning == Provisioning::Thin)
 }

@@ -1,26 +1,28 @@
-//! What is reserved for volumes and what is free beside it: the one place that changes the total.
+//! The space that is reserved for volumes, and the space that is free beside it.
 //!
-//! A directory's limit is a reservation although nothing is allocated for it, so free blocks alone
-//! would let the store overcommit. So it is with a thin image, and with a clone: its blocks are the source's until one of
-//! the two is written, and then there must be others.
+//! The limit of a directory is a reservation although nothing is allocated for it, so free blocks alone would let the
+//! store overcommit. The same holds for a thin image, and for a clone: its blocks belong to the source until one of the two
+//! is written, and then the file system must have other blocks.
 //!
-//! **Where a reservation is.** Each one is on disk, in the object that it is for, and no process has to remember it:
+//! **The life of a reservation.** Space is free, then pending, then reserved, then deferred, then free again. Each
+//! reservation is on disk, in the object that it is for, and no process has to remember it:
 //!
-//! | reservation | begins | ends |
-//! |---|---|---|
-//! | of a directory: the hard limit in the quota record of its project id | when the limit is set | when the limit is removed, which is after the directory is gone and nothing is charged to the id |
-//! | of an image: the capacity that is recorded on it, and what its extent tree may take | when it gets its name, or is grown | when its name is removed from the trash, which is after no process or loop device has it open, and after its blocks are free |
-//! | pending: for an image that a live process creates or grows ([`PendingReservation`]) | before the first block is allocated | when the image has its name or size, or has neither |
+//! | state | where it is recorded | begins | ends |
+//! |---|---|---|---|
+//! | pending, for an image that a live process creates or expands ([`PendingReservation`]) | `pending.rs`: a lock on the record's file | before the first block is allocated | when the image has its name or its new size, or when the operation has failed |
+//! | reserved, for an image | its recorded capacity, and the margin for its extent tree | when it gets its name, or is expanded | when its name is removed from the trash: after no process and no loop device has it open, and after its blocks are free |
+//! | reserved, for a directory | the hard limit in the quota record of its project id | when the limit is set | when the limit is removed |
+//! | deferred release, of a directory | the same limit | when the directory is removed from the trash | when nothing is charged to the project id any more |
 //!
-//! **The total** of all of them is kept in the account (`ledger`). It changes only with the account locked, and in the same
-//! section as the reservation: the call that removes a limit or a name releases what that reserved, and a call that
-//! finds it removed releases nothing. So any number of processes can empty, recover and grow concurrently, and none
-//! releases a reservation twice.
+//! **The total** of all reservations is in one record, which all processes change under its lock (`record.rs`). Only the
+//! methods of [`SpaceBook`] change it. They change it in the same critical section as the reservation: the call that removes
+//! a limit or a name also releases its reservation, and a call that finds it already removed releases nothing. So any number
+//! of processes can empty the trash, recover and expand concurrently, and none releases a reservation twice.
 //!
-//! **The total is an upper bound.** It is raised before a reservation begins and lowered after one has ended, so a crash
-//! leaves it too high. Before such a section it is marked as inexact, so what the crash left is counted again by the
-//! next call that asks for the space, and by each call that would be refused. A count is inexact itself while images are
-//! pending, for it finds their blocks too, and before the file system has freed the blocks of what was deleted.
+//! **The total is an upper bound.** A method raises it before a reservation begins and lowers it after one has ended, so a
+//! crash leaves it too high. Before such a section the method marks the total as inexact. The next call that returns the
+//! space counts it again, and so does each call that would fail for lack of space. A count is itself inexact while
+//! images are pending, because it finds their blocks too, and before the file system has freed the blocks of deleted files.
 
 mod book;
 mod count;

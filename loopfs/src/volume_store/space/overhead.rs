@@ -1,10 +1,9 @@
-//! What the file system takes for itself, where it cannot be told from what is in use.
+//! The space that the file system uses for itself, where usage of volumes hides it.
 //!
-//! It is what is left of the space that is not free when all that volumes use is taken from it. But files of
-//! directories that share blocks, after a copy by the store or by a tenant's `cp --reflink`, are charged for them
-//! each; then that difference is too small, and asking each file where its blocks lie would take as long as there are
-//! files. So what it was while the store was empty is recorded_overhead, and it is never less, but for the inodes: those
-//! come and go, and are counted.
+//! The overhead is the space that is neither free nor used by volumes. But the files of directories that share blocks, after a
+//! copy by the store or a tenant's `cp --reflink`, are each charged for them. The difference is then too small, and asking
+//! each file where its blocks are would take time proportional to the number of files. The store therefore records the overhead
+//! while it is empty, and never assumes less. Only inodes are counted each time, because they come and go.
 
 use std::ffi::CStr;
 
@@ -17,13 +16,13 @@ use crate::volume_store::on_disk::layout;
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
 const NAME: &CStr = c"trusted.loopfs.overhead";
 const OBJECT: &str = ".loopfs";
-/// XFS allocates so many inodes at once.
+/// XFS allocates this many inodes at a time.
 const CHUNK: u64 = 64;
-/// What the lists of free blocks take goes up and down by a few blocks.
+/// The free-space trees of XFS grow and shrink by a few blocks.
 const FLUCTUATION: Bytes = Bytes(256 << 10);
 
 impl SpaceBook<'_> {
-    /// Writes down what the file system takes while nothing else does. Nobody may be opening the store.
+    /// Records the overhead if the store is empty and has no record yet. The caller has locked the data directory.
     pub(crate) fn record_overhead(&self) -> Result<()> {
         if self.recorded_overhead()?.is_some() || !self.is_empty()? {
             return Ok(());
@@ -37,17 +36,17 @@ impl SpaceBook<'_> {
         match xattr::set(&self.layout.private, NAME, text.as_bytes())
             .context("write the attribute of", OBJECT)
         {
-            // Nothing can be promised there.
+            // A read-only file system takes no reservations.
             Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(()),
             written => written,
         }
     }
 
-    /// The least that is in use by no volume, of a file system of that size.
+    /// Returns the least overhead of the file system if it has the size `total`.
     pub(super) fn least_overhead(&self, total: Bytes) -> Result<Bytes> {
         let Some((bytes, of)) = self.recorded_overhead()? else { return Ok(Bytes(0)) };
         let (inodes, size) = self.inodes()?;
-        // One that was made larger takes more.
+        // A file system that was expanded uses more.
         let now = u128::from(bytes) * u128::from(total.0) / u128::from(of.max(1));
         Ok(Bytes(u64::try_from(now).unwrap_or(bytes)).saturating_add(Bytes(inodes.saturating_mul(size))))
     }
@@ -72,7 +71,7 @@ impl SpaceBook<'_> {
         })
     }
 
-    /// How many there are, and the bytes of one, which are charged to no quota.
+    /// Returns the number of inodes and the bytes of one, which no quota is charged for.
     fn inodes(&self) -> Result<(u64, u64)> {
         let (root, shown) = (&self.filesystem.root, self.filesystem.path.display());
         let status = nix::sys::statvfs::fstatvfs(root).context("statfs", &shown)?;
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn the_record_reads_back_and_other_text_is_rejected() {
         assert_eq!(parse("bytes=4096 of=1048576"), Some((4096, 1 << 20)));
         for text in ["", "bytes=4096", "bytes=x of=1", "of=1 bytes=2", "bytes=1 of=-1"] {
             assert_eq!(parse(text), None, "{text:?}");

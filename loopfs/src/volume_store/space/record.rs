@@ -1,8 +1,8 @@
-//! The account of what is promised, one for all processes that use the store.
+//! The reservation record: the total of all reservations, shared by all processes that use the store.
 //!
-//! It is an extended attribute of a file, read and written under the file's lock: it takes no blocks, which would have
-//! to be in it. It is never made durable, and so counts for the boot it was written in only; where there is none that
-//! counts, what is promised is counted from the volumes. So it is after a process died that was making one.
+//! It is an extended attribute of a file, read and written under the lock of that file. It therefore takes no blocks, which
+//! would have to be part of the total. It is never made durable and is valid only in the boot that wrote it. Without a valid
+//! record the total is counted from the volumes, and so it is after a process died while it created a volume.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
@@ -21,43 +21,46 @@ use crate::volume_store::on_disk::layout::{self, Layout};
 const FILE: &str = ".loopfs/promised";
 const NAME: &CStr = c"trusted.loopfs.promised";
 
-/// Stands where a number would, while that is to be counted.
+/// Written in place of a number that has yet to be counted.
 const UNKNOWN: &str = "-";
-/// Stands before a number that is an upper bound. An earlier version takes it for [`UNKNOWN`], and counts.
+/// Written before a number that is an upper bound. An earlier version reads it as [`UNKNOWN`], and counts.
 const UPPER_BOUND: &str = "~";
 
-/// What is promised, and what can be promised to nobody.
+/// The bytes that no further volume can reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reserved {
-    /// To volumes, deleted ones in the trash among them.
+    /// Reserved for volumes, including deleted volumes in the trash.
     pub(super) volumes: Bytes,
-    /// In use by no volume: metadata, and files that are not the store's.
+    /// Used, but by no volume: metadata of the file system, and files that do not belong to the store.
     pub(super) overhead: Bytes,
     /// `false` if the sum of both is only an upper bound, which a later count can lower.
     pub(super) exact: bool,
 }
 
 impl Reserved {
+    /// Returns the sum of both.
     pub(super) fn sum(&self) -> Bytes {
         self.volumes.saturating_add(self.overhead)
     }
 }
 
+/// The content of the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReservationTotals {
-    /// Reserved to what is being made now, and so perhaps in no volume to count. In whole units, as they are held.
+    /// Reserved for images that are being created or expanded, and which a count may therefore not find. In whole units, as
+    /// the locks of [`PendingLock`] hold them.
     pub(super) pending: Bytes,
-    /// All that is promised, pending or not. None where it is to be counted.
+    /// The total of all reservations, pending ones included; `None` if it has yet to be counted.
     pub(super) total: Option<Reserved>,
 }
 
 impl ReservationTotals {
-    /// The same account with a total that the next question for the space counts again.
+    /// Returns the same totals, marked as inexact: the next call that returns the space counts them again.
     pub(super) fn upper_bound(self) -> Self {
         Self { total: self.total.map(|total| Reserved { exact: false, ..total }), ..self }
     }
 
-    /// Takes back what was promised to a volume that is gone.
+    /// Releases the reservation of a volume that no longer exists.
     pub(super) fn release(&mut self, bytes: Bytes) {
         if let Some(total) = &mut self.total {
             total.volumes = total.volumes.saturating_sub(bytes);
@@ -70,7 +73,7 @@ impl ReservationTotals {
     }
 }
 
-/// The account, locked while this lives. Whoever holds it waits for project ids at most.
+/// The reservation record, locked until this is dropped. The holder waits for no other lock except that of the project ids.
 #[derive(Debug)]
 pub(super) struct ReservationRecord<'a> {
     file: Flock<OwnedFd>,
@@ -78,14 +81,15 @@ pub(super) struct ReservationRecord<'a> {
 }
 
 impl<'a> ReservationRecord<'a> {
-    /// What is promised, as it is while nobody else changes it.
+    /// Locks the record, so that no other process changes it.
     pub(super) fn lock(layout: &'a Layout) -> Result<Self> {
-        // A store of an earlier version has none.
+        // A store of an earlier version has no such file.
         let file = layout::open_file(&layout.private, "promised", OFlag::O_RDWR | OFlag::O_CREAT)?;
         let file = flock::exclusive(file, layout.lock_timeout, "account for space, which takes the lock")?;
         Ok(Self { file, boot: &layout.boot })
     }
 
+    /// Reads the totals of this boot. If a process died with a pending reservation, the total is unknown.
     pub(super) fn read(&self) -> Result<ReservationTotals> {
         let text = xattr::get(&*self.file, NAME).context("read", FILE)?.unwrap_or_default();
         let totals = parse(&String::from_utf8_lossy(&text), self.boot).unwrap_or_default();
@@ -96,15 +100,16 @@ impl<'a> ReservationRecord<'a> {
         if live == totals.pending {
             return Ok(totals);
         }
-        // Somebody died, and only the volumes can tell whether before or after making one.
+        // A process has died. Only a count shows whether it died before or after it created the image.
         Ok(ReservationTotals { pending: live, total: None })
     }
 
-    /// Holds bytes for what is being made, as long as its maker lives. The account must be written then.
+    /// Holds bytes for an image until the returned value is dropped or the process dies. The caller then writes the totals.
     pub(super) fn hold(&self, bytes: Bytes) -> Result<PendingLock> {
         PendingLock::new(&*self.file, bytes)
     }
 
+    /// Writes the totals.
     pub(super) fn write(&self, totals: ReservationTotals) -> Result<()> {
         xattr::set(&*self.file, NAME, print(totals, self.boot).as_bytes()).context("write", FILE)
     }
@@ -121,7 +126,7 @@ fn print(totals: ReservationTotals, Boot(boot): &Boot) -> String {
     format!("{boot} {pending} {volumes} {overhead}")
 }
 
-/// None for what was not written in this boot.
+/// Returns `None` if the text was not written in this boot.
 fn parse(text: &str, Boot(boot): &Boot) -> Option<ReservationTotals> {
     let fields: Vec<&str> = text.split(' ').collect();
     match fields.as_slice() {
@@ -137,7 +142,7 @@ fn parse(text: &str, Boot(boot): &Boot) -> Option<ReservationTotals> {
     }
 }
 
-/// A number, and whether it is exact.
+/// Parses a number, and returns it with `true` if it is exact.
 fn parse_total(field: &str) -> Option<(Bytes, bool)> {
     let bound = field.strip_prefix(UPPER_BOUND);
     Some((Bytes(bound.unwrap_or(field).parse().ok()?), bound.is_none()))
@@ -150,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_earlier_boot_has_written_nothing() {
+    fn totals_of_an_earlier_boot_are_ignored() {
         let (earlier, now) = (Boot("earlier".to_owned()), Boot::current().unwrap());
         let totals = ReservationTotals { pending: Bytes(3), total: None };
         assert_eq!(parse(&print(totals, &earlier), &now), None);
@@ -159,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_account_reads_back_as_printed(
+        fn totals_read_back_as_printed(
             pending in any::<u64>(),
             total in proptest::option::of((any::<u64>(), any::<u64>(), any::<bool>())),
         ) {
@@ -171,7 +176,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read(text in "(b )?[0-9~\\- \\n]{0,80}|\\PC{0,60}") {
+        fn parsing_any_text_does_not_panic(text in "(b )?[0-9~\\- \\n]{0,80}|\\PC{0,60}") {
             parse(&text, &Boot("b".to_owned()));
         }
     }

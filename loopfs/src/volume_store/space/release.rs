@@ -1,4 +1,4 @@
-//! Releasing reservations: together with what they were for, with the account locked.
+//! Releasing reservations: each method removes a limit or a name and releases its reservation, while the record is locked.
 
 use super::book::SpaceBook;
 use super::image_space::Released;
@@ -8,11 +8,12 @@ use crate::project_quota::{Limits, ProjectId};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::assigned_ids;
 
-/// A limit of 0 bytes would be none.
+/// The least limit, because a limit of 0 bytes would be no limit.
 const LEAST_LIMIT: Bytes = Bytes(4096);
 
 impl<'s> SpaceBook<'s> {
-    /// Removes the name of an image and releases what it reserved. `unlink` removes it, and returns whether it did.
+    /// Removes the name of an image and releases its reservation. `unlink` removes the name, and returns `false` if another
+    /// process has done so.
     pub(crate) fn remove_image(
         &self,
         released: Released,
@@ -29,7 +30,7 @@ impl<'s> SpaceBook<'s> {
         })
     }
 
-    /// Lowers a limit, which `set` does, and releases the bytes that it reserved before and reserves no more.
+    /// Calls `set`, which lowers a limit by `surplus` bytes, and releases these.
     pub(crate) fn lower_limit(&self, surplus: Bytes, set: impl FnOnce() -> Result<()>) -> Result<()> {
         self.change_total(|totals| {
             set()?;
@@ -38,32 +39,33 @@ impl<'s> SpaceBook<'s> {
         })
     }
 
-    /// Keeps other processes from counting, which opens each image for a moment, while the returned value lives.
+    /// Prevents counts by other processes until the returned value is dropped. A count opens each image for a moment.
     pub(crate) fn lock_out_counts(&self) -> Result<impl Sized + use<'s>> {
         ReservationRecord::lock(self.layout)
     }
 
-    /// Frees the id of a removed directory, and releases what its limit reserved. While the directory is still open or
-    /// mounted somewhere its inode is charged to the id, which then keeps its limit. The next emptying tries again, or
-    /// recovery finds the id.
+    /// Frees the project id of a removed directory and releases the reservation of its limit. While the directory is still
+    /// open or mounted somewhere, its inode is charged to the id, and the id keeps its limit. The release is then deferred:
+    /// the next emptying of the trash tries again, or recovery finds the id.
     ///
-    /// Other processes may free the same id concurrently. Only the one that removes the limit releases the reservation,
-    /// and it does so with the account locked.
+    /// Other processes may free the same id concurrently. Only the process that removes the limit releases the reservation,
+    /// and it does so while the record is locked.
     pub(crate) fn release_project(&self, project: ProjectId) -> Result<()> {
-        // Before the account is locked. Otherwise all creations would wait for the files that any tenant has deleted.
+        // Before the record is locked. Otherwise all creations would wait for the files that any tenant has deleted.
         let finished = self.filesystem.quota().finish_frees(project);
         self.change_total(|totals| {
             self.ids.release_finished(project, finished, |usage| totals.release_limit(usage)).map(drop)
         })
     }
 
-    /// Tries again to free ids that were draining. The exclusive lock keeps other processes from creating volumes in the
-    /// meantime. An id that a directory carries was freed and allocated again by another process, and is left alone.
+    /// Tries again to free the project ids whose release was deferred. The exclusive lock prevents other processes from creating
+    /// volumes in the meantime. If a directory has such an id, another process has freed and allocated the id again, and it is left
+    /// alone.
     pub(crate) fn retry_deferred_releases(&self) -> Result<()> {
         if self.ids.draining().is_empty() {
             return Ok(());
         }
-        // Before anything is locked, as above. Files that are closed after this are left to the next emptying.
+        // Before anything is locked, as above. Files that are closed later are left to the next emptying of the trash.
         self.finish_all_frees()?;
         let _lock = self.layout.lock_exclusive()?;
         let assigned = assigned_ids(self.layout)?;
@@ -72,9 +74,9 @@ impl<'s> SpaceBook<'s> {
         })
     }
 
-    /// Lowers the limits of a deleted volume whose directory is empty to what is still charged to it, and releases the rest
-    /// of its reservation. What is charged really takes space: files of other volumes, files that cannot be removed, or
-    /// deleted files that are open. No volume can use the rest any more.
+    /// Lowers the limits of a deleted volume, whose directory is empty, to the usage that is still charged to it, and releases
+    /// the rest of its reservation. Files of other volumes, files that cannot be removed, and deleted files that are open still
+    /// use space. No volume can use the rest any more.
     pub(crate) fn limit_to_usage(&self, project: ProjectId) -> Result<()> {
         self.change_total(|totals| {
             let quota = self.filesystem.quota();

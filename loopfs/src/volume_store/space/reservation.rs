@@ -83,8 +83,8 @@ impl Space {
         largest_within(self.available.saturating_sub(HEADROOM), spec)
     }
 
-    /// As [`largest_volume`](Self::largest_volume), for a caller that does not know yet of which kind the volume will be:
-    /// a volume of either kind and of the returned capacity can be created.
+    /// Returns the largest capacity that a volume of either kind can have. For callers that do not know the kind yet;
+    /// otherwise as [`largest_volume`](Self::largest_volume).
     #[must_use]
     pub fn largest_volume_of_any_kind(&self, spec: &VolumeSpec) -> Bytes {
         [VolumeKind::Filesystem, VolumeKind::Block]

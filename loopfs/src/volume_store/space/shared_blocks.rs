@@ -1,8 +1,8 @@
-//! Blocks that several images have in common after a clone.
+//! Blocks that several images share after a clone.
 //!
-//! The size of a file counts shared blocks for each file, and the file system has them once. Where
-//! they lie is asked only of images that took part in a clone, which an attribute tells: for all
-//! others the count stays one call for each.
+//! The size of a file includes shared blocks for each file, but the file system stores them once. Only images that took
+//! part in a clone are asked where their blocks are; an attribute marks these. For all others the count needs one call
+//! each.
 
 use std::os::fd::AsFd;
 
@@ -11,15 +11,15 @@ use nix::errno::Errno;
 use crate::sys::fiemap;
 use crate::units::Bytes;
 
-/// Physical ranges of the file system, each counted as often as it was met and once.
+/// Physical ranges of the file system that images share.
 #[derive(Debug, Default)]
 pub(super) struct SharedBlocks {
-    /// First byte and the one after the last.
+    /// The first byte of each range, and the one after the last.
     ranges: Vec<(u64, u64)>,
 }
 
 impl SharedBlocks {
-    /// Notes the shared blocks of an image; answers how many bytes of it they are.
+    /// Adds the shared blocks of an image, and returns how many bytes of the image they are.
     pub(super) fn add(&mut self, image: impl AsFd) -> Result<Bytes, Errno> {
         let image = image.as_fd();
         let (mut shared, mut position) = (0u64, 0);
@@ -38,7 +38,7 @@ impl SharedBlocks {
         }
     }
 
-    /// The space they take, each block once.
+    /// Returns the space of all ranges, each block counted once.
     pub(super) fn once(mut self) -> Bytes {
         self.ranges.sort_unstable();
         let (mut total, mut counted_to) = (0u64, 0u64);
