@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Whoever keeps this line finds the very same attachment again, or learns that it is gone.
     println!("binding: {}", device.binding());
     match device.detach()? {
-        Detach::Gone => println!("detached"),
+        Detach::Detached => println!("detached"),
         Detach::Deferred(pending) => println!("in use: {:?}", pending.wait(Duration::from_secs(5))?),
     }
     std::fs::remove_file(path)?;

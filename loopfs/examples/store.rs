@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let id = VolumeId::parse(&format!("example-{kind}"))?;
         let volume = store.create(&id, &VolumeSpec::new(kind, Bytes::MIB))?;
         println!("{id}: {}", volume.capacity());
-        println!("{id}: {}", store.grow(&id, Bytes(4 << 20))?.capacity());
+        println!("{id}: {}", store.expand(&id, Bytes(4 << 20))?.capacity());
         println!("{id}: {:?}", store.stats(&id)?);
         drop(volume);
         store.delete(&id)?;

@@ -32,12 +32,12 @@
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod baseline;
-#[cfg(feature = "breakage")]
-#[doc(hidden)]
-pub mod breakage;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod descriptor;
 mod error;
+#[cfg(feature = "fault-injection")]
+#[doc(hidden)]
+pub mod fault_injection;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod flock;
 #[cfg(feature = "loop-device")]
@@ -61,8 +61,8 @@ pub mod volume_store;
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "loop-device")]
 pub use loop_device::{
-    Access, AttachOptions, BackingFile, Binding, BlockSize, Detach, DeviceCensus, DirectIo, Discard, Extent,
-    IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
+    Access, AttachOptions, BackingFile, BackingRange, Binding, BlockSize, Detach, DeviceCounts, DirectIo,
+    Discard, IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
 };
 #[cfg(feature = "mount")]
 pub use mount::table as mountinfo;
@@ -75,17 +75,17 @@ pub use project_quota::{
 };
 #[cfg(feature = "project-quota")]
 pub use project_tree::{
-    CloneReport, HardLinks, LeftOut, LeftOutInode, LeftOutReason, SpecialFiles, StrayInode, TagOptions,
+    CloneReport, HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions,
     TreeAudit, TreeReport, audit_tree, audit_tree_reporting, clear_tree, clone_tree, clone_tree_reporting,
     tag_tree, tag_tree_reporting,
 };
 pub use units::{Bytes, DeviceNumber, Inodes};
 #[cfg(feature = "volume-store")]
 pub use volume_store::{
-    AbnormalReason, Census, Changes, ChargedTo, Condition, ContentSource, FilesystemUuid, ForeignEvidence,
+    AbnormalReason, Changes, ChargedTo, Condition, ContentSource, FilesystemUuid, ForeignEvidence,
     ForeignFiles, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize, OwnedContentSource,
-    Provisioning, Recovered, Setting, SettingError, Snapshot, SnapshotId, Space, StoreOptions, Volume,
-    VolumeId, VolumeKind, VolumeSpec, VolumeStats, VolumeStore, VolumeWatch,
+    Provisioning, Recovered, Setting, SettingError, Snapshot, SnapshotId, Space, StoreCounts, StoreOptions,
+    Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStats, VolumeStore, VolumeWatch,
 };
 
 /// The README's example compiles.

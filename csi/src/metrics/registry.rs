@@ -35,7 +35,7 @@ fn register_storage(registry: &mut Registry, storage: &StorageSample) {
     let StorageSample { space, census, devices, idle } = storage;
     registry.bytes("store_capacity", "Size of the data file system", space.total.0);
     registry.bytes("store_available", "Size of the largest volume that can be created", space.available.0);
-    registry.bytes("store_promised", "Bytes reserved for volumes, whether used or not", space.promised.0);
+    registry.bytes("store_promised", "Bytes reserved for volumes, whether used or not", space.reserved.0);
     let volumes = [("Filesystem", census.directories as u64), ("Block", census.images as u64)];
     registry.counts("volumes", "Volumes by kind", "kind", volumes);
     let trash = "Files and directories of deleted volumes that are not freed yet";

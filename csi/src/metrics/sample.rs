@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use loopfs::{Census, DeviceCensus, Space};
+use loopfs::{DeviceCounts, Space, StoreCounts};
 
 use crate::audit::Findings;
 use crate::error::Result;
@@ -19,8 +19,8 @@ pub(crate) struct Sample {
 #[derive(Debug)]
 pub(crate) struct StorageSample {
     pub(super) space: Space,
-    pub(super) census: Census,
-    pub(super) devices: DeviceCensus,
+    pub(super) census: StoreCounts,
+    pub(super) devices: DeviceCounts,
     pub(super) idle: usize,
 }
 
@@ -43,8 +43,8 @@ impl StorageSample {
         let storage = monitor.verified()?;
         Ok(Self {
             space: storage.store.space()?,
-            census: storage.store.census()?,
-            devices: storage.loops.census()?,
+            census: storage.store.counts()?,
+            devices: storage.loops.counts()?,
             idle: storage.loops.idle(),
         })
     }

@@ -292,7 +292,7 @@ struct OpenError {
 /// Synchronises the publication records with the mount table. A driver that was killed, or an older version, may have
 /// left records and mounts that do not match.
 fn sync_publications(store: &VolumeStore, root: &PublishRoot) {
-    let settled = root.mounts().and_then(|mounts| Ok(store.settle_uses(&mounts)?));
+    let settled = root.mounts().and_then(|mounts| Ok(store.sync_publications(&mounts)?));
     if let Err(error) = settled {
         tracing::warn!(%error, "could not record which volumes are published; a volume that is in use may be deleted");
     }

@@ -45,7 +45,7 @@ impl Volumes {
         let storage = self.monitor.current()?;
         let volume = storage.store.volume(id)?;
         let up_to_date = volume.kind() != VolumeKind::Block
-            || volume.refreshed()?.is_some_and(|known| known >= volume.capacity());
+            || volume.device_size()?.is_some_and(|known| known >= volume.capacity());
         if up_to_date { Ok(None) } else { refresh_and_record(&volume, &storage).map(Some) }
     }
 }
@@ -53,6 +53,6 @@ impl Volumes {
 /// Refreshes the capacity of a Block volume's loop devices. Records their size, for which the provisioner waits.
 fn refresh_and_record(volume: &Volume, storage: &Storage) -> Result<Bytes> {
     let size = BlockVolume::open(volume, &storage.loops)?.expand()?;
-    volume.record_refreshed(size)?;
+    volume.record_device_size(size)?;
     Ok(size)
 }

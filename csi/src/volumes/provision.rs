@@ -71,7 +71,7 @@ impl Volumes {
             let mounts = self.root.mounts()?;
             let mounted = MountedDevices::among(&mounts)?;
             refuse_published(&volume, published_at(&volume, &storage.loops, &mounts, &mounted)?)?;
-            storage.store.settle_use(id, &mounts)?;
+            storage.store.sync_publication(id, &mounts)?;
             if volume.kind() == VolumeKind::Block {
                 // The volume may have been staged and not unstaged.
                 BlockVolume::open(&volume, &storage.loops)?.detach()?;
@@ -91,7 +91,7 @@ impl Volumes {
         }
         let CapacityRange { at_least, at_most } = expand.capacity;
         let expanded = match at_least {
-            Some(at_least) => storage.store.grow(&expand.volume, size_within(at_least, at_most)?)?,
+            Some(at_least) => storage.store.expand(&expand.volume, size_within(at_least, at_most)?)?,
             None => volume,
         };
         match at_most {

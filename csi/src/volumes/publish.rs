@@ -94,7 +94,7 @@ impl Volumes {
                 }
                 // Recorded before the mount, because the provisioner, which deletes volumes, does not see the mounts of
                 // this process.
-                storage.store.record_use(volume.id(), target.path())?;
+                storage.store.record_publication(volume.id(), target.path())?;
                 directory.publish(&target, flags)
             }
             PublishMode::Block(access) => {
@@ -160,7 +160,7 @@ impl Volumes {
 
     /// Records where the volume is published according to the mount table, or that it is not published.
     fn sync_publication(&self, storage: &Storage, volume: &VolumeId) -> Result<()> {
-        Ok(storage.store.settle_use(volume, &self.root.mounts()?)?)
+        Ok(storage.store.sync_publication(volume, &self.root.mounts()?)?)
     }
 
     /// Detaches the devices of a volume that was deleted while it was in use.

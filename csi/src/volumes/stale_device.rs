@@ -37,7 +37,7 @@ impl StaleDevice {
 
     /// Returns the devices of a deleted volume. Queries every loop device.
     pub(crate) fn all_for_deleted(storage: &Storage, volume: &VolumeId) -> Result<Vec<Self>> {
-        let bound = storage.loops.snapshot()?;
+        let bound = storage.loops.list()?;
         let stale_devices = bound.into_iter().filter_map(|status| Self::of(storage, volume, None, status));
         // If the kernel truncated the label, the device may belong to another volume.
         let mut found = Vec::new();
@@ -71,7 +71,7 @@ impl StaleDevice {
         tracing::warn!(device = %device.path().display(), binding = %self.status.binding,
             "detaching a loop device whose file is not the volume's image");
         match storage.loops.detach(device)? {
-            Detach::Gone => {}
+            Detach::Detached => {}
             Detach::Deferred(_) => {
                 tracing::info!(
                     "a process has the stale loop device open; the kernel detaches it at the last close"

@@ -279,7 +279,7 @@ fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
     let four = i64::try_from(4 * MIB).unwrap();
     let early = scene.node().node_expand_volume(expand("v", &first, four, 0));
     assert_refused(early, Code::Aborted, &["1 MiB", "4 MiB"]);
-    scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
+    scene.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
     for (required, limit) in [(four, 0), (0, 0), (0, four), (1, four)] {
         let size = scene.node().node_expand_volume(expand("v", &first, required, limit)).unwrap();
         assert_eq!(size.capacity_bytes, four);
@@ -308,14 +308,14 @@ fn a_device_is_refreshed_before_node_expand_volume_is_called() {
     let target = scene.target("target");
     scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let open = File::open(&target).unwrap();
-    scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
-    assert!(scene.store.await_refreshed(&id("v"), Bytes(4 * MIB), LONG).unwrap());
+    scene.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
+    assert!(scene.store.wait_for_device_size(&id("v"), Bytes(4 * MIB), LONG).unwrap());
     assert_eq!(device_size(&open), 4 * MIB);
     drop(open);
 
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.store.grow(&id("v"), Bytes(6 * MIB)).unwrap();
-    assert!(scene.store.await_refreshed(&id("v"), Bytes(6 * MIB), LONG).unwrap(), "it has no device");
+    scene.store.expand(&id("v"), Bytes(6 * MIB)).unwrap();
+    assert!(scene.store.wait_for_device_size(&id("v"), Bytes(6 * MIB), LONG).unwrap(), "it has no device");
     scene.finish();
 }
 

@@ -375,7 +375,7 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
     let (too_much, enough) = (room.available_capacity + FOUR, room.available_capacity - FOUR);
     for capability in [mount(&[]), block()] {
         let refused = node.create_volume(create("v", too_much, capability));
-        assert_refused(refused, Code::ResourceExhausted, &["asked", "available"]);
+        assert_refused(refused, Code::ResourceExhausted, &["requested", "available"]);
     }
     assert_eq!(scene.store.list().unwrap(), []);
 
@@ -390,7 +390,7 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
     );
     // For an existing volume the error is final, and the user can request less.
     let refused = node.controller_expand_volume(grow("v", 2 * room.available_capacity, 0));
-    assert_refused(refused, Code::OutOfRange, &["asked", "available"]);
+    assert_refused(refused, Code::OutOfRange, &["requested", "available"]);
     scene.finish();
 }
 

@@ -33,7 +33,9 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
 
     match breakage {
         Breakage::ReadOnly => disk.remount(MsFlags::MS_RDONLY),
-        Breakage::ShutDown => loopfs::breakage::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap(),
+        Breakage::ShutDown => {
+            loopfs::fault_injection::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap()
+        }
     }
     let path = disk.data.to_str().unwrap();
     for _ in 0..2 {

@@ -66,7 +66,7 @@ fn a_killed_driver_leaves_no_undeletable_volume() {
     drop(node);
     refusal(&scene, "published");
     // As after a driver that was killed between the record and the mount.
-    scene.store.record_use(&id("not"), &scene.target("never")).unwrap();
+    scene.store.record_publication(&id("not"), &scene.target("never")).unwrap();
 
     let (process, node) = take_over();
     assert!(refusal(&scene, "published").contains(target.to_str().unwrap()));

@@ -50,7 +50,7 @@ fn each_remaining_object_is_named() {
 
 fn left_behind(data: &Path) -> Vec<String> {
     let mut left = Vec::new();
-    let devices = LoopControl::open().unwrap().snapshot().unwrap();
+    let devices = LoopControl::open().unwrap().list().unwrap();
     left.extend(devices.iter().map(|device| format!("the loop device {:?}", device.binding)));
 
     // The mount of a volume shows a part of a file system: a directory, or the node of a device.
@@ -60,7 +60,7 @@ fn left_behind(data: &Path) -> Vec<String> {
 
     let root = File::open(data).unwrap();
     let quota = ProjectQuota::of(root.as_fd());
-    quota.finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    quota.finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
     let ids = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
     left.extend(quota.ids(ids).map(|usage| format!("the project {:?}", usage.unwrap())));
 

@@ -49,7 +49,7 @@ fn metrics_match_the_node_and_the_readme() {
 
     // Besides these three volumes, the reservation record may contain space that earlier tests removed without the
     // store.
-    let Bytes(promised) = scene.store.space().unwrap().promised;
+    let Bytes(promised) = scene.store.space().unwrap().reserved;
     assert!(promised >= 3 * MIB, "{promised}");
     let promised = format!("loopfs_csi_store_promised_bytes {promised}");
     let text = wait_for(

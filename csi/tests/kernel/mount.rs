@@ -110,7 +110,7 @@ fn a_volume_expands_while_it_is_in_use() {
     let four = i64::try_from(4 * MIB).unwrap();
     let early = scene.node().node_expand_volume(expand("v", &target, four, 0));
     assert_refused(early, Code::Aborted, &["1 MiB", "4 MiB"]);
-    scene.store.grow(&id("v"), Bytes(4 * MIB)).unwrap();
+    scene.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
     for (required, limit) in [(four, 0), (0, 0), (0, four), (1, four)] {
         let size = scene.node().node_expand_volume(expand("v", &target, required, limit)).unwrap();
         assert_eq!(size.capacity_bytes, four);

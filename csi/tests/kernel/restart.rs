@@ -45,7 +45,7 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     node.node_publish_volume(publish("b", &device, block())).unwrap();
     assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device), scene.devices("b").len()), (1, 1, 1));
     for volume in ["f", "b"] {
-        scene.store.grow(&id(volume), Bytes(4 * MIB)).unwrap();
+        scene.store.expand(&id(volume), Bytes(4 * MIB)).unwrap();
     }
     process.signal(Signal::SIGKILL);
     drop(node);

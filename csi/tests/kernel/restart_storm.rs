@@ -299,7 +299,7 @@ fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
         volumes.iter().filter(|volume| volume.published && volume.kind == VolumeKind::Block);
     let expected: BTreeMap<String, usize> = published_blocks.map(|volume| (volume.name.clone(), 1)).collect();
     let mut devices: BTreeMap<String, usize> = BTreeMap::new();
-    for status in LoopControl::open().unwrap().snapshot().unwrap() {
+    for status in LoopControl::open().unwrap().list().unwrap() {
         assert!(status.direct_io, "{status:?}");
         *devices.entry(status.label).or_default() += 1;
     }

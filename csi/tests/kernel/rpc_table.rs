@@ -336,7 +336,7 @@ fn published(scene: &Scene, node: &Client, subject: &Subject) {
 
 fn expanded(scene: &Scene, node: &Client, subject: &Subject) {
     published(scene, node, subject);
-    scene.store.grow(&id(&subject.name), Bytes(2 * MIB)).unwrap();
+    scene.store.expand(&id(&subject.name), Bytes(2 * MIB)).unwrap();
 }
 
 fn always(_: &Scene, _: &Subject) -> bool {
@@ -444,7 +444,7 @@ fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number:
         code
     };
     let locked = || {
-        let devices = LoopControl::open().unwrap().snapshot().unwrap().len();
+        let devices = LoopControl::open().unwrap().list().unwrap().len();
         (scene.store.list().unwrap(), scene.store.snapshots().unwrap(), devices)
     };
     let before = locked();

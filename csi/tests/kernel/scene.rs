@@ -169,14 +169,14 @@ impl Drop for Scene {
 
 /// Returns the loop devices, mounts, project ids with limits, and open files of this process.
 fn holdings(data: &Path) -> Vec<String> {
-    let devices = LoopControl::open().unwrap().snapshot().unwrap();
+    let devices = LoopControl::open().unwrap().list().unwrap();
     let mut all: Vec<String> = devices.iter().map(|status| format!("{:?}", status.binding)).collect();
     all.extend(
         mountinfo::read().unwrap().iter().map(|mount| format!("mount {}", mount.mount_point.display())),
     );
     let root = File::open(data).unwrap();
     let quota = ProjectQuota::of(root.as_fd());
-    quota.finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    quota.finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
     let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
     all.extend(quota.ids(range).map(|usage| format!("project {}", usage.unwrap().id)));
     drop(root);

@@ -35,11 +35,11 @@ impl<'a> Failure<'a> {
         match kind {
             Kind::Frozen => {
                 let root = File::open(&disk.data).unwrap();
-                loopfs::breakage::freeze(&root).unwrap();
+                loopfs::fault_injection::freeze(&root).unwrap();
                 Self::Frozen(root)
             }
             Kind::ShutDown => {
-                loopfs::breakage::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap();
+                loopfs::fault_injection::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap();
                 Self::ShutDown(disk)
             }
             Kind::Unmounted => {
@@ -53,7 +53,7 @@ impl<'a> Failure<'a> {
 impl Drop for Failure<'_> {
     fn drop(&mut self) {
         match self {
-            Self::Frozen(root) => loopfs::breakage::thaw(root).unwrap(),
+            Self::Frozen(root) => loopfs::fault_injection::thaw(root).unwrap(),
             Self::ShutDown(disk) => {
                 umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
                 disk.mount();
@@ -184,7 +184,7 @@ fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() 
     std::thread::scope(|scope| {
         let failure = Failure::begin(Kind::Frozen, &disk);
         // The lock for publication records, held by a process that waits for the disk.
-        scope.spawn(|| store.record_use(&id("new"), Path::new("/pods/new")).unwrap());
+        scope.spawn(|| store.record_publication(&id("new"), Path::new("/pods/new")).unwrap());
         wait_until_locked(&disk.data.join(".loopfs/users"));
         for volume in &volumes {
             driver.node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
@@ -192,7 +192,7 @@ fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() 
         }
         drop(failure);
     });
-    store.settle_use(&id("new"), &[]).unwrap();
+    store.sync_publication(&id("new"), &[]).unwrap();
     drop(store);
     driver.wait_until_ready();
     for volume in volumes.into_iter().chain(["new"]) {

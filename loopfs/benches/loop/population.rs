@@ -112,14 +112,14 @@ impl Population {
         for image in self.attached.drain(..) {
             control.detach_all(image.as_fd())?;
         }
-        self.control.trim(0);
+        self.control.remove_idle(0);
         let deadline = Instant::now() + Duration::from_secs(600);
         while pool()? > 0 {
             stop::check()?;
             if Instant::now() > deadline {
                 return Err("devices are left that nobody removes".into());
             }
-            if control.trim(0) == 0 {
+            if control.remove_idle(0) == 0 {
                 // The thread in the background has the rest in hand.
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -156,13 +156,13 @@ pub(crate) fn options() -> AttachOptions {
 fn clean_up(directory: &Path) -> Result<Vec<u32>> {
     let mut detached = Vec::new();
     let control = LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?;
-    for status in control.snapshot()? {
+    for status in control.list()? {
         if status.label.contains(LABEL) {
             LoopDevice::open_binding(&status.binding).and_then(LoopDevice::detach).map(drop).or_else(gone)?;
             detached.push(status.binding.index);
         }
     }
-    LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?.trim(0);
+    LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?.remove_idle(0);
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
         _ => Ok(detached),

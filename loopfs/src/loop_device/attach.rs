@@ -201,8 +201,8 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
         }
     };
     let mut config = abi::config(backing.as_raw_fd(), block_size);
-    config.info.lo_offset = options.extent.offset;
-    config.info.lo_sizelimit = options.extent.size_limit.map_or(0, |limit| limit.get());
+    config.info.lo_offset = options.range.offset;
+    config.info.lo_sizelimit = options.range.size_limit.map_or(0, |limit| limit.get());
     config.info.lo_file_name[..options.label.len()].copy_from_slice(options.label.as_bytes());
     for (wanted, flag) in [
         (options.access == Access::ReadOnly, abi::READ_ONLY),
@@ -269,8 +269,8 @@ fn wrong_size(
     options: &AttachOptions,
 ) -> Result<Option<String>> {
     let shown_of = |file: Bytes| {
-        let rest = file.0.saturating_sub(options.extent.offset);
-        options.extent.size_limit.map_or(rest, |limit| limit.get().min(rest))
+        let rest = file.0.saturating_sub(options.range.offset);
+        options.range.size_limit.map_or(rest, |limit| limit.get().min(rest))
     };
     let shown = shown_of(before);
     let least = shown - shown % u64::from(status.block_size.max(1));

@@ -47,7 +47,7 @@ impl fmt::Display for BackingFile {
 
 /// The part of a file that a device maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Extent {
+pub struct BackingRange {
     /// Where the device begins in the file, in bytes.
     pub offset: u64,
     /// The size limit of the device; `None` maps the rest of the file.
@@ -69,7 +69,7 @@ pub struct Binding {
     /// The file.
     pub backing: BackingFile,
     /// The mapped part of the file.
-    pub extent: Extent,
+    pub range: BackingRange,
     /// Whether writes are refused.
     pub access: Access,
 }
@@ -80,10 +80,9 @@ impl Binding {
     pub fn is_same(&self, other: &Self) -> bool {
         let comparable = self.disk_sequence.is_some() && other.disk_sequence.is_some();
         let sequences_agree = !comparable || self.disk_sequence == other.disk_sequence;
-        let Self { index, disk_sequence: _, backing, extent, access } = self;
+        let Self { index, disk_sequence: _, backing, range, access } = self;
         sequences_agree
-            && (*index, *backing, *extent, *access)
-                == (other.index, other.backing, other.extent, other.access)
+            && (*index, *backing, *range, *access) == (other.index, other.backing, other.range, other.access)
     }
 }
 
@@ -101,8 +100,8 @@ impl fmt::Display for Binding {
             number(self.disk_sequence),
             self.backing.device,
             self.backing.inode,
-            self.extent.offset,
-            number(self.extent.size_limit),
+            self.range.offset,
+            number(self.range.size_limit),
         )
     }
 }
@@ -130,7 +129,7 @@ fn parse(text: &str) -> Option<Binding> {
         index: field("loop")?.parse().ok()?,
         disk_sequence: NonZeroU64::new(field("seq=")?.parse().ok()?),
         backing: BackingFile { device: field("dev=")?.parse().ok()?, inode: field("ino=")?.parse().ok()? },
-        extent: Extent {
+        range: BackingRange {
             offset: field("offset=")?.parse().ok()?,
             size_limit: NonZeroU64::new(field("limit=")?.parse().ok()?),
         },
@@ -165,7 +164,7 @@ mod tests {
                 index,
                 disk_sequence: NonZeroU64::new(sequence),
                 backing: BackingFile { device: DeviceNumber { major, minor }, inode },
-                extent: Extent { offset, size_limit: NonZeroU64::new(limit) },
+                range: BackingRange { offset, size_limit: NonZeroU64::new(limit) },
                 access,
             })
     }

@@ -48,7 +48,7 @@ pub struct LoopControl {
 
 /// Counts of loop devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceCensus {
+pub struct DeviceCounts {
     /// Bound to a file.
     pub attached: usize,
     /// Attached devices that use the page cache of their file.
@@ -140,7 +140,7 @@ impl LoopControl {
         let device = device.into_writable()?;
         // Its detach may be deferred, because a process still has it open.
         if options.lifetime == Lifetime::Persistent {
-            device.keep()?;
+            device.cancel_detach()?;
         }
         // The process that attached it may have died before it set this, and cancelling a detach may have reset it. If a kernel
         // keeps discards disabled, the device is in use and stays as it is.
@@ -174,7 +174,7 @@ impl LoopControl {
         let index = device.index();
         let detached = device.detach()?;
         match &detached {
-            Detach::Gone => self.shared.pool.release(index),
+            Detach::Detached => self.shared.pool.release(index),
             Detach::Deferred(_) => self.shared.pool.release_on_close(index),
         }
         self.remove_surplus();
@@ -196,13 +196,17 @@ impl LoopControl {
                     self.shared.pool.release_on_close(binding.index);
                     deferred.push(binding);
                 }
-                Ok(Detach::Gone) => self.shared.pool.release(binding.index),
+                Ok(Detach::Detached) => self.shared.pool.release(binding.index),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
         self.remove_surplus();
-        Ok(if deferred.is_empty() { Detach::Gone } else { Detach::Deferred(PendingDetach::new(deferred)) })
+        Ok(if deferred.is_empty() {
+            Detach::Detached
+        } else {
+            Detach::Deferred(PendingDetach::new(deferred))
+        })
     }
 
     /// Returns the status of every bound loop device of the machine, including those of other programs. Asks each device, because
@@ -210,7 +214,7 @@ impl LoopControl {
     ///
     /// # Errors
     /// ENOENT: `/sys` is not mounted.
-    pub fn snapshot(&self) -> Result<Vec<Status>> {
+    pub fn list(&self) -> Result<Vec<Status>> {
         let mut bound = Vec::new();
         for index in pool::indices()? {
             // Otherwise the device is idle, being detached, or removed since the listing.
@@ -223,15 +227,15 @@ impl LoopControl {
     ///
     /// # Errors
     /// ENOENT: `/sys` is not mounted.
-    pub fn census(&self) -> Result<DeviceCensus> {
-        let mut census = DeviceCensus::default();
+    pub fn counts(&self) -> Result<DeviceCounts> {
+        let mut counts = DeviceCounts::default();
         for index in pool::indices()?.into_iter().filter(|index| self.shared.pool.contains(*index)) {
             if let Some(direct_io) = loop_dev::direct_io(index) {
-                census.attached += 1;
-                census.without_direct_io += usize::from(!direct_io);
+                counts.attached += 1;
+                counts.without_direct_io += usize::from(!direct_io);
             }
         }
-        Ok(census)
+        Ok(counts)
     }
 
     /// Returns the number of idle devices in the pool.
@@ -243,7 +247,7 @@ impl LoopControl {
     /// Removes idle devices until `keep` are left, and returns how many it removed. Surplus devices are removed in the background
     /// anyway; this call waits for the removal, about 45 ms for each 64.
     #[doc(alias = "LOOP_CTL_REMOVE")]
-    pub fn trim(&self, keep: usize) -> usize {
+    pub fn remove_idle(&self, keep: usize) -> usize {
         self.shared.pool.remove_idle(self.shared.control.as_fd(), keep)
     }
 

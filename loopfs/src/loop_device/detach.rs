@@ -13,7 +13,7 @@ use crate::sys::{loop_abi as abi, loop_dev};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detach {
     /// The device is detached.
-    Gone,
+    Detached,
     /// A process has the device open; the kernel detaches it at the last close.
     Deferred(PendingDetach),
 }
@@ -53,7 +53,7 @@ impl PendingDetach {
                 }
             }
             if bound.is_empty() {
-                return Ok(Detach::Gone);
+                return Ok(Detach::Detached);
             }
             left = bound;
             let remaining = deadline.saturating_duration_since(Instant::now());
@@ -68,11 +68,12 @@ impl PendingDetach {
     /// Cancels the detach of the devices that are still bound, and returns these devices.
     ///
     /// # Errors
-    /// Those of [`LoopDevice::keep`]; a device that is detached already is no error.
+    /// Those of [`LoopDevice::cancel_detach`]; a device that is detached already is no error.
     pub fn cancel(self) -> Result<Vec<LoopDevice>> {
         let mut kept = Vec::new();
         for binding in &self.bindings {
-            match LoopDevice::open_binding(binding).and_then(|device| device.keep().map(|()| device)) {
+            match LoopDevice::open_binding(binding).and_then(|device| device.cancel_detach().map(|()| device))
+            {
                 Ok(device) => kept.push(device),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -110,7 +111,7 @@ impl LoopDevice {
         drop(fd);
         // The last user may have closed it in the meantime.
         Ok(if alone || !is_bound(&binding)? {
-            Detach::Gone
+            Detach::Detached
         } else {
             Detach::Deferred(PendingDetach::new(vec![binding]))
         })
@@ -118,13 +119,13 @@ impl LoopDevice {
 
     /// Cancels a [`Deferred`](Detach::Deferred) detach (clears `LO_FLAGS_AUTOCLEAR`): the device stays bound after its last close.
     /// Has no effect on a device without a deferred detach. Disabled discards stay disabled
-    /// ([`Discard::Mask`](super::Discard::Mask)), unless the process dies within this call before Linux 6.9.
+    /// ([`Discard::Disabled`](super::Discard::Disabled)), unless the process dies within this call before Linux 6.9.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: the device is mounted, and the kernel (Linux 6.19, no longer 7.3) changes nothing on a device that is
     /// held exclusively. [`ErrorKind::NotFound`]: the device is detached.
     #[doc(alias = "LOOP_SET_STATUS64")]
-    pub fn keep(&self) -> Result<()> {
+    pub fn cancel_detach(&self) -> Result<()> {
         if !self.status()?.auto_clear {
             return Ok(());
         }

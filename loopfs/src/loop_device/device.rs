@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag, fstat, mknodat, stat};
 
-use super::binding::{Access, BackingFile, Binding, Extent};
+use super::binding::{Access, BackingFile, BackingRange, Binding};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
@@ -208,7 +208,7 @@ impl LoopDevice {
             ));
         }
         let file_size = fstat(file.as_fd()).context("fstat", "the backing file")?.st_size as u64;
-        let shown = file_size.saturating_sub(self.binding.extent.offset);
+        let shown = file_size.saturating_sub(self.binding.range.offset);
         // The kernel would silently shrink a device in use.
         if shown < before.0 {
             let detail = format!("its file has {shown} of {} bytes left; restore the file", before.0);
@@ -235,7 +235,7 @@ fn binding_of(fd: impl AsFd, index: u32, info: &loop_info64) -> Binding {
         disk_sequence: loop_dev::disk_sequence(fd).ok().and_then(NonZeroU64::new),
         // The kernel fills lo_device with huge_encode_dev, which has stat(2)'s layout.
         backing: BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode },
-        extent: Extent { offset: info.lo_offset, size_limit: NonZeroU64::new(info.lo_sizelimit) },
+        range: BackingRange { offset: info.lo_offset, size_limit: NonZeroU64::new(info.lo_sizelimit) },
         access: if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite },
     }
 }

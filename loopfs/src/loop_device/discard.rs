@@ -13,13 +13,13 @@ use crate::sys::loop_dev::{self, DiscardLimit};
 pub enum Discard {
     /// A discard makes a hole in the file, if its file system can: the blocks are free again.
     #[default]
-    Allow,
+    Enabled,
     /// The device rejects discards (EOPNOTSUPP), so that a preallocated file keeps its blocks.
-    Mask,
+    Disabled,
 }
 
 impl LoopDevice {
-    /// Returns whether discards are enabled. Returns [`Discard::Mask`] also for a device whose file cannot have holes.
+    /// Returns whether discards are enabled. Returns [`Discard::Disabled`] also for a device whose file cannot have holes.
     ///
     /// # Errors
     /// ENOENT: `/sys` is not mounted. [`ErrorKind::NotFound`]: the device was detached since this was opened, and may be bound
@@ -36,9 +36,9 @@ impl LoopDevice {
         let before = current(self, self.index());
         change()?;
         match before {
-            Ok(Discard::Mask) => set(self, self.index(), Discard::Mask).map(drop),
+            Ok(Discard::Disabled) => set(self, self.index(), Discard::Disabled).map(drop),
             // Without /sys and a writable descriptor the limit can neither be read nor set again.
-            Ok(Discard::Allow) | Err(_) => Ok(()),
+            Ok(Discard::Enabled) | Err(_) => Ok(()),
         }
     }
 
@@ -84,14 +84,14 @@ pub(super) enum Outcome {
 pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outcome> {
     let found = match current(device, index) {
         // Without /sys discards could not have been disabled either.
-        Err(error) if wanted == Discard::Allow && error.errno() == Some(Errno::ENOENT as i32) => {
+        Err(error) if wanted == Discard::Enabled && error.errno() == Some(Errno::ENOENT as i32) => {
             return Ok(Outcome::Done);
         }
         found => found?,
     };
     match (wanted, found) {
-        (Discard::Mask, Discard::Mask) | (Discard::Allow, Discard::Allow) => Ok(Outcome::Done),
-        (Discard::Mask, Discard::Allow) => {
+        (Discard::Disabled, Discard::Disabled) | (Discard::Enabled, Discard::Enabled) => Ok(Outcome::Done),
+        (Discard::Disabled, Discard::Enabled) => {
             write(index, 0)?;
             match read(index, DiscardLimit::Set)? {
                 0 => Ok(Outcome::Done),
@@ -101,7 +101,7 @@ pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outc
                 }
             }
         }
-        (Discard::Allow, Discard::Mask) => unmask(index),
+        (Discard::Enabled, Discard::Disabled) => unmask(index),
     }
 }
 
@@ -115,7 +115,7 @@ fn current(device: impl AsFd, index: u32) -> Result<Discard> {
             limit.map_err(|errno| explained("read the discard limit of", index, errno))? > 0
         }
     };
-    Ok(if takes { Discard::Allow } else { Discard::Mask })
+    Ok(if takes { Discard::Enabled } else { Discard::Disabled })
 }
 
 fn unmask(index: u32) -> Result<Outcome> {

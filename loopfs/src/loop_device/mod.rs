@@ -18,8 +18,8 @@ mod pool;
 #[cfg(test)]
 mod pool_tests;
 
-pub use binding::{Access, BackingFile, Binding, Extent};
-pub use control::{DeviceCensus, LoopControl};
+pub use binding::{Access, BackingFile, BackingRange, Binding};
+pub use control::{DeviceCounts, LoopControl};
 pub use detach::{Detach, PendingDetach};
 pub use device::{LoopDevice, Status};
 pub use discard::Discard;

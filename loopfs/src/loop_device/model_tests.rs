@@ -58,7 +58,7 @@ fn a_device_comes_and_goes_on_both_sides_of_the_change_of_detach() {
                 control.ensure_attached(image.as_fd(), &options()).unwrap().binding(),
                 device.binding()
             );
-            assert_eq!(device.detach().unwrap(), Detach::Gone);
+            assert_eq!(device.detach().unwrap(), Detach::Detached);
             with(|model| assert!(model.bound().is_empty()));
         },
     );
@@ -89,7 +89,7 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
                 panic!("still open")
             };
             drop(user);
-            assert_eq!(pending.wait(Duration::from_secs(1)).unwrap(), Detach::Gone);
+            assert_eq!(pending.wait(Duration::from_secs(1)).unwrap(), Detach::Detached);
             assert_eq!(attached_index(image.as_fd()), None);
         },
     );
@@ -172,7 +172,7 @@ fn an_index_that_was_asked_for_is_that_one_or_an_error() {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             let device = control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(8))).unwrap();
             assert_eq!(device.index(), 8);
-            assert_eq!(device.detach().unwrap(), Detach::Gone);
+            assert_eq!(device.detach().unwrap(), Detach::Detached);
             let device = control.attach(image.as_fd(), &options().index(IndexPolicy::Any)).unwrap();
             assert_eq!(device.index(), 8, "the lowest that is free");
         },
@@ -199,9 +199,9 @@ fn a_crash_at_any_call_is_recovered_from() {
                 drop(restarted.ensure_attached(image.as_fd(), &options()).unwrap());
                 let ours = with(|model| model.bound()).into_iter().filter(|bound| bound.2 != FOREIGN).count();
                 assert_eq!(ours, 1, "after a crash at call {after} ({:?})", crashed.is_err());
-                assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+                assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached);
                 with(|model| assert_eq!(model.bound().len(), 1, "the foreign one"));
-                restarted.trim(0);
+                restarted.remove_idle(0);
                 with(|model| {
                     assert!(model.exist().len() <= 2, "idle devices were forgotten: {:?}", model.exist())
                 });
@@ -220,11 +220,11 @@ fn a_stale_binding_is_told_from_a_live_one() {
                 let kept = control.attach(first.as_fd(), &options()).unwrap().binding().to_string();
                 let kept: Binding = kept.parse().unwrap();
                 assert!(LoopDevice::open_binding(&kept).is_ok());
-                assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Gone);
+                assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Detached);
                 let exact = options().index(IndexPolicy::Exact(kept.index));
                 drop(control.attach(second.as_fd(), &exact).unwrap());
                 assert_eq!(LoopDevice::open_binding(&kept).unwrap_err().kind(), ErrorKind::NotFound);
-                assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Gone);
+                assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Detached);
                 drop(control.attach(first.as_fd(), &exact).unwrap());
                 // The same file on the same index: only a sequence number tells.
                 assert_eq!(LoopDevice::open_binding(&kept).is_ok(), lacks_sequences);
@@ -247,9 +247,9 @@ fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
                 let full = control.attach(self::image().as_fd(), &options()).unwrap_err();
                 assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
                 for image in &images {
-                    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+                    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
                 }
-                assert_eq!(control.trim(0), 3);
+                assert_eq!(control.remove_idle(0), 3);
                 with(|model| assert!(model.exist().is_empty()));
             }
         },
@@ -265,7 +265,7 @@ fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
             |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
             || {
                 let (masked, open) = (image(), image());
-                let masking = || options().discard(Discard::Mask).index(IndexPolicy::Exact(5));
+                let masking = || options().discard(Discard::Disabled).index(IndexPolicy::Exact(5));
                 let allowing = || options().index(IndexPolicy::Exact(5));
                 with(|model| model.crash_after = Some(after));
                 let crashed = catch_unwind(AssertUnwindSafe(|| {
@@ -276,15 +276,20 @@ fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
                 let control = LoopControl::open().unwrap();
                 let device = control.ensure_attached(masked.as_fd(), &masking()).unwrap();
                 let discard = device.discard().unwrap();
-                assert_eq!(discard, Discard::Mask, "after a crash at call {after} ({:?})", crashed.is_err());
+                assert_eq!(
+                    discard,
+                    Discard::Disabled,
+                    "after a crash at call {after} ({:?})",
+                    crashed.is_err()
+                );
                 // Taken back, which an earlier kernel takes for an occasion to let discards through.
                 let Detach::Deferred(_) = control.detach_all(masked.as_fd()).unwrap() else { panic!("held") };
                 let again = control.ensure_attached(masked.as_fd(), &masking()).unwrap();
-                assert_eq!(again.discard().unwrap(), Discard::Mask);
+                assert_eq!(again.discard().unwrap(), Discard::Disabled);
                 drop((device, again));
-                assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Gone);
+                assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Detached);
                 let device = control.attach(open.as_fd(), &allowing()).unwrap();
-                assert_eq!(device.discard().unwrap(), Discard::Allow);
+                assert_eq!(device.discard().unwrap(), Discard::Enabled);
             },
         );
     }
@@ -297,8 +302,9 @@ fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
         || {
             let control = LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 3 }).unwrap();
             let (masked, open) = (image(), image());
-            let index = control.attach(masked.as_fd(), &options().discard(Discard::Mask)).unwrap().index();
-            assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Gone);
+            let index =
+                control.attach(masked.as_fd(), &options().discard(Discard::Disabled)).unwrap().index();
+            assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Detached);
             // As udev has it, too long.
             let user = crate::sys::loop_dev::open_device(index, false).unwrap();
             let hurried = options().deadline(Duration::ZERO);
@@ -314,17 +320,17 @@ fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
 
             let exact = options().index(IndexPolicy::Exact(index));
             let device = control.attach(open.as_fd(), &exact).unwrap();
-            assert_eq!((device.index(), device.discard().unwrap()), (index, Discard::Allow));
+            assert_eq!((device.index(), device.discard().unwrap()), (index, Discard::Enabled));
             // In use it is left as it is, and said to be so.
-            device.set_discard(Discard::Mask).unwrap();
-            assert_eq!(device.set_discard(Discard::Allow).unwrap_err().kind(), ErrorKind::NotHonoured);
+            device.set_discard(Discard::Disabled).unwrap();
+            assert_eq!(device.set_discard(Discard::Enabled).unwrap_err().kind(), ErrorKind::NotHonoured);
             assert_eq!(
                 control.ensure_attached(open.as_fd(), &options()).unwrap().binding(),
                 device.binding()
             );
-            assert_eq!(control.detach(device).unwrap(), Detach::Gone);
+            assert_eq!(control.detach(device).unwrap(), Detach::Detached);
             let device = control.attach(open.as_fd(), &options()).unwrap();
-            assert_eq!(device.discard().unwrap(), Discard::Allow);
+            assert_eq!(device.discard().unwrap(), Discard::Enabled);
             with(|model| assert_eq!(model.bound().len(), 1));
         },
     );
@@ -346,7 +352,7 @@ fn discards_that_cannot_be_masked_leave_nothing_bound(
 ) {
     reset(change);
     let (control, image) = (LoopControl::open().unwrap(), image());
-    let error = control.attach(image.as_fd(), &options().discard(Discard::Mask)).unwrap_err();
+    let error = control.attach(image.as_fd(), &options().discard(Discard::Disabled)).unwrap_err();
     assert_eq!(error.kind(), expected, "{error}");
     with(|model| assert!(model.bound().is_empty()));
     // And nobody else minds.
@@ -361,14 +367,14 @@ fn a_detach_that_is_taken_back_leaves_discards_masked() {
             |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
             || {
                 let (control, image) = (LoopControl::open().unwrap(), image());
-                let device = control.attach(image.as_fd(), &options().discard(Discard::Mask)).unwrap();
+                let device = control.attach(image.as_fd(), &options().discard(Discard::Disabled)).unwrap();
                 let user = LoopDevice::open_index(device.index()).unwrap();
                 let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
                 let kept = pending.cancel().unwrap();
-                assert_eq!(kept[0].discard().unwrap(), Discard::Mask);
+                assert_eq!(kept[0].discard().unwrap(), Discard::Disabled);
                 let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else { panic!("held") };
-                user.keep().unwrap();
-                assert_eq!(user.discard().unwrap(), Discard::Mask);
+                user.cancel_detach().unwrap();
+                assert_eq!(user.discard().unwrap(), Discard::Disabled);
             },
         );
     }
@@ -401,7 +407,7 @@ fn a_node_of_another_device_is_named_and_binds_nothing() {
                 assert!(text.contains("/dev/loop20") && text.contains("belongs to loop21"), "{text}");
             };
             name_both(LoopDevice::open_index(20).unwrap_err());
-            assert_eq!(control.detach_all(other.as_fd()).unwrap(), Detach::Gone);
+            assert_eq!(control.detach_all(other.as_fd()).unwrap(), Detach::Detached);
             name_both(control.attach(image.as_fd(), &options().index(IndexPolicy::Exact(20))).unwrap_err());
             with(|model| assert!(model.bound().is_empty(), "{:?}", model.bound()));
         },
@@ -437,7 +443,7 @@ fn a_writable_device_of_another_program_is_noticed_though_attachments_are_record
             let reader = File::open(file.path()).unwrap();
             let control = LoopControl::open().unwrap();
             drop(control.attach(reader.as_fd(), &options()).unwrap());
-            assert_eq!(control.detach_all(reader.as_fd()).unwrap(), Detach::Gone);
+            assert_eq!(control.detach_all(reader.as_fd()).unwrap(), Detach::Detached);
             with(|model| model.bind_file(3, file.reopen().unwrap(), FOREIGN));
             let path = file.into_temp_path();
 
@@ -500,7 +506,7 @@ enum Step {
     ForeignIsFaster { after: usize },
     Fails { call: &'static str, errno: Errno },
     Crash { user: usize, after: usize, image: usize },
-    Trim { user: usize },
+    RemoveIdle { user: usize },
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -521,7 +527,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => after.clone().prop_map(|after| Step::ForeignIsFaster { after }),
         1 => failure,
         1 => (user.clone(), after, image).prop_map(|(user, after, image)| Step::Crash { user, after, image }),
-        1 => user.prop_map(|user| Step::Trim { user }),
+        1 => user.prop_map(|user| Step::RemoveIdle { user }),
     ]
 }
 
@@ -565,7 +571,7 @@ proptest! {
                     users[user] = pool();
                     with(|model| model.failures = failures);
                 }
-                Step::Trim { user } => drop(users[user].trim(0)),
+                Step::RemoveIdle { user } => drop(users[user].remove_idle(0)),
             }
             let violations = with(|model| model.violations.clone());
             prop_assert!(violations.is_empty(), "{violations:?}");

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::binding::{Access, Extent};
+use super::binding::{Access, BackingRange};
 use super::device::Status;
 use super::discard::Discard;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,7 +60,7 @@ pub enum IndexPolicy {
 #[must_use]
 pub struct AttachOptions {
     pub(super) access: Access,
-    pub(super) extent: Extent,
+    pub(super) range: BackingRange,
     pub(super) direct_io: DirectIo,
     pub(super) block_size: BlockSize,
     pub(super) discard: Discard,
@@ -76,10 +76,10 @@ impl AttachOptions {
     pub fn new(access: Access) -> Self {
         Self {
             access,
-            extent: Extent::default(),
+            range: BackingRange::default(),
             direct_io: DirectIo::Require,
             block_size: BlockSize::Exact(512),
-            discard: Discard::Allow,
+            discard: Discard::Enabled,
             lifetime: Lifetime::Persistent,
             index: IndexPolicy::Pool,
             label: String::new(),
@@ -89,13 +89,13 @@ impl AttachOptions {
 
     /// Sets where the device begins in the file, in bytes: a multiple of the block size.
     pub fn offset(mut self, offset: u64) -> Self {
-        self.extent.offset = offset;
+        self.range.offset = offset;
         self
     }
 
     /// Sets the size limit of the device, in bytes: a multiple of the block size.
     pub fn size_limit(mut self, limit: NonZeroU64) -> Self {
-        self.extent.size_limit = Some(limit);
+        self.range.size_limit = Some(limit);
         self
     }
 
@@ -149,8 +149,8 @@ impl AttachOptions {
         if status.binding.access != self.access {
             return Some(format!("{:?} asked, {:?} granted", self.access, status.binding.access));
         }
-        if status.binding.extent != self.extent {
-            return Some(format!("{:?} asked, {:?} granted", self.extent, status.binding.extent));
+        if status.binding.range != self.range {
+            return Some(format!("{:?} asked, {:?} granted", self.range, status.binding.range));
         }
         if let BlockSize::Exact(asked) = self.block_size
             && asked != status.block_size
@@ -174,8 +174,8 @@ impl AttachOptions {
             BlockSize::Exact(size) => u64::from(size),
             BlockSize::MatchDirectIo | BlockSize::KernelDefault => 512,
         };
-        let limit = self.extent.size_limit.map_or(0, NonZeroU64::get);
-        for (name, value) in [("offset", self.extent.offset), ("size limit", limit)] {
+        let limit = self.range.size_limit.map_or(0, NonZeroU64::get);
+        for (name, value) in [("offset", self.range.offset), ("size limit", limit)] {
             // The kernel would accept it, and silently drop direct I/O or the last bytes.
             if !value.is_multiple_of(unit) || i64::try_from(value).is_err() {
                 return invalid(format!("{name} {value} is not a multiple of {unit} that a file can have"));

@@ -43,7 +43,7 @@ fn used_again(options: &AttachOptions, end: impl Fn(Vec<LoopDevice>)) {
 fn devices_detached_without_the_pool_are_used_again() {
     used_again(&options(), |devices| {
         for device in devices {
-            assert_eq!(device.detach().unwrap(), Detach::Gone);
+            assert_eq!(device.detach().unwrap(), Detach::Detached);
         }
     });
 }
@@ -102,7 +102,7 @@ fn devices_are_not_added_while_others_of_the_range_are_idle() {
             let image = image();
             for _ in 0..1000 {
                 let device = control.attach(image.as_fd(), &options()).unwrap();
-                assert_eq!(device.detach().unwrap(), Detach::Gone);
+                assert_eq!(device.detach().unwrap(), Detach::Detached);
             }
             let exist = with(|model| model.exist().len());
             assert!(exist <= 128, "{exist} devices for one file at a time");
@@ -179,7 +179,7 @@ fn without_threads_idle_devices_are_removed_one_by_one() {
     let images: Vec<File> = (0..70).map(|_| image()).collect();
     let devices = attach_all(&control, &images, &options());
     for device in devices {
-        assert_eq!(device.detach().unwrap(), Detach::Gone);
+        assert_eq!(device.detach().unwrap(), Detach::Detached);
     }
     // Recovered by another pool, so that nothing is removed before the limit is set.
     let control = LoopControl::with_pool(PoolOptions { range: 10..200, keep_idle: 0 }).unwrap();
@@ -190,6 +190,6 @@ fn without_threads_idle_devices_are_removed_one_by_one() {
     assert!(std::thread::Builder::new().spawn(|| {}).is_err(), "a thread can be started");
     // In the background nothing happens now, and nothing is in the way of the next call.
     control.detach_all(images[0].as_fd()).unwrap();
-    assert_eq!(control.trim(0), 70);
+    assert_eq!(control.remove_idle(0), 70);
     with(|model| assert!(model.exist().is_empty(), "{:?}", model.exist()));
 }

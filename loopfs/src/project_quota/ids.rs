@@ -152,9 +152,9 @@ impl ProjectIds {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: the id is not in the range. As
-    /// [`finish_frees`](ProjectQuota::finish_frees). After an error it is draining.
+    /// [`finish_inactivation`](ProjectQuota::finish_inactivation). After an error it is draining.
     pub fn release(&self, id: ProjectId) -> Result<Release> {
-        let finished = self.require_own(id).and_then(|()| self.quota().finish_frees(id));
+        let finished = self.require_own(id).and_then(|()| self.quota().finish_inactivation(id));
         self.release_finished(id, finished, |_| ())
     }
 

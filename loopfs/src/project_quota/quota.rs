@@ -18,7 +18,7 @@ use crate::sys::xfs;
 /// The project quotas of one mounted file system (quotactl_fd(2), Linux 5.14).
 ///
 /// Borrows any descriptor on that file system; `O_PATH` is enough, except for
-/// [`finish_frees`](Self::finish_frees).
+/// [`finish_inactivation`](Self::finish_inactivation).
 ///
 /// # Errors
 /// What all functions here have in common; the error says what to do:
@@ -151,7 +151,7 @@ impl<'fs> ProjectQuota<'fs> {
     /// [`ErrorKind::InUserNamespace`]: no `CAP_SYS_ADMIN`. EROFS, as [`ErrorKind::ReadOnly`]: the file system
     /// is read-only; that one mount of it is does not matter here.
     #[doc(alias = "XFS_IOC_FREE_EOFBLOCKS")]
-    pub fn finish_frees(&self, id: ProjectId) -> Result<()> {
+    pub fn finish_inactivation(&self, id: ProjectId) -> Result<()> {
         let freed = xfs::free_eof_blocks(self.fs, id.get());
         explain(freed, Interface::Xfs, "finish the deferred frees of project", id)
     }

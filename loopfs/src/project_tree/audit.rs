@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 use super::inode::{Inode, Kind};
-use super::skipped::LeftOut;
+use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::Result;
 use crate::project_quota::ProjectId;
@@ -37,7 +37,7 @@ pub struct TreeAudit {
     /// The first [`EXAMPLES`](Self::EXAMPLES) of both.
     pub strays: Vec<StrayInode>,
     /// What could not be looked at.
-    pub left_out: LeftOut,
+    pub skipped: Skipped,
     /// Directories were moved while the walk was in them, so parts of the tree may not have been seen.
     pub disturbed: bool,
 }
@@ -46,7 +46,7 @@ impl TreeAudit {
     /// How many examples are kept.
     pub const EXAMPLES: usize = 16;
 
-    /// Whether all that could be looked at is in the project. Whether that was all: [`left_out`](Self::left_out)
+    /// Whether all that could be looked at is in the project. Whether that was all: [`skipped`](Self::skipped)
     /// and [`disturbed`](Self::disturbed).
     #[must_use]
     pub fn is_clean(&self) -> bool {
@@ -104,10 +104,10 @@ impl Visitor for Auditing<'_> {
         let project = match inode.project() {
             Ok(Some(project)) => project,
             Ok(None) => {
-                audit.left_out.special(inode.kind);
+                audit.skipped.special(inode.kind);
                 return Ok(());
             }
-            Err(errno) => return audit.left_out.refused("read the project id of", errno, at),
+            Err(errno) => return audit.skipped.refused("read the project id of", errno, at),
         };
         let elsewhere = project.id() != self.id;
         let not_inheriting = directory && !project.inherits();
@@ -121,11 +121,11 @@ impl Visitor for Auditing<'_> {
     }
 
     fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
-        self.audit.left_out.mount(at);
+        self.audit.skipped.mount(at);
         Ok(())
     }
 
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
-        self.audit.left_out.refused("open", errno, at)
+        self.audit.skipped.refused("open", errno, at)
     }
 }

@@ -8,7 +8,7 @@ use nix::sys::stat::{FileStat, fstat};
 use super::flags::{FREEZING, Flags};
 use super::hard_links::HardLinks;
 use super::inode::{Inode, Kind};
-use super::skipped::{LeftOut, SpecialFiles};
+use super::skipped::{Skipped, SpecialFiles};
 use super::target::{OpContext, OpError, SHARE, Target};
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
@@ -27,19 +27,19 @@ pub struct CloneReport {
     pub special_files: SpecialFiles,
     /// Additional hard links created.
     pub hard_links: u64,
-    /// Entries that are not in the clone. [`LeftOut::refused`](field@LeftOut::refused) counts also directories, and files with several names, that are
+    /// Entries that are not in the clone. [`Skipped::refused`](field@Skipped::refused) counts also directories, and files with several names, that are
     /// there and lack their times or flags.
-    pub left_out: LeftOut,
+    pub skipped: Skipped,
     /// Directories were moved, or names recreated, during the walk: parts of the source may be missing.
     pub disturbed: bool,
 }
 
 impl CloneReport {
     /// Whether all of the source that its file system has is in the clone. What is mounted in it never is, nor what
-    /// a mount covers; [`left_out`](Self::left_out) tells.
+    /// a mount covers; [`skipped`](Self::skipped) tells.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.left_out.is_empty() && !self.disturbed
+        self.skipped.is_empty() && !self.disturbed
     }
 }
 
@@ -78,7 +78,7 @@ impl CloneReport {
 /// one. [`ErrorKind::InvalidInput`]: not directories, or the target lies in the source.
 /// [`ErrorKind::AlreadyExists`]: the target is not empty. [`ErrorKind::Busy`]: directories were moved ahead of the
 /// walk without end. EPERM or EACCES, as [`ErrorKind::PermissionDenied`]: at the root; elsewhere it is counted in
-/// [`CloneReport::left_out`], as is EAGAIN, a file on which its owner has a lease (fcntl(2)), ETXTBSY, one that is
+/// [`CloneReport::skipped`], as is EAGAIN, a file on which its owner has a lease (fcntl(2)), ETXTBSY, one that is
 /// swapped to, and E2BIG, one whose attributes have more names than listxattr(2) can tell. ENOENT, as
 /// [`ErrorKind::NotFound`]: no proc(5) on /proc.
 ///
@@ -178,7 +178,7 @@ impl Cloning<'_> {
 
     fn refused(&mut self, refusal: OpError, at: &EntryPath<'_>) -> Result<()> {
         let concerns_all = refusal.operation == SHARE && refusal.errno == Errno::EOPNOTSUPP;
-        if !concerns_all && self.report.left_out.count_refused(refusal.errno, at) {
+        if !concerns_all && self.report.skipped.count_refused(refusal.errno, at) {
             return Ok(());
         }
         Err(failure(refusal, at))
@@ -215,7 +215,7 @@ impl Visitor for Cloning<'_> {
 
     fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
         if self.skipped == 0 {
-            self.report.left_out.mount(at);
+            self.report.skipped.mount(at);
         }
         Ok(())
     }

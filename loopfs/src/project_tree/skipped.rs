@@ -44,7 +44,7 @@ impl SpecialFiles {
 /// Why an entry of a tree was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum LeftOutReason {
+pub enum SkipReason {
     /// The file has several hard links, by [`HardLinks::Skip`](super::HardLinks::Skip).
     HardLink,
     /// Something else is mounted there.
@@ -55,16 +55,16 @@ pub enum LeftOutReason {
 
 /// A skipped entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOutInode {
+pub struct SkippedEntry {
     /// Relative to the root of the tree, which is `.`; any bytes, and as long as the tree is deep.
     pub path: PathBuf,
     /// Why it was skipped.
-    pub reason: LeftOutReason,
+    pub reason: SkipReason,
 }
 
 /// The skipped entries of a tree, in the last pass through it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct Skipped {
     /// Names of files with further names, which may lie outside the tree, that are not in the project.
     pub hard_links: u64,
     /// Special files whose project id can neither be read nor set: those whose file system does not keep one,
@@ -78,10 +78,10 @@ pub struct LeftOut {
     /// `CAP_DAC_READ_SEARCH`, EAGAIN one with a lease on it (fcntl(2), before Linux 6.17).
     pub refused: u64,
     /// The first [`EXAMPLES`](Self::EXAMPLES) of all but the special files.
-    pub examples: Vec<LeftOutInode>,
+    pub examples: Vec<SkippedEntry>,
 }
 
-impl LeftOut {
+impl Skipped {
     /// How many examples are kept.
     pub const EXAMPLES: usize = 16;
 
@@ -97,12 +97,12 @@ impl LeftOut {
 
     pub(super) fn hard_link(&mut self, at: &EntryPath<'_>) {
         self.hard_links += 1;
-        self.example(at, LeftOutReason::HardLink);
+        self.example(at, SkipReason::HardLink);
     }
 
     pub(super) fn mount(&mut self, at: &EntryPath<'_>) {
         self.mounts += 1;
-        self.example(at, LeftOutReason::Mount);
+        self.example(at, SkipReason::Mount);
     }
 
     /// Counts what concerns one inode alone; anything else, and whatever befalls the root, ends the walk.
@@ -120,14 +120,14 @@ impl LeftOut {
         let counts = !at.is_root() && concerns_one_inode(errno);
         if counts {
             self.refused += 1;
-            self.example(at, LeftOutReason::Refused(errno as i32));
+            self.example(at, SkipReason::Refused(errno as i32));
         }
         counts
     }
 
-    fn example(&mut self, at: &EntryPath<'_>, reason: LeftOutReason) {
+    fn example(&mut self, at: &EntryPath<'_>, reason: SkipReason) {
         if self.examples.len() < Self::EXAMPLES {
-            self.examples.push(LeftOutInode { path: at.path(), reason });
+            self.examples.push(SkippedEntry { path: at.path(), reason });
         }
     }
 }
@@ -159,15 +159,15 @@ mod tests {
 
     #[test]
     fn nothing_left_out_is_nothing_of_any_sort() {
-        assert!(LeftOut::default().is_empty());
+        assert!(Skipped::default().is_empty());
         let one = SpecialFiles { fifos: 1, ..SpecialFiles::default() };
-        for left_out in [
-            LeftOut { hard_links: 1, ..LeftOut::default() },
-            LeftOut { special_files: one, ..LeftOut::default() },
-            LeftOut { mounts: 1, ..LeftOut::default() },
-            LeftOut { refused: 1, ..LeftOut::default() },
+        for skipped in [
+            Skipped { hard_links: 1, ..Skipped::default() },
+            Skipped { special_files: one, ..Skipped::default() },
+            Skipped { mounts: 1, ..Skipped::default() },
+            Skipped { refused: 1, ..Skipped::default() },
         ] {
-            assert!(!left_out.is_empty(), "{left_out:?}");
+            assert!(!skipped.is_empty(), "{skipped:?}");
         }
     }
 

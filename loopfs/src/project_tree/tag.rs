@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use nix::errno::Errno;
 
 use super::inode::{Inode, Kind};
-use super::skipped::LeftOut;
+use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
@@ -18,7 +18,7 @@ use crate::project_quota::ProjectId;
 /// so this is about the names that a tree has before it is tagged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HardLinks {
-    /// Leave it in its project, and count it ([`LeftOut::hard_links`]): nothing outside the tree is changed.
+    /// Leave it in its project, and count it ([`Skipped::hard_links`]): nothing outside the tree is changed.
     #[default]
     Skip,
     /// Put it into the project: for trees without hard links from outside.
@@ -55,14 +55,14 @@ pub struct TreeReport {
     /// Directories among them.
     pub directories: u64,
     /// Entries that were skipped, and are not in the project.
-    pub left_out: LeftOut,
+    pub skipped: Skipped,
 }
 
 /// Puts every inode of the tree below `root`, a directory, into a project, and its directories so that what is made
 /// in them inherits it (`FS_XFLAG_PROJINHERIT`). `O_PATH` is enough for `root`.
 ///
 /// It is repeated until a pass finds nothing to change, which is also what reads the ids back. Other attributes
-/// stay as they are. What it was not to or could not change is counted in [`TreeReport::left_out`] with its path.
+/// stay as they are. What it was not to or could not change is counted in [`TreeReport::skipped`] with its path.
 /// A limit does not stand in the way of who has `CAP_FOWNER`: a project may have more than it may grow to. While
 /// it lasts, the owner of the tree can see EXDEV from rename(2) and link(2) between parts that are tagged and parts
 /// that are not yet.
@@ -144,14 +144,14 @@ impl Visitor for Tagging<'_> {
         if self.report.names.is_multiple_of(REPORT_EVERY) {
             (self.progress)(&self.report);
         }
-        let left_out = &mut self.report.left_out;
+        let skipped = &mut self.report.skipped;
         let project = match inode.project() {
             Ok(Some(project)) => project,
             Ok(None) => {
-                left_out.special(inode.kind);
+                skipped.special(inode.kind);
                 return Ok(());
             }
-            Err(errno) => return left_out.refused("read the project id of", errno, at),
+            Err(errno) => return skipped.refused("read the project id of", errno, at),
         };
         if project.id() == self.id && (!directory || project.inherits() == self.inherit) {
             return Ok(());
@@ -160,7 +160,7 @@ impl Visitor for Tagging<'_> {
             match self.options.hard_links {
                 HardLinks::Tag => {}
                 HardLinks::Skip => {
-                    left_out.hard_link(at);
+                    skipped.hard_link(at);
                     return Ok(());
                 }
                 HardLinks::Refuse => return Err(has_further_names(at)),
@@ -171,17 +171,17 @@ impl Visitor for Tagging<'_> {
                 self.report.changed += 1;
                 Ok(())
             }
-            Err(errno) => left_out.refused("set the project id of", errno, at),
+            Err(errno) => skipped.refused("set the project id of", errno, at),
         }
     }
 
     fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
-        self.report.left_out.mount(at);
+        self.report.skipped.mount(at);
         Ok(())
     }
 
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
-        self.report.left_out.refused("open", errno, at)
+        self.report.skipped.refused("open", errno, at)
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) mod file_attr;
 pub(crate) mod file_handle;
 pub(crate) mod file_lease;
 pub(crate) mod file_lock;
-#[cfg(feature = "breakage")]
+#[cfg(feature = "fault-injection")]
 pub(crate) mod freeze;
 pub(crate) mod fsxattr;
 pub(crate) mod generation;

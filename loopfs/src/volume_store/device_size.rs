@@ -32,17 +32,17 @@ impl VolumeStore {
     }
 
     /// Waits until all loop devices of an image have a size of `capacity` bytes, for up to `within`. Returns `true` if they have. The
-    /// process that refreshes the devices records that ([`Volume::record_refreshed`]). If no process does, the call returns
+    /// process that refreshes the devices records that ([`Volume::record_device_size`]). If no process does, the call returns
     /// `false` after all of that time.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], and those of fgetxattr(2), inotify_add_watch(2) and poll(2).
-    pub fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool> {
+    pub fn wait_for_device_size(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool> {
         let deadline = Instant::now() + within;
         let volume = self.volume(id)?;
         // Before the first read of the attribute, so that no change between that and the wait is missed.
         let watch = VolumeWatch::of(volume.entry.as_fd()).context("watch volume", id)?;
-        while volume.refreshed()?.is_none_or(|refreshed| refreshed < capacity) {
+        while volume.device_size()?.is_none_or(|refreshed| refreshed < capacity) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
@@ -60,7 +60,7 @@ impl Volume {
     ///
     /// # Errors
     /// Those of fgetxattr(2); [`ErrorKind::Other`]: recorded by a later version.
-    pub fn refreshed(&self) -> Result<Option<Bytes>> {
+    pub fn device_size(&self) -> Result<Option<Bytes>> {
         if self.kind() != VolumeKind::Block {
             return Ok(None);
         }
@@ -73,7 +73,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a Filesystem volume, and those of fsetxattr(2).
-    pub fn record_refreshed(&self, size: Bytes) -> Result<()> {
+    pub fn record_device_size(&self, size: Bytes) -> Result<()> {
         const OPERATION: &str = "record the device size of volume";
         if self.kind() != VolumeKind::Block {
             return Err(Error::new(
@@ -83,7 +83,7 @@ impl Volume {
                 "it is a Filesystem volume, which has no devices",
             ));
         }
-        if self.refreshed()? == Some(size) {
+        if self.device_size()? == Some(size) {
             return Ok(());
         }
         sizes::write_device_size(&self.entry, size).context(OPERATION, self.id())

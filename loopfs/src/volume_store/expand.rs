@@ -30,7 +30,7 @@ impl VolumeStore {
     /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): the file system has less available space, and the
     /// volume is unchanged; [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): no volume can have that size;
     /// [`ErrorKind::Damaged`](crate::ErrorKind::Damaged): the image is truncated, and an expansion would hide that.
-    pub fn grow(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
+    pub fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Volume> {
         let capacity = rounded(capacity, id)?;
         let _lock = self.layout.lock_shared()?;
         let volume = self.volume(id)?;

@@ -13,7 +13,7 @@
 //! durable, because the mount is not durable either; a record of another boot is ignored.
 //!
 //! If a process dies between the record and the mount, the volume counts as in use until that process, started again, has
-//! compared its records with its mount table ([`VolumeStore::settle_uses`]). The other order could lose a volume in use. A lock
+//! compared its records with its mount table ([`VolumeStore::sync_publications`]). The other order could lose a volume in use. A lock
 //! instead of a record would end with the process, but the mount does not.
 //!
 //! **Concurrency.** One lock, of `.loopfs/users` itself, is held while a record is written, and from the detection until the
@@ -49,13 +49,13 @@ pub(super) struct DeletionGuard {
 
 impl VolumeStore {
     /// Records that a Filesystem volume is about to be published at `place`. From then on [`delete`](Self::delete) fails in every
-    /// process, until [`settle_use`](Self::settle_use) finds no mount of the volume, or the machine restarts. A later path
+    /// process, until [`sync_publication`](Self::sync_publication) finds no mount of the volume, or the machine restarts. A later path
     /// replaces an earlier one.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]: the volume was deleted in the meantime and must not be published. [`ErrorKind::ReadOnly`]: the
     /// store has no directory of records.
-    pub fn record_use(&self, id: &VolumeId, place: &Path) -> Result<()> {
+    pub fn record_publication(&self, id: &VolumeId, place: &Path) -> Result<()> {
         let records = self.records()?.ok_or_else(|| {
             let detail = "the store has no directory of publication records; a program that opens it for changes creates one";
             Error::new(ErrorKind::ReadOnly, "record the use of", id, detail)
@@ -72,7 +72,7 @@ impl VolumeStore {
     ///
     /// # Errors
     /// Those of flock(2) and unlink(2).
-    pub fn settle_use(&self, id: &VolumeId, mounts: &[Mount]) -> Result<()> {
+    pub fn sync_publication(&self, id: &VolumeId, mounts: &[Mount]) -> Result<()> {
         let Some(records) = self.records()? else { return Ok(()) };
         match self.published_at(id, mounts)? {
             Some(place) => records.write(id.as_str(), &self.layout.boot, place),
@@ -80,12 +80,12 @@ impl VolumeStore {
         }
     }
 
-    /// As [`settle_use`](Self::settle_use), for all volumes. For a process that publishes volumes, at its start: an earlier
+    /// As [`sync_publication`](Self::sync_publication), for all volumes. For a process that publishes volumes, at its start: an earlier
     /// process may have been killed between a record and its mount.
     ///
     /// # Errors
     /// Those of flock(2), getdents(2) and unlink(2).
-    pub fn settle_uses(&self, mounts: &[Mount]) -> Result<()> {
+    pub fn sync_publications(&self, mounts: &[Mount]) -> Result<()> {
         let (Some(records), Some(publications)) = (self.records()?, &self.layout.publications) else {
             return Ok(());
         };

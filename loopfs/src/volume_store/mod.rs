@@ -34,7 +34,8 @@ pub use snapshot::Snapshot;
 pub use source::{ContentSource, OwnedContentSource};
 pub use space::Space;
 pub use spec::{
-    Census, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, StoreOptions, VolumeKind, VolumeSpec,
+    ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, StoreCounts, StoreOptions, VolumeKind,
+    VolumeSpec,
 };
 pub use store::VolumeStore;
 pub use volume::{InodeStats, Volume, VolumeStats};

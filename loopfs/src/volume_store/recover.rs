@@ -18,7 +18,7 @@ pub struct Recovered {
     /// Directories that never became volumes or snapshots. They were removed, or moved to the trash if a copy had begun.
     pub unfinished: usize,
     /// Images with post-EOF blocks from an incomplete expansion, which were freed.
-    pub trimmed: usize,
+    pub eof_blocks_freed: usize,
     /// Project ids with limits and without a directory, which were freed.
     pub released_ids: usize,
     /// Project ids without a directory that files are still charged to. They stay in use.
@@ -40,7 +40,7 @@ impl VolumeStore {
             recovered.unfinished += usize::from(self.remove_abandoned(&name)?);
         }
         for name in layout::names(&self.layout.volumes, "volumes")? {
-            recovered.trimmed += usize::from(self.free_eof_blocks(&name)?);
+            recovered.eof_blocks_freed += usize::from(self.free_eof_blocks(&name)?);
         }
         let reclaimed = self.ids.recover(&assigned_ids(&self.layout)?)?;
         recovered.released_ids = reclaimed.freed.len();

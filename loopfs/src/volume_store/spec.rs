@@ -84,7 +84,7 @@ pub(super) fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes
 
 /// Counts of the entries of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct StoreCounts {
     /// Filesystem volumes.
     pub directories: usize,
     /// Block volumes.
@@ -204,8 +204,8 @@ impl Provisioning {
     #[must_use]
     pub fn discard(self) -> Discard {
         match self {
-            Self::Thick => Discard::Mask,
-            Self::Thin => Discard::Allow,
+            Self::Thick => Discard::Disabled,
+            Self::Thin => Discard::Enabled,
         }
     }
 

@@ -9,7 +9,7 @@ use super::id::VolumeId;
 use super::on_disk::{DataFilesystem, FilesystemUuid, Layout, classify_missing, layout};
 use super::source::ContentSource;
 use super::space::{Space, SpaceBook};
-use super::spec::{Census, StoreOptions, VolumeKind};
+use super::spec::{StoreCounts, StoreOptions, VolumeKind};
 use super::volume::{Volume, VolumeStats};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
@@ -184,7 +184,7 @@ impl VolumeStore {
     ///
     /// # Errors
     /// Those of getdents(2).
-    pub fn census(&self) -> Result<Census> {
+    pub fn counts(&self) -> Result<StoreCounts> {
         let (mut directories, mut images) = (0, 0);
         for kind in layout::kinds(&self.layout.volumes, "volumes")? {
             match kind {
@@ -194,7 +194,7 @@ impl VolumeStore {
             }
         }
         let trash = layout::kinds(&self.layout.trash, "trash")?.len();
-        Ok(Census { directories, images, trash })
+        Ok(StoreCounts { directories, images, trash })
     }
 
     /// Returns the view of the store that its reservations are changed through.

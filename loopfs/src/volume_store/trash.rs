@@ -26,7 +26,7 @@ impl VolumeStore {
     /// there is no such volume.
     ///
     /// Does not delete a volume in use: an image that is attached to a loop device without a deferred detach, or a directory that
-    /// is published according to its record ([`record_use`](Self::record_use)) or mounted according to the mount table of this
+    /// is published according to its record ([`record_publication`](Self::record_publication)) or mounted according to the mount table of this
     /// process. A device with a deferred detach, or one that another program has bound, does not prevent the deletion. Its
     /// users keep the content until the last of them closes it, and the volume keeps its reservation until then.
     ///
@@ -69,7 +69,7 @@ impl VolumeStore {
     /// The first error. The call still removes everything else that can be removed, also from the volume with the entry that
     /// cannot: an immutable file (EPERM), or a mount in the namespace of this process (EBUSY).
     pub fn empty_trash(&self) -> Result<usize> {
-        self.empty_trash_giving_way(|| ())
+        self.empty_trash_yielding(|| ())
     }
 
     /// As [`empty_trash`](Self::empty_trash), for a caller with more urgent work on the same disk and processors. It calls
@@ -78,7 +78,7 @@ impl VolumeStore {
     ///
     /// # Errors
     /// As [`empty_trash`](Self::empty_trash).
-    pub fn empty_trash_giving_way(&self, mut yield_now: impl FnMut()) -> Result<usize> {
+    pub fn empty_trash_yielding(&self, mut yield_now: impl FnMut()) -> Result<usize> {
         let mut removed = 0;
         let mut first_error = self.space_book().retry_deferred_releases().err();
         // Entries that failed. Another attempt in the same call would fail again.
@@ -138,7 +138,7 @@ impl VolumeStore {
             return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
         };
         let quota = self.filesystem.quota();
-        quota.finish_frees(project)?;
+        quota.finish_inactivation(project)?;
         // The directory itself is the last inode. As long as it exists, the id is in use.
         if quota.usage(project)?.is_some_and(|usage| usage.inodes.0 > 1) {
             self.space_book().limit_to_usage(project)?;

@@ -65,7 +65,7 @@ fn attaching_and_detaching_leave_the_file_as_it_is() {
     let control = LoopControl::open().unwrap();
     let once = || {
         let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-        assert_eq!(control.detach(device).unwrap(), Detach::Gone);
+        assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     };
     // From the first time on attachments of the file are recorded.
     once();
@@ -91,7 +91,7 @@ fn a_file_that_another_program_has_locked_is_not_attached() {
     assert!(control.find(image.as_fd()).unwrap().is_empty());
     drop(theirs);
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    assert_eq!(device.detach().unwrap(), Detach::Gone);
+    assert_eq!(device.detach().unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -115,6 +115,6 @@ fn a_device_without_a_node_is_not_taken_for_absent() {
         );
         assert!(error.to_string().contains("devtmpfs"), "no remedy in: {error}");
     }
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }

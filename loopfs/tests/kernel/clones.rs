@@ -80,7 +80,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     assert_filled(&original, 0, MIB, 1);
     assert_filled(&clone, MIB, 2 * MIB, 1);
     // A clone grows, is cloned, and outlives its source as any other volume.
-    store.grow(&id("clone"), Bytes(8 * MIB)).unwrap();
+    store.expand(&id("clone"), Bytes(8 * MIB)).unwrap();
     let second = open(&clone_image(&store, &id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
     drop(original);
     remove(&store, &[&source]);
@@ -99,7 +99,7 @@ fn cloning_again_answers_the_clone_even_when_its_source_is_gone() {
     let inode = |volume: Volume| open(&volume).metadata().unwrap().ino();
     let first = inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
     assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
-    store.grow(&id("clone"), Bytes(2 * MIB)).unwrap();
+    store.expand(&id("clone"), Bytes(2 * MIB)).unwrap();
     assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
 
     let conflicts = [
@@ -193,7 +193,7 @@ fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
     assert_eq!(written, [0; 512], "and do not reach the clone");
 
     drop((through, device));
-    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Detached);
     let whole_blocks_only = linux_at_least(6, 15);
     for image in [&original, &clone] {
         match control.ensure_attached(image.as_fd(), &options) {
@@ -208,7 +208,7 @@ fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
                 assert!(error.to_string().contains("4096"), "no remedy in: {error}");
             }
         }
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     }
     drop((original, clone, volume));
     remove(&store, &[&source, &id("clone")]);
@@ -248,7 +248,7 @@ fn a_clone_is_attached_with(
     assert!(written.iter().all(|byte| *byte == 8));
     assert_filled(&original, 0, MIB, 1);
     drop((through, device));
-    assert_eq!(control.detach_all(clone.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(clone.as_fd()).unwrap(), Detach::Detached);
     drop((original, clone));
     remove(&store, &[&source, &id("clone")]);
 }

@@ -235,7 +235,7 @@ fn limits_are_set_shown_and_listed() {
 
     directory.close().unwrap();
     let root = File::open(xfs()).unwrap();
-    quota(&root).finish_frees(project).unwrap();
+    quota(&root).finish_inactivation(project).unwrap();
     let cleared =
         tool.text(&["quota", "set", text(&xfs()), "--id=4901", "--bytes=unlimited", "--inodes=unlimited"]);
     assert_eq!(words(&cleared, "bytes"), ["bytes", "0B", "-", "-", "-"]);
@@ -292,7 +292,7 @@ fn a_tree_is_put_into_a_project_and_what_leaves_it_is_found() {
 
     directory.close().unwrap();
     let root = File::open(xfs()).unwrap();
-    quota(&root).finish_frees(project).unwrap();
+    quota(&root).finish_inactivation(project).unwrap();
     quota(&root).clear_limits(project).unwrap();
     leaks.check();
 }

@@ -31,7 +31,7 @@ fn an_image_that_was_cut_off_is_no_smaller_volume() {
     let leaks = Leaks::watch();
     let (store, id, copy) = (store(), id("cut"), id("copy"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
-    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     store.volume(&id).unwrap().require_whole().unwrap();
     let image = File::options().write(true).open(entry(&id)).unwrap();
     image.set_len(4 * MIB - 4096).unwrap();
@@ -44,14 +44,14 @@ fn an_image_that_was_cut_off_is_no_smaller_volume() {
     assert!(message.contains("4 MiB") && message.contains("restore"), "{message}");
     // It must not be made to look whole.
     for refused in [
-        store.grow(&id, Bytes(8 * MIB)).map(drop),
+        store.expand(&id, Bytes(8 * MIB)).map(drop),
         clone_image(&store, &id, &copy, Bytes(4 * MIB)).map(drop),
         store.volume(&id).unwrap().require_whole(),
     ] {
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Damaged);
     }
     assert_eq!(
-        store.grow(&id, Bytes(MIB)).unwrap().capacity(),
+        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
         Bytes(4 * MIB),
         "a repetition changes nothing"
     );
@@ -84,7 +84,7 @@ fn a_size_that_was_not_recorded_is_recorded_by_a_repetition() {
     let image = File::options().write(true).open(entry(&id)).unwrap();
     image.set_len(4 * MIB).unwrap();
     assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
-    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     image.set_len(2 * MIB).unwrap();
     assert_eq!(store.volume(&id).unwrap().capacity(), Bytes(4 * MIB));
     drop(image);

@@ -88,7 +88,7 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&str]) {
 }
 
 fn settle() {
-    quota(&File::open(xfs()).unwrap()).finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_clone_of_a_directory_has_its_content_and_a_limit_of_its_own() {
     std::fs::write(path("source/a/1"), "changed").unwrap();
     std::fs::remove_dir_all(path("source/b")).unwrap();
     assert_filled(path("clone"), 20);
-    store.grow(&id("clone"), Bytes(16 * MIB)).unwrap();
+    store.expand(&id("clone"), Bytes(16 * MIB)).unwrap();
     clone(&store, "clone", "second", 16 * MIB).unwrap();
     remove(&store, &["source", "clone"], &[]);
     assert_filled(path("second"), 20);
@@ -402,7 +402,7 @@ fn a_copy_under_way_is_left_alone_by_recovery_and_hinders_nobody() {
     assert_close(recount(), before);
     for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
         store.create(&id("other"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
-        store.grow(&id("other"), Bytes(2 * MIB)).unwrap();
+        store.expand(&id("other"), Bytes(2 * MIB)).unwrap();
         assert!(store.delete(&id("other")).unwrap());
         assert_eq!(store.empty_trash().unwrap(), 1);
     }

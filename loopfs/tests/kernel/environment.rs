@@ -52,7 +52,7 @@ impl Leaks {
     fn count() -> Vec<String> {
         let control = LoopControl::open().expect("loop control");
         let mut all: Vec<String> = control
-            .snapshot()
+            .list()
             .expect("loop devices")
             .iter()
             .map(|status| format!("{:?}", status.binding))
@@ -62,7 +62,7 @@ impl Leaks {
         );
         let root = File::open(xfs()).expect("the XFS");
         let quota = ProjectQuota::of(root.as_fd());
-        quota.finish_frees(ProjectId::new(1).unwrap()).expect("finish frees");
+        quota.finish_inactivation(ProjectId::new(1).unwrap()).expect("finish frees");
         let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
         all.extend(quota.ids(range).map(|usage| format!("project {}", usage.expect("quota").id)));
         all

@@ -68,7 +68,7 @@ impl Scene {
 
     fn charged(&self) -> Bytes {
         let root = File::open(xfs()).unwrap();
-        quota(&root).finish_frees(self.project).unwrap();
+        quota(&root).finish_inactivation(self.project).unwrap();
         quota(&root).usage(self.project).unwrap().map_or(Bytes(0), |usage| usage.bytes)
     }
 

@@ -19,25 +19,28 @@ fn growth_is_seen_by_who_watches_and_awaited_until_that_one_has_recorded_it() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("image"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
-    assert_eq!(volume.refreshed().unwrap(), Some(Bytes(MIB)), "it has no device that could show less");
-    assert!(store.await_refreshed(&id, Bytes(MIB), Duration::ZERO).unwrap());
+    assert_eq!(volume.device_size().unwrap(), Some(Bytes(MIB)), "it has no device that could show less");
+    assert!(store.wait_for_device_size(&id, Bytes(MIB), Duration::ZERO).unwrap());
 
     let watch = store.watch().unwrap();
-    let grown = store.grow(&id, Bytes(2 * MIB)).unwrap();
-    assert!(!store.await_refreshed(&id, Bytes(2 * MIB), Duration::from_millis(1)).unwrap(), "nobody has");
+    let grown = store.expand(&id, Bytes(2 * MIB)).unwrap();
+    assert!(
+        !store.wait_for_device_size(&id, Bytes(2 * MIB), Duration::from_millis(1)).unwrap(),
+        "nobody has"
+    );
     poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
     let changes = watch.read().unwrap();
     assert_eq!(changes.volumes.iter().collect::<Vec<_>>(), [&id]);
     assert!(!changes.overflowed && !changes.ended);
 
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| store.await_refreshed(&id, Bytes(2 * MIB), LONG).unwrap());
+        let waiting = scope.spawn(|| store.wait_for_device_size(&id, Bytes(2 * MIB), LONG).unwrap());
         // Whether it waits already or not, it must see this.
-        grown.record_refreshed(Bytes(2 * MIB)).unwrap();
+        grown.record_device_size(Bytes(2 * MIB)).unwrap();
         assert!(waiting.join().unwrap());
     });
     watch.read().unwrap();
-    grown.record_refreshed(Bytes(2 * MIB)).unwrap();
+    grown.record_device_size(Bytes(2 * MIB)).unwrap();
     assert!(watch.read().unwrap().volumes.is_empty(), "what is recorded is not written again");
 
     drop((watch, volume, grown));
@@ -50,8 +53,8 @@ fn a_directory_has_no_devices_to_wait_for() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("directory"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
-    assert_eq!(volume.refreshed().unwrap(), None);
-    assert_eq!(volume.record_refreshed(Bytes(MIB)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(volume.device_size().unwrap(), None);
+    assert_eq!(volume.record_device_size(Bytes(MIB)).unwrap_err().kind(), ErrorKind::InvalidInput);
     drop(volume);
     remove(&store, &id);
     leaks.check();
@@ -76,13 +79,13 @@ fn concurrent_growth_ends_at_the_largest_size_and_reserves_no_more(#[case] kind:
                     let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
                     let capacity = Bytes((2 + round * PROCESSES + process) * STEP);
                     together.wait();
-                    assert!(store.grow(id, capacity).unwrap().capacity() >= capacity);
+                    assert!(store.expand(id, capacity).unwrap().capacity() >= capacity);
                 });
             }
         });
         let largest = Bytes((1 + (round + 1) * PROCESSES) * STEP);
         assert_eq!(store.volume(&id).unwrap().capacity(), largest, "round {round}");
-        assert_eq!(store.space().unwrap().promised, largest, "round {round}");
+        assert_eq!(store.space().unwrap().reserved, largest, "round {round}");
     }
     remove(&store, &id);
     leaks.check();

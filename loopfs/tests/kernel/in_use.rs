@@ -37,7 +37,7 @@ fn an_attached_image_is_kept_until_its_device_is_gone_or_is_to_go() {
         let device = control.attach(image.as_fd(), &AttachOptions::new(access)).unwrap();
         let name = format!("/dev/loop{}", device.index());
         assert!(refusal(&other, &id).contains(&name));
-        assert_eq!(control.detach(device).unwrap(), Detach::Gone);
+        assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     }
     let image = store.volume(&id).unwrap().open_image(Access::ReadWrite).unwrap();
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
@@ -84,7 +84,7 @@ fn a_directory_that_is_shown_where_it_cannot_be_seen_is_kept() {
     let (store, other) = (store(), store());
     let id = made(&store, "data", VolumeKind::Filesystem);
     let place = Path::new("/var/lib/kubelet/pods/a/mount");
-    store.record_use(&id, place).unwrap();
+    store.record_publication(&id, place).unwrap();
     assert!(refusal(&other, &id).contains(place.to_str().unwrap()));
 
     // Shown in two places, and then in one.
@@ -92,16 +92,16 @@ fn a_directory_that_is_shown_where_it_cannot_be_seen_is_kept() {
     let volume = store.volume(&id).unwrap();
     bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
     drop(volume);
-    store.settle_use(&id, &mountinfo::read().unwrap()).unwrap();
+    store.sync_publication(&id, &mountinfo::read().unwrap()).unwrap();
     assert!(refusal(&other, &id).contains(target.path().to_str().unwrap()));
     assert!(unmount(target.path()).unwrap());
     assert!(
         refusal(&other, &id).contains(target.path().to_str().unwrap()),
         "nobody has said that it is gone"
     );
-    store.settle_use(&id, &mountinfo::read().unwrap()).unwrap();
+    store.sync_publication(&id, &mountinfo::read().unwrap()).unwrap();
     remove(&other, &id);
-    let gone = store.record_use(&id, place).unwrap_err();
+    let gone = store.record_publication(&id, place).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound, "it is not to be shown any more");
     leaks.check();
 }
@@ -113,18 +113,18 @@ fn a_process_that_begins_anew_knows_what_is_shown() {
     let (shown, not) =
         (made(&store, "shown", VolumeKind::Filesystem), made(&store, "not", VolumeKind::Filesystem));
     // One process was killed between the record and the mount; another one kept no records.
-    store.record_use(&not, Path::new("/pods/a")).unwrap();
+    store.record_publication(&not, Path::new("/pods/a")).unwrap();
     bind_mount(
         store.volume(&shown).unwrap().open_dir().unwrap().as_fd(),
         target.path(),
         MountFlags::default(),
     )
     .unwrap();
-    store.settle_uses(&mountinfo::read().unwrap()).unwrap();
+    store.sync_publications(&mountinfo::read().unwrap()).unwrap();
     remove(&store, &not);
     assert!(unmount(target.path()).unwrap());
     assert!(refusal(&store, &shown).contains(target.path().to_str().unwrap()), "it is written down");
-    store.settle_uses(&[]).unwrap();
+    store.sync_publications(&[]).unwrap();
     remove(&store, &shown);
     leaks.check();
 }
@@ -137,7 +137,7 @@ fn what_was_shown_before_the_machine_was_started_is_not_shown_now() {
     let record = xfs().join(".loopfs/users").join(id.as_str());
     std::os::unix::fs::symlink("5f0c2e9a-0000-4000-8000-000000000000 /pods/a", &record).unwrap();
     remove(&store, &id);
-    store.settle_use(&id, &[]).unwrap();
+    store.sync_publication(&id, &[]).unwrap();
     assert!(std::fs::symlink_metadata(record).is_err());
     leaks.check();
 }

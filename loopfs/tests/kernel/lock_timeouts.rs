@@ -28,7 +28,7 @@ fn a_call_that_waits_too_long_for_a_lock_fails_and_names_the_file() {
         (xfs().join(".loopfs/promised"), &create),
         (xfs().join(".loopfs/project-ids"), &create),
         (xfs().join(".loopfs/users"), &|| store.delete(&image).map(drop)),
-        (entry(&image), &|| store.grow(&image, Bytes(2 * MIB)).map(drop)),
+        (entry(&image), &|| store.expand(&image, Bytes(2 * MIB)).map(drop)),
     ];
     for (path, call) in calls {
         let other = File::open(&path).unwrap();
@@ -41,7 +41,7 @@ fn a_call_that_waits_too_long_for_a_lock_fails_and_names_the_file() {
     }
     // Nothing was left, and with the locks free all of it works.
     assert_eq!(store.volume(&directory).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(store.grow(&image, Bytes(2 * MIB)).unwrap().capacity(), Bytes(2 * MIB));
+    assert_eq!(store.expand(&image, Bytes(2 * MIB)).unwrap().capacity(), Bytes(2 * MIB));
     create().unwrap();
     remove(&store, &directory);
     remove(&store, &image);

@@ -71,7 +71,7 @@ fn direct_io_and_block_size_follow_the_options(
         AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(BlockSize::Exact(block_size));
     let status = control.ensure_attached(image.as_fd(), &options).unwrap().status().unwrap();
     assert_eq!((status.direct_io, status.block_size), (granted, block_size));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[rstest]
@@ -102,8 +102,8 @@ fn attaching_again_answers_the_same_device() {
     let other = options.block_size(BlockSize::Exact(4096));
     let error = restarted.ensure_attached(image.as_fd(), &other).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
-    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Gone);
-    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Gone, "repeated");
+    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached, "repeated");
     leaks.check();
 }
 
@@ -121,7 +121,7 @@ fn a_renamed_image_is_found_and_a_new_file_of_its_name_is_not_it() {
     let impostor = image(directory.path(), "image", MIB);
     assert!(control.find(impostor.as_fd()).unwrap().is_empty());
     assert_eq!(control.find(original.as_fd()).unwrap()[0].binding(), &bound);
-    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_read_only_device_refuses_writes_beside_a_writable_one() {
     write_at(&writable.path(), 0, &[7; 512]).unwrap();
     assert_eq!(read_at(&readable.path(), 0, 512), [7; 512]);
     drop((writable, readable));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -155,7 +155,7 @@ fn capacity_follows_the_file_up_and_never_down() {
     assert_eq!(device.refresh_capacity(&image).unwrap_err().kind(), ErrorKind::WouldShrink);
     assert_eq!(device.status().unwrap().size, Bytes(4 * MIB));
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -165,21 +165,21 @@ fn a_reused_index_is_not_taken_for_the_old_device() {
     let (first, second) = (image(directory.path(), "first", MIB), image(directory.path(), "second", MIB));
     let options = AttachOptions::new(Access::ReadWrite);
     let stale = control.ensure_attached(first.as_fd(), &options).unwrap().binding().clone();
-    assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Detached);
     let reused = loop {
         let device = control.ensure_attached(second.as_fd(), &options).unwrap();
         if device.index() == stale.index {
             break device;
         }
         drop(device);
-        assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Detached);
     };
     let error = LoopDevice::open_binding(&stale).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-    assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Detached);
     assert!(reused.status().is_ok(), "detaching the old file took the new device");
     drop(reused);
-    assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -189,11 +189,11 @@ fn the_same_file_attached_after_a_detach_is_another_binding() {
     let image = image(directory.path(), "image", MIB);
     let options = AttachOptions::new(Access::ReadWrite);
     let first = control.ensure_attached(image.as_fd(), &options).unwrap().binding().clone();
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     let second = control.ensure_attached(image.as_fd(), &options).unwrap().binding().clone();
     assert_ne!(first.disk_sequence, second.disk_sequence);
     assert_eq!(LoopDevice::open_binding(&first).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_device_that_is_open_elsewhere_goes_at_its_last_close() {
     assert!(control.find(image.as_fd()).unwrap()[0].status().unwrap().auto_clear);
     let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else { panic!("it is held open") };
     drop(holder);
-    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 }
 
@@ -226,7 +226,7 @@ fn attaching_takes_back_a_deferred_detach() {
     assert_eq!(again.binding(), &binding);
     drop((holder, again));
     assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding, "it went at the last close");
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn devices_open_by_path_number_and_index_alike() {
     assert_eq!(LoopDevice::open_index(device.index()).unwrap().binding(), device.binding());
     assert_eq!(LoopDevice::open_path(directory.path()).unwrap_err().kind(), ErrorKind::InvalidInput);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -256,10 +256,10 @@ fn direct_io_that_cannot_be_had_is_an_error_and_leaves_nothing() {
         Ok(device) => assert!(device.status().unwrap().direct_io),
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotHonoured, "{error}"),
     }
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer);
     drop(control.ensure_attached(image.as_fd(), &preferred).unwrap());
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -283,7 +283,7 @@ fn two_processes_that_attach_one_file_get_one_device() {
             workers.into_iter().map(|worker| worker.join().unwrap()).collect()
         });
         assert_eq!(bindings[0], bindings[1]);
-        assert_eq!(controls[0].detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(controls[0].detach_all(image.as_fd()).unwrap(), Detach::Detached);
     }
 }
 
@@ -296,13 +296,13 @@ fn idle_devices_are_removed_on_request() {
         drop(control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap());
     }
     for image in &images {
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     }
     let idle = control.idle();
     assert!(idle >= images.len());
-    assert_eq!(control.trim(2), idle - 2);
+    assert_eq!(control.remove_idle(2), idle - 2);
     assert_eq!(control.idle(), 2);
-    assert_eq!(control.trim(0), 2);
+    assert_eq!(control.remove_idle(0), 2);
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_part_of_a_file_is_shown_and_another_part_is_a_conflict() {
     assert_eq!(control.ensure_attached(image.as_fd(), &whole).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(control.attach(image.as_fd(), &part).unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 
     let unaligned = AttachOptions::new(Access::ReadWrite).offset(100);
     assert_eq!(control.attach(image.as_fd(), &unaligned).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -339,7 +339,7 @@ fn a_binding_is_stored_and_opened_again() {
     let binding: Binding = stored.parse().unwrap();
     assert!(binding.disk_sequence.is_some(), "Linux 5.15 has BLKGETDISKSEQ");
     assert_eq!(LoopDevice::open_binding(&binding).unwrap().binding(), &binding);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     assert_eq!(LoopDevice::open_binding(&binding).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
@@ -370,13 +370,13 @@ fn the_index_is_the_one_that_is_asked() {
     let other = self::image(directory.path(), "other", MIB);
     assert_eq!(control.attach(other.as_fd(), &exact).unwrap_err().kind(), ErrorKind::Busy);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any);
     assert!(
         control.attach(image.as_fd(), &any).unwrap().index() < 65536,
         "as low as other programs' devices"
     );
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn a_node_can_be_made_where_there_is_none() {
     let again = device.make_node(File::open(nodes.path()).unwrap().as_fd(), "disk", 0o600);
     assert_eq!(again.unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn the_block_size_can_follow_the_file() {
         let status = control.attach(image.as_fd(), &options).unwrap().status().unwrap();
         assert!([512, 4096].contains(&status.block_size), "{status:?}");
         assert!(status.direct_io);
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     }
 }
 
@@ -440,7 +440,7 @@ fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
                 drop(device);
                 assert!(LoopDevice::open_binding(&binding).is_ok(), "somebody else detached the device");
                 if let Detach::Deferred(pending) = others.detach_all(foreign.as_fd()).unwrap() {
-                    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+                    assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
                 }
             }
         });
@@ -456,7 +456,7 @@ fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
                     write_at(&device.path(), 0, &[(thread + round) as u8; 512]).unwrap();
                     drop(device);
                     if let Detach::Deferred(pending) = control.detach_all(image.as_fd()).unwrap() {
-                        assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+                        assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
                     }
                     let content = read_at(&directory.join(format!("image-{thread}")), 0, 512);
                     assert_eq!(content, [(thread + round) as u8; 512]);

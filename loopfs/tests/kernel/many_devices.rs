@@ -56,7 +56,7 @@ fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
     });
     assert_eq!(loop_devices(), devices_before + DEVICES);
 
-    let snapshot = control.snapshot().unwrap().into_iter();
+    let snapshot = control.list().unwrap().into_iter();
     let listed: HashMap<u32, Binding> =
         snapshot.map(|status| (status.binding.index, status.binding)).collect();
     for binding in bindings.iter().flatten() {
@@ -71,12 +71,12 @@ fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
     }
 
     for outcome in for_each(&volumes, |id| control.detach_all(image(id, Access::ReadOnly).as_fd()).unwrap()) {
-        assert_eq!(outcome, Detach::Gone);
+        assert_eq!(outcome, Detach::Detached);
     }
     for binding in bindings.iter().flatten().step_by(31) {
         assert_eq!(LoopDevice::open_binding(binding).unwrap_err().kind(), ErrorKind::NotFound);
     }
-    assert_eq!(control.trim(0), DEVICES);
+    assert_eq!(control.remove_idle(0), DEVICES);
     assert_eq!(loop_devices(), devices_before);
     assert!(for_each(&volumes, |id| store.delete(id).unwrap()).into_iter().all(|deleted| deleted));
     assert_eq!(store.empty_trash().unwrap(), volumes.len());

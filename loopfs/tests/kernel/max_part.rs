@@ -35,7 +35,7 @@ impl Drop for Reloaded {
 
 fn reload(parameters: &CStr) {
     // Many at once, where the module would remove one after the other.
-    LoopControl::open().unwrap().trim(0);
+    LoopControl::open().unwrap().remove_idle(0);
     delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK).expect("unload the loop module");
     finit_module(File::open(MODULE).unwrap(), parameters, ModuleInitFlags::empty()).expect("load it again");
 }
@@ -58,7 +58,7 @@ fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
         );
         let last = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0xffff));
         drop(control.attach(image.as_fd(), &last).unwrap());
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
         drop((control, image));
 
         // The kernel looks for partitions when it attaches a device, and so has the beginning of a read-only device in its page
@@ -83,7 +83,7 @@ fn the_default_range_fits_the_most_partitions() {
         let control = LoopControl::open().unwrap();
         let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
         assert_eq!(device.index(), 0x800);
-        assert_eq!(device.detach().unwrap(), Detach::Gone);
+        assert_eq!(device.detach().unwrap(), Detach::Detached);
     }
     leaks.check();
 }

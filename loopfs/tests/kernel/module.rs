@@ -15,7 +15,7 @@ const UNLOAD_TIME: Duration = Duration::from_secs(60);
 
 /// Has the kernel forget the loop driver, and with it all its devices.
 fn unload_loop_module() {
-    LoopControl::open().unwrap().trim(0);
+    LoopControl::open().unwrap().remove_idle(0);
     let start = Instant::now();
     loop {
         match delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK) {

@@ -88,7 +88,7 @@ fn a_block_device_is_shown_by_binding_its_node() {
     assert_eq!(loopfs::LoopDevice::open_path(&target).unwrap().binding(), device.binding());
     assert!(unmount(&target).unwrap());
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 

@@ -18,7 +18,7 @@ use crate::store::remove;
 const MIB: u64 = 1 << 20;
 
 fn detach(index: u32) {
-    assert_eq!(LoopDevice::open_index(index).unwrap().detach().unwrap(), Detach::Gone);
+    assert_eq!(LoopDevice::open_index(index).unwrap().detach().unwrap(), Detach::Detached);
 }
 
 /// The image of a volume has its attachments recorded from the beginning, and still it is seen.
@@ -45,14 +45,14 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
     let read_only = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
     assert_eq!(control.attach(image.as_fd(), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(read_only);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone, "theirs, too");
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached, "theirs, too");
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 
     // A descriptor that is open for writing, without a device, prevents no attachment.
     let writer = volume.open_image(Access::ReadWrite).unwrap();
     for image in [image.as_fd(), writer.as_fd()] {
         drop(control.attach(image, &options).unwrap());
-        assert_eq!(control.detach_all(image).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     }
     drop((image, writer, volume));
     remove(&store, &id);
@@ -72,7 +72,7 @@ fn a_repeated_attachment_is_open_for_writing_as_the_first_one_is() {
             assert_eq!(flags & OFlag::O_ACCMODE, expected);
         }
     }
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -97,7 +97,7 @@ fn while_a_free_device_cannot_be_bound_other_programs_get_their_turn() {
         drop(turn);
         assert_eq!(attach.join().unwrap().unwrap().index(), index);
     });
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -111,7 +111,7 @@ fn a_node_of_another_device_is_named_and_binds_nothing() {
     // Makes both devices, and leaves them idle.
     for index in [50_000, 50_001] {
         let device = control.attach(image.as_fd(), &exact(index)).unwrap();
-        assert_eq!(device.detach().unwrap(), Detach::Gone);
+        assert_eq!(device.detach().unwrap(), Detach::Detached);
     }
     let nothing = None::<&str>;
     mount(Some("/dev/loop50001"), "/dev/loop50000", nothing, MsFlags::MS_BIND, nothing).unwrap();
@@ -132,14 +132,14 @@ fn a_detach_that_is_taken_back_leaves_discards_masked() {
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
-    let masked = AttachOptions::new(Access::ReadWrite).discard(Discard::Mask);
+    let masked = AttachOptions::new(Access::ReadWrite).discard(Discard::Disabled);
     let device = control.attach(image.as_fd(), &masked).unwrap();
     let user = LoopDevice::open_index(device.index()).unwrap();
     let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
-    assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Mask);
+    assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Disabled);
     let writable = File::options().write(true).open(user.path()).unwrap();
     assert_eq!(test_support::discard(&writable, 0, MIB).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
     drop((user, writable));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }

@@ -321,7 +321,7 @@ fn two_stores_do_not_take_the_limits_of_each_others_volumes() {
     b.create(&id("anew"), &spec).unwrap();
     a.empty_trash().unwrap();
     assert_eq!(
-        a.space().unwrap().promised,
+        a.space().unwrap().reserved,
         Bytes(MIB),
         "what the id was limited to before was released again"
     );

@@ -77,7 +77,7 @@ fn without_capabilities() {
     assert_refused(quota.usage(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     assert_refused(quota.set_limits(id, SOME), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     assert_refused(quota.clear_limits(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
-    assert_refused(quota.finish_frees(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_refused(quota.finish_inactivation(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     let mut ids = quota.ids(id..=id);
     assert_refused(ids.next().unwrap(), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     assert!(ids.next().is_none(), "an error ends the list");
@@ -98,7 +98,7 @@ fn in_a_user_namespace_with_all_its_capabilities() {
     let refused = ErrorKind::InUserNamespace;
     assert_refused(quota.usage(id), refused, Errno::EPERM, "initial one");
     assert_refused(quota.set_limits(id, SOME), refused, Errno::EPERM, "initial one");
-    assert_refused(quota.finish_frees(id), refused, Errno::EPERM, "initial one");
+    assert_refused(quota.finish_inactivation(id), refused, Errno::EPERM, "initial one");
     assert_refused(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
     assert_refused(assign_project(&root, id), refused, Errno::EPERM, "initial one");
@@ -119,7 +119,7 @@ fn without_quotas_on_xfs() {
         assert_eq!((error.kind(), error.errno()), (off, None), "asked before, not tried");
         assert!(error.to_string().contains("option prjquota"), "{error}");
     }
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn on_a_file_system_that_knows_no_project_quotas() {
     assert_eq!(quota.enforcement().unwrap(), Enforcement::NoQuota);
     assert_refused(quota.usage(id), ErrorKind::NotEnforced, Errno::ENOSYS, "option prjquota");
     assert_eq!(quota.set_limits(id, SOME).unwrap_err().kind(), ErrorKind::NotEnforced);
-    assert_refused(quota.finish_frees(id), ErrorKind::Unsupported, Errno::ENOTTY, "not XFS");
+    assert_refused(quota.finish_inactivation(id), ErrorKind::Unsupported, Errno::ENOTTY, "not XFS");
     let error = assign_project(&root, id).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
@@ -144,7 +144,7 @@ fn with_a_descriptor_that_cannot_be_read_from() {
     assert!(quota.usage(id).unwrap().is_some());
     quota.clear_limits(id).unwrap();
     let invalid = ErrorKind::InvalidInput;
-    assert_refused(quota.finish_frees(id), invalid, Errno::EBADF, "O_PATH");
+    assert_refused(quota.finish_inactivation(id), invalid, Errno::EBADF, "O_PATH");
     assert_refused(project_of(&root), invalid, Errno::EBADF, "O_PATH");
     assert_refused(assign_project(&root, id), invalid, Errno::EBADF, "O_PATH");
 }
@@ -162,7 +162,7 @@ fn through_a_read_only_mount() {
     assert_refused(quota.clear_limits(id), read_only, Errno::EROFS, "writable mount");
     assert_refused(assign_project(&root, id), read_only, Errno::EROFS, "writable mount");
     assert_eq!(quota.usage(id).unwrap(), None, "reading is not refused");
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     drop(root);
     assert!(unmount(target.path()).unwrap());
     directory.close().unwrap();
@@ -241,6 +241,6 @@ fn on_a_read_only_file_system() {
     let (quota, id) = (quota(&root), project(4108));
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
     assert_refused(quota.set_limits(id, SOME), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
-    assert_refused(quota.finish_frees(id), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
+    assert_refused(quota.finish_inactivation(id), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
     assert_eq!(quota.usage(id).unwrap(), None);
 }

@@ -70,7 +70,7 @@ fn the_byte_limit_holds_at_the_byte_and_statfs_shows_it() {
     quota.set_limits(id, limits(4 * MIB, 2048)).unwrap();
     assert_eq!(fill(&directory.path().join("file")), (4 * MIB, Errno::ENOSPC));
     directory.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
     assert_eq!(quota.usage(id).unwrap(), None);
     leaks.check();
@@ -87,7 +87,7 @@ fn the_inode_limit_holds() {
     assert_eq!(made, 19, "the directory is one of the twenty");
     assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(20));
     directory.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
 }
 
@@ -158,7 +158,7 @@ fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
     let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
     assert_eq!((statfs.blocks() * statfs.fragment_size(), statfs.files()), (2 * MIB, 4));
     directory.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
     leaks.check();
 }
@@ -201,7 +201,7 @@ fn lowering_a_limit_below_the_usage_stops_growth_only() {
     assert_eq!((usage.bytes_grace_ends.is_some(), usage.inodes_grace_ends), (true, None));
     assert_eq!(fill(&more), (0, Errno::ENOSPC));
     directory.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
 }
 
@@ -245,7 +245,7 @@ fn what_comes_from_another_project_is_refused_and_what_goes_keeps_its_id() {
     assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(2), "the directory, and what went");
     inside.close().unwrap();
     outside.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
     leaks.check();
 }
@@ -275,6 +275,6 @@ fn files_inherit_the_project_and_their_owner_can_leave_it() {
     .unwrap();
     assert_eq!(project_of(File::open(&nested).unwrap()).unwrap(), 9999);
     directory.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
 }

@@ -60,7 +60,7 @@ fn without_a_node_a_device_is_not_bound_and_not_taken_for_absent() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("devtmpfs"), "no remedy in: {error}");
     assert!(control.find(image.as_fd()).unwrap().is_empty());
-    assert_eq!(control.detach_all(bound.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(bound.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -71,7 +71,7 @@ fn without_sysfs_devices_cannot_be_listed() {
     let control = LoopControl::open().unwrap();
     let absent = Some(Errno::ENOENT);
     assert_refused(with_covered("/sys", LoopControl::open), ErrorKind::NotFound, absent);
-    assert_refused(with_covered("/sys", || control.snapshot()), ErrorKind::NotFound, absent);
+    assert_refused(with_covered("/sys", || control.list()), ErrorKind::NotFound, absent);
     assert_refused(with_covered("/sys", || control.find(image.as_fd())), ErrorKind::NotFound, absent);
 }
 
@@ -103,12 +103,12 @@ fn a_range_of_indices_can_be_used_up() {
         drop(control.attach(image.as_fd(), &options).unwrap());
     }
     assert_refused(control.attach(images[2].as_fd(), &options), ErrorKind::NoSpace, None);
-    assert_eq!(control.detach_all(images[0].as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(images[0].as_fd()).unwrap(), Detach::Detached);
     drop(control.attach(images[2].as_fd(), &options).unwrap());
     for image in &images[1..] {
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     }
-    assert_eq!(control.trim(0), 2);
+    assert_eq!(control.remove_idle(0), 2);
     let beyond = AttachOptions::new(READ_WRITE).index(IndexPolicy::Exact(1 << 20));
     assert_refused(control.attach(images[0].as_fd(), &beyond), ErrorKind::InvalidInput, Some(Errno::EINVAL));
     leaks.check();
@@ -136,7 +136,7 @@ fn files_that_cannot_be_attached() {
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
     assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), device.binding());
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     drop(image);
     assert!(unmount(read_only.path()).unwrap());
     leaks.check();
@@ -149,7 +149,7 @@ fn a_label_is_cut_where_a_character_ends() {
     let image = image(directory.path(), "image", MIB);
     let options = AttachOptions::new(READ_WRITE).label(&"ä".repeat(40));
     assert_eq!(control.attach(image.as_fd(), &options).unwrap().status().unwrap().label, "ä".repeat(31));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     let nul = AttachOptions::new(READ_WRITE).label("a\0b");
     assert_refused(control.attach(image.as_fd(), &nul), ErrorKind::InvalidInput, None);
 }
@@ -161,7 +161,7 @@ fn what_is_no_bound_loop_device_is_not_opened_as_one() {
     let image = image(directory.path(), "image", MIB);
     let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
     let (index, number, path) = (device.index(), device.device_number().unwrap(), device.path());
-    assert_eq!(device.detach().unwrap(), Detach::Gone);
+    assert_eq!(device.detach().unwrap(), Detach::Detached);
     let absent = ErrorKind::NotFound;
     // Idle, and never made.
     assert_refused(LoopDevice::open_index(index), absent, None);
@@ -198,7 +198,7 @@ fn a_device_grows_with_its_own_file_only() {
     assert_refused(device.refresh_capacity(&other), ErrorKind::InvalidInput, None);
     assert_eq!(device.status().unwrap().size, Bytes(MIB));
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_node_takes_a_capability_to_make_and_a_mount_with_devices_to_open() {
         });
     });
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 /// Also while somebody holds the device exclusively, as a mount does; Linux 6.19 refuses to change anything on it
@@ -244,14 +244,14 @@ fn a_deferred_detach_is_taken_back() {
         if exclusively && linux_at_least(6, 19) && !linux_at_least(7, 3) {
             assert_refused(pending.clone().cancel(), ErrorKind::Busy, Some(Errno::EBUSY));
             drop(holder);
-            assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Gone);
+            assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
             continue;
         }
         let kept = pending.clone().cancel().unwrap();
         assert_eq!(kept.iter().map(LoopDevice::binding).collect::<Vec<_>>(), [&binding]);
         drop((holder, kept));
         assert!(LoopDevice::open_binding(&binding).is_ok(), "it went at the last close");
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
         assert!(pending.cancel().unwrap().is_empty(), "too late, and no error");
     }
 }
@@ -285,7 +285,7 @@ fn mounts_that_cannot_be() {
 fn volumes_that_are_not_there_or_of_the_other_kind() {
     let store = store();
     let absent = id("absent");
-    assert_refused(store.grow(&absent, Bytes(MIB)), ErrorKind::NotFound, None);
+    assert_refused(store.expand(&absent, Bytes(MIB)), ErrorKind::NotFound, None);
     assert_refused(store.stats(&absent), ErrorKind::NotFound, None);
     let (block, filesystem) = (id("block"), id("filesystem"));
     let image = store.create(&block, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -293,8 +293,8 @@ fn volumes_that_are_not_there_or_of_the_other_kind() {
     assert_refused(image.open_dir(), ErrorKind::InvalidInput, None);
     assert_refused(directory.open_image(READ_WRITE), ErrorKind::InvalidInput, None);
     for id in [&block, &filesystem] {
-        assert_refused(store.grow(id, Bytes(0)), ErrorKind::InvalidInput, None);
-        assert_refused(store.grow(id, Bytes(u64::MAX)), ErrorKind::InvalidInput, None);
+        assert_refused(store.expand(id, Bytes(0)), ErrorKind::InvalidInput, None);
+        assert_refused(store.expand(id, Bytes(u64::MAX)), ErrorKind::InvalidInput, None);
     }
     drop((image, directory));
     assert!(store.delete(&block).unwrap() && store.delete(&filesystem).unwrap());
@@ -322,7 +322,7 @@ fn a_store_that_became_read_only_changes_nothing_and_says_so() {
         assert_refused(clone_image(&store, &block, &id("new"), Bytes(MIB)), read_only.0, read_only.1);
         let snapshot = SnapshotId::parse("new").unwrap();
         assert_refused(store.create_snapshot(&block, &snapshot), read_only.0, read_only.1);
-        assert_refused(store.grow(&block, Bytes(2 * MIB)), read_only.0, read_only.1);
+        assert_refused(store.expand(&block, Bytes(2 * MIB)), read_only.0, read_only.1);
         assert_refused(store.delete(&block), read_only.0, read_only.1);
         assert_eq!(store.stats(&block).unwrap().capacity, Bytes(MIB));
     });

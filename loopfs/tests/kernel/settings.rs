@@ -68,7 +68,7 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
     let through = writable(&device);
     through.write_all_at(&[7; 8192], 0).unwrap();
     through.sync_all().unwrap();
-    assert_eq!(device.discard().unwrap(), Discard::Mask);
+    assert_eq!(device.discard().unwrap(), Discard::Disabled);
     let refused = test_support::discard(&through, 0, 4 * MIB).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP), "{refused}");
     assert_eq!(allocated(&image), 4 * MIB);
@@ -77,7 +77,7 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
     assert_eq!(content, [7; 8192]);
 
     // Grown in use it is as before.
-    store.grow(&id, Bytes(8 * MIB)).unwrap();
+    store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
     test_support::discard(&through, 4 * MIB, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
@@ -91,14 +91,14 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
 
     // As is left by whoever dies between attaching and masking.
     drop((device, through));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     let unmasked = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    assert_eq!(unmasked.discard().unwrap(), Discard::Allow);
+    assert_eq!(unmasked.discard().unwrap(), Discard::Enabled);
     drop(unmasked);
     let device = attach(&control, &volume).unwrap();
-    assert_eq!(device.discard().unwrap(), Discard::Mask);
+    assert_eq!(device.discard().unwrap(), Discard::Disabled);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     drop((image, volume));
     remove(&store, &[&id]);
     leaks.check();
@@ -116,7 +116,7 @@ fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
     let image = open(&volume);
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (4 * MIB, 0));
     let device = attach(&control, &volume).unwrap();
-    assert_eq!(device.discard().unwrap(), Discard::Allow);
+    assert_eq!(device.discard().unwrap(), Discard::Enabled);
     let through = writable(&device);
     let mut content = vec![1; 4 * MIB as usize];
     through.read_exact_at(&mut content, 0).unwrap();
@@ -132,12 +132,12 @@ fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
     let recounted = crate::environment::store().space().unwrap().available.0;
     assert!((before - recounted).abs_diff(promised) <= MIB / 8, "{} not {promised}", before - recounted);
 
-    store.grow(&id, Bytes(8 * MIB)).unwrap();
+    store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (8 * MIB, written - MIB));
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
     assert_eq!(before - available(), 8 * MIB + 8 * MIB / 128 + MIB);
     drop((device, through));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     drop((image, volume));
     remove(&store, &[&id]);
     // Which waits for what the file system frees in the background.
@@ -179,17 +179,17 @@ fn an_index_that_was_a_thick_volume_s_takes_the_discards_of_the_next() {
     let directory = directory();
     let file = image(directory.path(), "image", MIB);
     let wish = |discard| AttachOptions::new(Access::ReadWrite).discard(discard);
-    let index = control.attach(file.as_fd(), &wish(Discard::Mask)).unwrap().index();
-    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Gone);
-    let again = wish(Discard::Allow).index(IndexPolicy::Exact(index));
+    let index = control.attach(file.as_fd(), &wish(Discard::Disabled)).unwrap().index();
+    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Detached);
+    let again = wish(Discard::Enabled).index(IndexPolicy::Exact(index));
     let device = control.attach(file.as_fd(), &again).unwrap();
-    assert_eq!(device.discard().unwrap(), Discard::Allow);
+    assert_eq!(device.discard().unwrap(), Discard::Enabled);
     file.write_all_at(&vec![1; MIB as usize], 0).unwrap();
     file.sync_all().unwrap();
     test_support::discard(writable(&device), 0, MIB).unwrap();
     assert_eq!(allocated(&file), 0);
     drop(device);
-    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Detached);
     leaks.check();
 }
 
@@ -237,7 +237,7 @@ fn a_device_is_as_its_volume_was_made(
     through.write_all_at(&vec![3; logical_block_size.bytes() as usize], 4096).unwrap();
     through.sync_all().unwrap();
     drop((through, device));
-    assert_eq!(control.detach_all(open(&volume).as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(open(&volume).as_fd()).unwrap(), Detach::Detached);
     drop(volume);
     remove(&restarted, &[&id]);
     leaks.check();
@@ -268,7 +268,7 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
     assert!(device.status().unwrap().direct_io);
     attach(&control, &original).unwrap();
     drop(device);
-    assert_eq!(control.detach_all(open(&original).as_fd()).unwrap(), Detach::Gone);
+    assert_eq!(control.detach_all(open(&original).as_fd()).unwrap(), Detach::Detached);
 
     let unit = size.parse::<u32>().unwrap();
     for (volume, byte) in [(&original, 1), (&clone, 2)] {
@@ -284,7 +284,7 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
         open(volume).read_exact_at(&mut content, 0).unwrap();
         let (kept, written) = content.split_at(unit as usize);
         assert!(kept.iter().all(|found| *found == 6) && written.iter().all(|found| *found == byte));
-        assert_eq!(control.detach_all(open(volume).as_fd()).unwrap(), Detach::Gone);
+        assert_eq!(control.detach_all(open(volume).as_fd()).unwrap(), Detach::Detached);
         // Thick or thin, the clone is what its source is.
         let blocks = allocated(&open(volume));
         assert_eq!(blocks >= 4 * MIB, provisioning == "thick", "{blocks}");

@@ -54,7 +54,7 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&SnapshotId]) {
 
 /// Waits for what earlier tests removed: the file system frees it in the background, and it is in the way of counting.
 fn settle() {
-    quota(&File::open(xfs()).unwrap()).finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
 fn inode(snapshot: &Snapshot) -> u64 {
@@ -80,7 +80,7 @@ fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
     assert_eq!(store.volume(&id("one")).unwrap_err().kind(), ErrorKind::NotFound);
 
     fill(&image, 4 * MIB, 2);
-    store.grow(&source, Bytes(6 * MIB)).unwrap();
+    store.expand(&source, Bytes(6 * MIB)).unwrap();
     let later = store.create_snapshot(&source, &snapshot_id("source")).unwrap();
     assert_eq!(later.capacity(), Bytes(6 * MIB));
     drop(image);

@@ -75,7 +75,7 @@ fn a_process_that_is_killed_anywhere_leaves_the_exact_space() {
             for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
                 let id = id(&kind.to_string());
                 store.create(&id, &VolumeSpec::new(kind, size)).unwrap();
-                store.grow(&id, Bytes(2 * size.0)).unwrap();
+                store.expand(&id, Bytes(2 * size.0)).unwrap();
                 println!("once more");
                 assert!(store.delete(&id).unwrap());
                 store.empty_trash().unwrap();

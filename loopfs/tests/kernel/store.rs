@@ -49,9 +49,9 @@ fn a_filesystem_volume_is_exactly_as_large_as_asked_and_grows_in_use() {
     file.write_all(&[1; 4096]).unwrap();
     file.sync_all().unwrap();
 
-    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     assert_eq!(size(), (4 * MIB, 2048));
-    assert_eq!(store.grow(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(store.expand(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
 
     let stats = store.stats(&id).unwrap();
     assert_eq!(
@@ -80,13 +80,13 @@ fn a_block_volume_is_preallocated_zeroed_and_grows() {
     assert!(content.iter().all(|byte| *byte == 0), "no earlier tenant's data");
     image.write_all_at(b"kept", 4096).unwrap();
 
-    assert_eq!(store.grow(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
+    assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     let metadata = image.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks() * 512), (4 * MIB, 4 * MIB));
     let mut kept = [0; 4];
     image.read_exact_at(&mut kept, 4096).unwrap();
     assert_eq!(&kept, b"kept");
-    assert_eq!(store.grow(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(store.expand(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
     assert_eq!(store.stats(&id).unwrap().capacity, Bytes(4 * MIB));
     drop((image, volume));
     remove(&store, &id);
@@ -134,7 +134,7 @@ fn more_than_there_is_is_refused_with_both_figures_and_leaves_nothing(#[case] ki
     assert_eq!((count("staging"), count("trash")), (0, 0));
 
     store.create(&id("small"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
-    let error = store.grow(&id("small"), asked).unwrap_err();
+    let error = store.expand(&id("small"), asked).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert_eq!(store.volume(&id("small")).unwrap().capacity(), Bytes(MIB));
     let metadata = std::fs::symlink_metadata(entry(&id("small"))).unwrap();
@@ -169,7 +169,7 @@ fn an_image_that_finds_no_blocks_stays_as_it_was() {
     image.write_all_at(b"kept", 4096).unwrap();
     image.sync_all().unwrap();
     let before = store.space().unwrap().available;
-    let error = store.grow(&id, Bytes(MIB + before.0)).unwrap_err();
+    let error = store.expand(&id, Bytes(MIB + before.0)).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(libc::ENOSPC)), "not by counting");
     let metadata = image.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks() * 512), (MIB, MIB));
@@ -178,7 +178,7 @@ fn an_image_that_finds_no_blocks_stays_as_it_was() {
     assert_eq!(&kept, b"kept");
     assert_eq!(store.space().unwrap().available, before);
     // The file system is none the worse for it.
-    store.grow(&id, Bytes(before.0 / 2)).unwrap();
+    store.expand(&id, Bytes(before.0 / 2)).unwrap();
     drop((image, volume));
     remove(&store, &id);
     leaks.check();
@@ -191,7 +191,7 @@ fn recount() -> u64 {
 
 /// Waits for what earlier tests removed: the file system frees it in the background.
 pub(crate) fn settle() {
-    quota(&File::open(xfs()).unwrap()).finish_frees(ProjectId::new(1).unwrap()).unwrap();
+    quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
 #[rstest]
@@ -378,7 +378,7 @@ fn an_owner_that_leaves_the_project_is_reported_and_does_no_harm() {
         panic!("reported as healthy")
     };
     assert!(why.contains(&victims_project.to_string()), "{why}");
-    store.grow(&tenant, Bytes(8 * MIB)).unwrap();
+    store.expand(&tenant, Bytes(8 * MIB)).unwrap();
     assert_eq!(store.volume(&victim).unwrap().capacity(), Bytes(MIB), "the victim's limit was raised");
     remove(&store, &tenant);
     assert_eq!(store.volume(&victim).unwrap().capacity(), Bytes(MIB), "the victim's limit was cleared");
@@ -428,7 +428,7 @@ fn emptying_the_trash_gives_way_between_files_and_holds_no_lock_then() {
     }
     assert!(store.delete(&id).unwrap());
     let mut turns = 0;
-    let removed = store.empty_trash_giving_way(|| {
+    let removed = store.empty_trash_yielding(|| {
         turns += 1;
         // It takes every lock there is.
         other.recover().unwrap();

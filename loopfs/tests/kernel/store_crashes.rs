@@ -52,7 +52,7 @@ fn after_allocating_for_a_larger_image_and_before_making_it_larger() {
     let image = File::options().write(true).open(xfs().join("volumes/grown")).unwrap();
     fallocate(&image, FallocateFlags::FALLOC_FL_KEEP_SIZE, MIB as i64, MIB as i64).unwrap();
     assert_eq!(image.metadata().unwrap().blocks() * 512, 2 * MIB);
-    assert_eq!(store.recover().unwrap(), Recovered { trimmed: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), Recovered { eof_blocks_freed: 1, ..Recovered::default() });
     assert_eq!(image.metadata().unwrap().blocks() * 512, MIB);
     assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
     drop(image);

@@ -119,7 +119,7 @@ fn root_of_a_user_namespace_cannot_change_the_project_of_its_idmapped_volume() {
 
     assert!(unmount(target.path()).unwrap());
     volume.close().unwrap();
-    quota.finish_frees(id).unwrap();
+    quota.finish_inactivation(id).unwrap();
     quota.clear_limits(id).unwrap();
     leaks.check();
 }

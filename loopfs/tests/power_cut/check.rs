@@ -171,7 +171,7 @@ fn limits(root: &Path) -> BTreeMap<u32, u64> {
 fn usages(root: &Path) -> Vec<Usage> {
     let root = File::open(root).expect("the file system");
     let quota = ProjectQuota::of(root.as_fd());
-    quota.finish_frees(ProjectId::new(1).expect("an id")).expect("finish frees");
+    quota.finish_inactivation(ProjectId::new(1).expect("an id")).expect("finish frees");
     let usages = quota.ids(StoreOptions::default().project_ids);
     usages.map(|usage| usage.expect("a quota")).collect()
 }

@@ -143,7 +143,7 @@ impl Worker<'_> {
                 if *kind == VolumeKind::Filesystem && self.repeats() {
                     self.limit(volume, *capacity)?;
                 }
-                self.store.grow(&VolumeId::parse(volume)?, Bytes(*capacity))?;
+                self.store.expand(&VolumeId::parse(volume)?, Bytes(*capacity))?;
                 self.known(volume).capacity = *capacity;
             }
             Operation::Clone { kind, volume, capacity, source } => {

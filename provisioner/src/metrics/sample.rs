@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use loopfs::{Census, Space};
+use loopfs::{Space, StoreCounts};
 use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 
@@ -17,7 +17,7 @@ pub(crate) struct Sample {
     /// Claims of this node that have no volume yet.
     pub(crate) claims_waiting: usize,
     /// `None` while the store is unavailable.
-    pub(crate) store: Option<(Space, Census)>,
+    pub(crate) store: Option<(Space, StoreCounts)>,
     /// The findings of the last audit, and when it ended (since 1970).
     pub(crate) audit: Option<(Findings, Duration)>,
 }
@@ -49,7 +49,7 @@ pub(crate) fn register(
             "Size of the largest volume that can be created now",
             space.available.0,
         );
-        registry.bytes("store_promised", "Reserved for volumes, whether used or not", space.promised.0);
+        registry.bytes("store_promised", "Reserved for volumes, whether used or not", space.reserved.0);
         let volumes = [("Filesystem", census.directories as u64), ("Block", census.images as u64)];
         registry.counts("volumes", "Volumes by kind", "kind", volumes);
         let trash = "Files and directories of deleted volumes that are not freed yet";

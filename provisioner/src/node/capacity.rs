@@ -114,7 +114,7 @@ async fn publish(
         Ok(space) => space,
         // No volume can be created here until an administrator has repaired the storage.
         Err(StorageError::Unavailable(_)) => {
-            Space { total: Bytes(0), available: Bytes(0), promised: Bytes(0) }
+            Space { total: Bytes(0), available: Bytes(0), reserved: Bytes(0) }
         }
         Err(error) => return Err(error.into()),
     };
@@ -279,7 +279,7 @@ mod tests {
     }
 
     fn space(available: u64) -> Space {
-        Space { total: Bytes(available), available: Bytes(available), promised: Bytes(0) }
+        Space { total: Bytes(available), available: Bytes(available), reserved: Bytes(0) }
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl HealthEndpoints {
 
 impl monitoring::HealthEndpoints for HealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
-        let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.census()?))).await;
+        let store = self.ctx.storage.run(|volumes| Ok((volumes.space()?, volumes.counts()?))).await;
         let store = store.inspect_err(
             |error| tracing::debug!(%error, "the metrics omit the store, because it is unavailable"),
         );

@@ -256,10 +256,10 @@ async fn grow(
                 Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
             }
             _ => {
-                let size = volumes.grow(&id, target)?;
+                let size = volumes.expand(&id, target)?;
                 // If that is not known, the kubelet does it.
                 let shown = kind == VolumeKind::Filesystem
-                    || volumes.await_refreshed(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
+                    || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
                 Ok(Ok(if shown { Outcome::Grown(size) } else { Outcome::AwaitsNode(size) }))
             }
         }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use loopfs::{
-    Bytes, Census, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, Space, VolumeId, VolumeSpec,
+    Bytes, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, Space, StoreCounts, VolumeId, VolumeSpec,
     VolumeStore,
 };
 
@@ -27,19 +27,24 @@ pub(crate) trait Volumes: Send + Sync + 'static {
         id: &VolumeId,
         spec: &VolumeSpec,
     ) -> Result<Bytes, VolumeError>;
-    /// See [`VolumeStore::grow`]; returns the recorded capacity.
-    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
-    /// See [`VolumeStore::await_refreshed`].
-    fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError>;
+    /// See [`VolumeStore::expand`]; returns the recorded capacity.
+    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError>;
+    /// See [`VolumeStore::wait_for_device_size`].
+    fn wait_for_device_size(
+        &self,
+        id: &VolumeId,
+        capacity: Bytes,
+        within: Duration,
+    ) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::delete`].
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError>;
     /// See [`VolumeStore::list`].
     fn list(&self) -> Result<Vec<VolumeId>, VolumeError>;
     /// See [`VolumeStore::space`].
     fn space(&self) -> Result<Space, VolumeError>;
-    /// See [`VolumeStore::census`].
-    fn census(&self) -> Result<Census, VolumeError>;
-    /// See [`VolumeStore::empty_trash_giving_way`].
+    /// See [`VolumeStore::counts`].
+    fn counts(&self) -> Result<StoreCounts, VolumeError>;
+    /// See [`VolumeStore::empty_trash_yielding`].
     fn empty_trash(&self, yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError>;
     /// See [`VolumeStore::foreign_evidence`].
     fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError>;
@@ -127,12 +132,17 @@ impl Volumes for VolumeStore {
         Ok(VolumeStore::clone_from(self, source, id, spec)?.capacity())
     }
 
-    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
-        Ok(VolumeStore::grow(self, id, to)?.capacity())
+    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+        Ok(VolumeStore::expand(self, id, to)?.capacity())
     }
 
-    fn await_refreshed(&self, id: &VolumeId, capacity: Bytes, within: Duration) -> Result<bool, VolumeError> {
-        Ok(VolumeStore::await_refreshed(self, id, capacity, within)?)
+    fn wait_for_device_size(
+        &self,
+        id: &VolumeId,
+        capacity: Bytes,
+        within: Duration,
+    ) -> Result<bool, VolumeError> {
+        Ok(VolumeStore::wait_for_device_size(self, id, capacity, within)?)
     }
 
     fn delete(&self, id: &VolumeId) -> Result<bool, VolumeError> {
@@ -147,12 +157,12 @@ impl Volumes for VolumeStore {
         Ok(VolumeStore::space(self)?)
     }
 
-    fn census(&self) -> Result<Census, VolumeError> {
-        Ok(VolumeStore::census(self)?)
+    fn counts(&self) -> Result<StoreCounts, VolumeError> {
+        Ok(VolumeStore::counts(self)?)
     }
 
     fn empty_trash(&self, yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {
-        Ok(self.empty_trash_giving_way(yield_now)?)
+        Ok(self.empty_trash_yielding(yield_now)?)
     }
 
     fn foreign_evidence(&self) -> Result<ForeignEvidence, VolumeError> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use loopfs::{
-    Bytes, Census, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, SnapshotId, Space, VolumeId,
+    Bytes, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, SnapshotId, Space, StoreCounts, VolumeId,
     VolumeKind, VolumeSpec,
 };
 
@@ -174,7 +174,7 @@ impl Volumes for FakeStore {
         Ok(capacity)
     }
 
-    fn grow(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
+    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Bytes, VolumeError> {
         let to = to.round_up().unwrap();
         let mut state = self.state();
         let Some((kind, existing)) = state.volumes.get(id).copied() else {
@@ -187,7 +187,7 @@ impl Volumes for FakeStore {
         Ok(to.max(existing))
     }
 
-    fn await_refreshed(&self, _: &VolumeId, _: Bytes, _: Duration) -> Result<bool, VolumeError> {
+    fn wait_for_device_size(&self, _: &VolumeId, _: Bytes, _: Duration) -> Result<bool, VolumeError> {
         Ok(self.state().refreshed)
     }
 
@@ -208,14 +208,14 @@ impl Volumes for FakeStore {
     fn space(&self) -> Result<Space, VolumeError> {
         let state = self.state();
         let available = state.available();
-        Ok(Space { total: state.size, available, promised: state.size.saturating_sub(available) })
+        Ok(Space { total: state.size, available, reserved: state.size.saturating_sub(available) })
     }
 
-    fn census(&self) -> Result<Census, VolumeError> {
+    fn counts(&self) -> Result<StoreCounts, VolumeError> {
         let state = self.state();
         let of = |wanted| state.volumes.values().filter(|(kind, _)| *kind == wanted).count();
         let (directories, images) = (of(VolumeKind::Filesystem), of(VolumeKind::Block));
-        Ok(Census { directories, images, trash: state.trash.len() })
+        Ok(StoreCounts { directories, images, trash: state.trash.len() })
     }
 
     fn empty_trash(&self, _yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {

@@ -144,7 +144,7 @@ impl DeviceCommand {
 impl List {
     fn run(&self) -> Result<Answer> {
         let control = LoopControl::open()?;
-        let mut bound = control.snapshot()?;
+        let mut bound = control.list()?;
         let ours = PoolOptions::default().range;
         bound.retain(|status| self.all || ours.contains(&status.binding.index));
         bound.sort_by_key(|status| status.binding.index);
@@ -226,7 +226,7 @@ impl DetachArgs {
             outcome => outcome,
         };
         let deferred = match outcome {
-            Detach::Gone => Vec::new(),
+            Detach::Detached => Vec::new(),
             Detach::Deferred(pending) => pending.bindings().to_vec(),
         };
         let detached = Detached::new(&before, &deferred);
@@ -301,7 +301,7 @@ struct BackingFile {
 
 impl Device {
     fn of(status: &Status) -> Self {
-        let Binding { index, disk_sequence, backing, extent, access } = &status.binding;
+        let Binding { index, disk_sequence, backing, range, access } = &status.binding;
         Self {
             index: *index,
             device: node(*index),
@@ -315,8 +315,8 @@ impl Device {
             },
             label: status.label.clone(),
             file: BackingFile { device: backing.device.to_string(), inode: backing.inode },
-            offset_bytes: extent.offset,
-            size_limit_bytes: extent.size_limit,
+            offset_bytes: range.offset,
+            size_limit_bytes: range.size_limit,
             disk_sequence: *disk_sequence,
             binding: status.binding.to_string(),
         }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use loopfs::{
-    HardLinks, LeftOut, LeftOutReason, ProjectId, SpecialFiles, TagOptions, TreeAudit, TreeReport,
-    audit_tree, tag_tree,
+    HardLinks, ProjectId, SkipReason, Skipped, SpecialFiles, TagOptions, TreeAudit, TreeReport, audit_tree,
+    tag_tree,
 };
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ struct Tagged {
     passes: u32,
     names: u64,
     directories: u64,
-    left_out: LeftOutOfTree,
+    left_out: SkippedInTree,
 }
 
 #[derive(Debug, Serialize)]
@@ -104,7 +104,7 @@ struct Audited {
     not_inheriting: u64,
     /// The first of them.
     strays: Vec<Stray>,
-    left_out: LeftOutOfTree,
+    left_out: SkippedInTree,
     disturbed: bool,
 }
 
@@ -116,7 +116,7 @@ struct Stray {
 }
 
 #[derive(Debug, Serialize)]
-struct LeftOutOfTree {
+struct SkippedInTree {
     hard_links: u64,
     symlinks: u64,
     sockets: u64,
@@ -134,11 +134,11 @@ struct Example {
     reason: String,
 }
 
-impl LeftOutOfTree {
-    fn of(left_out: &LeftOut) -> Self {
-        let LeftOut { hard_links, special_files, mounts, refused, examples } = left_out;
+impl SkippedInTree {
+    fn of(skipped: &Skipped) -> Self {
+        let Skipped { hard_links, special_files, mounts, refused, examples } = skipped;
         let SpecialFiles { symlinks, sockets, fifos, devices } = *special_files;
-        let example = |path: &Path, reason: LeftOutReason| Example {
+        let example = |path: &Path, reason: SkipReason| Example {
             path: path.to_string_lossy().into_owned(),
             reason: reason_text(reason),
         };
@@ -186,11 +186,11 @@ impl LeftOutOfTree {
     }
 }
 
-fn reason_text(reason: LeftOutReason) -> String {
+fn reason_text(reason: SkipReason) -> String {
     match reason {
-        LeftOutReason::HardLink => "it has further names".to_owned(),
-        LeftOutReason::Mount => "something is mounted there".to_owned(),
-        LeftOutReason::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
+        SkipReason::HardLink => "it has further names".to_owned(),
+        SkipReason::Mount => "something is mounted there".to_owned(),
+        SkipReason::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
         // The library may tell more apart one day.
         other => format!("{other:?}"),
     }
@@ -198,14 +198,14 @@ fn reason_text(reason: LeftOutReason) -> String {
 
 impl Tagged {
     fn of(id: ProjectId, report: &TreeReport) -> Self {
-        let TreeReport { passes, changed, names, directories, left_out } = report;
+        let TreeReport { passes, changed, names, directories, skipped } = report;
         Self {
             id: id.get(),
             changed: *changed,
             passes: *passes,
             names: *names,
             directories: *directories,
-            left_out: LeftOutOfTree::of(left_out),
+            left_out: SkippedInTree::of(skipped),
         }
     }
 
@@ -228,7 +228,7 @@ impl Audited {
             id,
             inherits,
         };
-        let left_out = LeftOutOfTree::of(&audit.left_out);
+        let left_out = SkippedInTree::of(&audit.skipped);
         Self {
             id: id.get(),
             clean: audit.is_clean(),
@@ -269,7 +269,7 @@ impl Audited {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{LeftOutInode, StrayInode};
+    use loopfs::{SkippedEntry, StrayInode};
 
     use super::*;
 
@@ -277,22 +277,22 @@ mod tests {
         ProjectId::new(7).unwrap()
     }
 
-    fn left_out() -> LeftOut {
-        LeftOut {
+    fn left_out() -> Skipped {
+        Skipped {
             hard_links: 1,
             special_files: SpecialFiles { symlinks: 2, ..SpecialFiles::default() },
             refused: 1,
             examples: vec![
-                LeftOutInode { path: "a\u{1b}".into(), reason: LeftOutReason::HardLink },
-                LeftOutInode { path: "b".into(), reason: LeftOutReason::Refused(libc::EPERM) },
+                SkippedEntry { path: "a\u{1b}".into(), reason: SkipReason::HardLink },
+                SkippedEntry { path: "b".into(), reason: SkipReason::Refused(libc::EPERM) },
             ],
-            ..LeftOut::default()
+            ..Skipped::default()
         }
     }
 
     #[test]
     fn a_tag_for_people() {
-        let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, left_out: left_out() };
+        let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
         let tagged = Tagged::of(id(), &report);
         assert!(!tagged.left_out.is_minor());
         assert_eq!(
@@ -304,7 +304,7 @@ left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
   b: Operation not permitted (os error 1)
 "
         );
-        let quiet = Tagged::of(id(), &TreeReport { left_out: LeftOut::default(), ..report });
+        let quiet = Tagged::of(id(), &TreeReport { skipped: Skipped::default(), ..report });
         assert_eq!(quiet.text(), "project 7: 3 changed of 6 names, 2 of them directories\n");
     }
 
@@ -351,13 +351,13 @@ directories were moved meanwhile: parts of the tree may not have been seen; audi
 
     #[test]
     fn an_audit_that_could_not_look_at_everything_is_not_complete() {
-        let refused = LeftOut { refused: 1, ..LeftOut::default() };
-        let audited = Audited::of(id(), &TreeAudit { left_out: refused, ..TreeAudit::default() });
+        let refused = Skipped { refused: 1, ..Skipped::default() };
+        let audited = Audited::of(id(), &TreeAudit { skipped: refused, ..TreeAudit::default() });
         assert!(audited.clean && !audited.complete);
         // Special files alone are no reason to be alarmed on kernels that cannot tell their project.
         let special = SpecialFiles { symlinks: 1, ..SpecialFiles::default() };
-        let left_out = LeftOut { special_files: special, ..LeftOut::default() };
-        let audited = Audited::of(id(), &TreeAudit { left_out, ..TreeAudit::default() });
+        let skipped = Skipped { special_files: special, ..Skipped::default() };
+        let audited = Audited::of(id(), &TreeAudit { skipped, ..TreeAudit::default() });
         assert!(audited.clean && audited.complete);
     }
 }

@@ -8,7 +8,7 @@ use nix::fcntl::Flock;
 use super::target::{Original, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::Usage;
-use crate::project_tree::{LeftOutReason, clone_tree};
+use crate::project_tree::{SkipReason, clone_tree};
 use crate::units::{Bytes, Inodes};
 use crate::volume_store::on_disk::Attributes;
 use crate::volume_store::spec::inodes_for;
@@ -116,21 +116,21 @@ fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<
     if report.is_complete() {
         return Ok(());
     }
-    let left_out = &report.left_out;
-    let (kind, detail) = if left_out.is_empty() {
+    let skipped = &report.skipped;
+    let (kind, detail) = if skipped.is_empty() {
         let detail = "directories in its source were moved while it was copied; try again, or stop the program that moves them";
         (ErrorKind::Busy, detail.to_owned())
     } else {
-        let first = left_out.examples.first().map(|example| match example.reason {
-            LeftOutReason::Refused(errno) => {
+        let first = skipped.examples.first().map(|example| match example.reason {
+            SkipReason::Refused(errno) => {
                 format!(", {:?} first: {}", example.path, Errno::from_raw(errno))
             }
             reason => format!(", {:?} first: {reason:?}", example.path),
         });
         let detail = format!(
             "{} files or directories and {} mounts in its source could not be copied{}",
-            left_out.refused,
-            left_out.mounts,
+            skipped.refused,
+            skipped.mounts,
             first.unwrap_or_default()
         );
         (ErrorKind::Other, detail)

@@ -28,7 +28,7 @@ pub(crate) fn read_capacity(image: impl AsFd) -> Result<Option<Bytes>> {
     read(image, CAPACITY, "read the capacity of", "an image")
 }
 
-/// Records the size of the devices of an image that has no name yet, or as `Volume::record_refreshed` says.
+/// Records the size of the devices of an image that has no name yet, or as `Volume::record_device_size` says.
 pub(crate) fn write_device_size(image: impl AsFd, size: Bytes) -> std::result::Result<(), Errno> {
     write(image, DEVICE_SIZE, size)
 }

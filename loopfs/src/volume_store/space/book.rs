@@ -81,7 +81,7 @@ impl<'s> SpaceBook<'s> {
             }
             // Without the lock, because this may take long.
             drop(record);
-            self.finish_all_frees()?;
+            self.finish_all_inactivation()?;
             frees_finished = true;
         }
     }
@@ -151,7 +151,7 @@ impl<'s> SpaceBook<'s> {
             }
             if frees_finished {
                 let detail = format!(
-                    "{bytes} asked, {} available of {} that the file system has",
+                    "{bytes} requested, {} available of {} that the file system has",
                     space.available, space.total
                 );
                 return Err(Error::new(ErrorKind::NoSpace, operation, entry, detail));
@@ -159,7 +159,7 @@ impl<'s> SpaceBook<'s> {
             // The total may be too high, and XFS frees the blocks of deleted files in the background. This call waits for that
             // without the lock, so other calls do not have to wait.
             drop(record);
-            self.finish_all_frees()?;
+            self.finish_all_inactivation()?;
             frees_finished = true;
         }
     }
@@ -220,12 +220,12 @@ impl<'s> SpaceBook<'s> {
     fn space_with(&self, reserved: Reserved) -> Result<Space> {
         let (total, free) = self.blocks()?;
         let unreserved = total.saturating_sub(reserved.volumes).saturating_sub(reserved.overhead);
-        Ok(Space { total, available: unreserved.min(free), promised: reserved.volumes })
+        Ok(Space { total, available: unreserved.min(free), reserved: reserved.volumes })
     }
 
     /// Waits until the blocks of deleted files are free. XFS completes the deferred inode inactivation of the whole file
     /// system, whichever project the call names. Only the post-EOF blocks that it frees are those of the project.
-    pub(crate) fn finish_all_frees(&self) -> Result<()> {
-        self.filesystem.quota().finish_frees(*self.range.start())
+    pub(crate) fn finish_all_inactivation(&self) -> Result<()> {
+        self.filesystem.quota().finish_inactivation(*self.range.start())
     }
 }

@@ -52,7 +52,7 @@ impl<'s> SpaceBook<'s> {
     /// and it does so while the record is locked.
     pub(crate) fn release_project(&self, project: ProjectId) -> Result<()> {
         // Before the record is locked. Otherwise all creations would wait for the files that any tenant has deleted.
-        let finished = self.filesystem.quota().finish_frees(project);
+        let finished = self.filesystem.quota().finish_inactivation(project);
         self.change_total(|totals| {
             self.ids.release_finished(project, finished, |usage| totals.release_limit(usage)).map(drop)
         })
@@ -66,7 +66,7 @@ impl<'s> SpaceBook<'s> {
             return Ok(());
         }
         // Before anything is locked, as above. Files that are closed later are left to the next emptying of the trash.
-        self.finish_all_frees()?;
+        self.finish_all_inactivation()?;
         let _lock = self.layout.lock_exclusive()?;
         let assigned = assigned_ids(self.layout)?;
         self.change_total(|totals| {

@@ -69,7 +69,7 @@ pub struct Space {
     /// structures. [`largest_volume`](Self::largest_volume) returns the capacity of a volume that fits into them.
     pub available: Bytes,
     /// Bytes that are reserved for volumes, whether used or not. Deleted volumes count until their space is free.
-    pub promised: Bytes,
+    pub reserved: Bytes,
 }
 
 impl Space {
@@ -137,7 +137,7 @@ mod tests {
 
         #[test]
         fn a_volume_of_either_kind_fits_where_the_kind_is_unknown(spec in spec(), available: u64) {
-            let space = Space { total: Bytes(u64::MAX), available: Bytes(available), promised: Bytes(0) };
+            let space = Space { total: Bytes(u64::MAX), available: Bytes(available), reserved: Bytes(0) };
             let largest = space.largest_volume_of_any_kind(&spec);
             for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
                 let spec = VolumeSpec { kind, ..spec };

@@ -207,7 +207,7 @@ fn a_clone_is_what_its_source_is_and_leaves_that_alone() {
         files: names - 7 - special_files.total() - 4,
         special_files,
         hard_links: 4,
-        left_out: nothing(),
+        skipped: nothing(),
         disturbed: false,
     };
     assert_eq!(report, expected);

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use loopfs::{Bytes, ErrorKind, Inodes, LeftOutInode, LeftOutReason, Limits, test_support};
+use loopfs::{Bytes, ErrorKind, Inodes, Limits, SkipReason, SkippedEntry, test_support};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::clone::{clone_into, set_attribute};
@@ -114,11 +114,10 @@ fn what_cannot_be_cloned_is_left_out_as_a_whole_and_told() {
     fs::write(tree.join("whole"), "content").unwrap();
     let (copy, report) = scene.clone();
     assert!(!report.is_complete());
-    assert_eq!((report.left_out.refused, report.names, report.files), (2, 4, 1));
-    let refused =
-        |path: &str| LeftOutInode { path: path.into(), reason: LeftOutReason::Refused(libc::E2BIG) };
+    assert_eq!((report.skipped.refused, report.names, report.files), (2, 4, 1));
+    let refused = |path: &str| SkippedEntry { path: path.into(), reason: SkipReason::Refused(libc::E2BIG) };
     for path in ["beyond listing", "directory"] {
-        assert!(report.left_out.examples.contains(&refused(path)), "{report:?}");
+        assert!(report.skipped.examples.contains(&refused(path)), "{report:?}");
         assert!(!copy.join(path).exists());
     }
     assert_eq!(fs::read(copy.join("whole")).unwrap(), b"content");
@@ -139,7 +138,7 @@ fn a_limit_on_the_size_of_files_does_not_cut_one() {
             assert_eq!(fs::metadata(copy.join("file")).unwrap().len(), 2 << 20);
         }
         Ok(report) => {
-            assert_eq!(report.left_out.refused, 1);
+            assert_eq!(report.skipped.refused, 1);
             assert!(!copy.join("file").exists());
         }
         Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),

@@ -6,8 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use loopfs::{
-    CloneReport, LeftOutInode, LeftOutReason, MountFlags, bind_mount, clone_tree, clone_tree_reporting,
-    unmount,
+    CloneReport, MountFlags, SkipReason, SkippedEntry, bind_mount, clone_tree, clone_tree_reporting, unmount,
 };
 use nix::fcntl::{OFlag, openat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -116,7 +115,7 @@ fn thousands_of_entries_are_cloned_once_each_and_reported_meanwhile() {
         names: ENTRIES + 1,
         directories,
         files: ENTRIES + 1 - directories,
-        left_out: nothing(),
+        skipped: nothing(),
         ..CloneReport::default()
     };
     assert_eq!(report, expected);
@@ -142,9 +141,9 @@ fn what_is_mounted_in_a_tree_is_neither_cloned_nor_what_it_covers() {
     bind_mount(source.as_fd(), &tree.join("bound"), MountFlags::default()).unwrap();
     let (copy, report) = scene.clone();
     unmount(&tree.join("bound")).unwrap();
-    assert_eq!((report.names, report.left_out.mounts, report.is_complete()), (2, 1, false));
-    let bound = LeftOutInode { path: "bound".into(), reason: LeftOutReason::Mount };
-    assert_eq!(report.left_out.examples, [bound]);
+    assert_eq!((report.names, report.skipped.mounts, report.is_complete()), (2, 1, false));
+    let bound = SkippedEntry { path: "bound".into(), reason: SkipReason::Mount };
+    assert_eq!(report.skipped.examples, [bound]);
     assert!(!copy.join("bound").exists() && copy.join("file").exists());
     drop(source);
     scene.end();

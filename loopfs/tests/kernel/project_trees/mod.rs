@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use loopfs::{LeftOut, ProjectId, TagOptions, TreeAudit, TreeReport, audit_tree, project_of, tag_tree};
+use loopfs::{ProjectId, Skipped, TagOptions, TreeAudit, TreeReport, audit_tree, project_of, tag_tree};
 use nix::sys::stat::Mode;
 
 use crate::environment::{Leaks, directory, quota, xfs};
@@ -65,7 +65,7 @@ impl Scene {
         let root = File::open(xfs()).unwrap();
         nix::unistd::syncfs(&root).unwrap();
         let quota = quota(&root);
-        quota.finish_frees(self.id).unwrap();
+        quota.finish_inactivation(self.id).unwrap();
         quota.usage(self.id).unwrap().map_or((0, 0), |usage| (usage.bytes.0, usage.inodes.0))
     }
 
@@ -113,6 +113,6 @@ fn has_file_setattr() -> bool {
     (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 17)
 }
 
-fn nothing() -> LeftOut {
-    LeftOut::default()
+fn nothing() -> Skipped {
+    Skipped::default()
 }

@@ -146,7 +146,7 @@ fn a_directory_with_the_number_of_the_one_above_is_not_taken_for_it() {
     tag_and_act(&scene, || {
         fs::rename(tree.join("a/b"), outside.join("b")).unwrap();
         fs::remove_dir_all(tree.join("a")).unwrap();
-        quota(&root).finish_frees(scene.id).unwrap();
+        quota(&root).finish_inactivation(scene.id).unwrap();
         for n in 0..4096 {
             // XFS gives new directories of one directory to its allocation groups in turn.
             let path = outside.join(format!("directory/{n}"));

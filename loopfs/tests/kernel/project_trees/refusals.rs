@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use loopfs::{
-    ErrorKind, LeftOutInode, LeftOutReason, MountFlags, ProjectId, TagOptions, assign_project, audit_tree,
+    ErrorKind, MountFlags, ProjectId, SkipReason, SkippedEntry, TagOptions, assign_project, audit_tree,
     bind_mount, tag_tree, tag_tree_reporting, unmount,
 };
 use nix::unistd::{Uid, setfsuid};
@@ -24,7 +24,7 @@ fn an_immutable_file_is_tagged_as_any_other_and_stays_immutable() {
     ioctl_setflags(&file, flags | IFlags::IMMUTABLE | IFlags::NODUMP).unwrap();
     let report = scene.tag().unwrap();
     // ioctl_iflags(2) forbids changes to the file and its name; to the kernel a project id is neither.
-    assert_eq!((report.changed, report.left_out), (2, nothing()));
+    assert_eq!((report.changed, report.skipped), (2, nothing()));
     assert_eq!(project_at(&path), 5201);
     assert_eq!(ioctl_getflags(&file).unwrap(), flags | IFlags::IMMUTABLE | IFlags::NODUMP);
     ioctl_setflags(&file, flags).unwrap();
@@ -76,12 +76,11 @@ fn an_owner_without_capabilities_tags_what_is_its_own() {
     chown(tree.join("own"), Some(OWNER), None).unwrap();
 
     let report = as_user(OWNER, || scene.tag()).unwrap();
-    assert_eq!((report.changed, report.left_out.refused), (2, 3));
-    let refused =
-        |path: &str, errno| LeftOutInode { path: path.into(), reason: LeftOutReason::Refused(errno) };
+    assert_eq!((report.changed, report.skipped.refused), (2, 3));
+    let refused = |path: &str, errno| SkippedEntry { path: path.into(), reason: SkipReason::Refused(errno) };
     // With file_setattr(2) a file is not opened, so that only its owner matters.
     let unreadable = if has_file_setattr() { libc::EPERM } else { libc::EACCES };
-    let mut examples = report.left_out.examples;
+    let mut examples = report.skipped.examples;
     examples.sort_by(|one, other| one.path.cmp(&other.path));
     assert_eq!(
         examples,

@@ -47,7 +47,7 @@ fn a_tagged_tree_is_charged_with_its_blocks_and_inodes_and_hands_its_id_down() {
     let scene = Scene::new(5001);
     plant(&scene.tree());
     let report = scene.tag().unwrap();
-    let expected = TreeReport { passes: 2, changed: 6, names: 6, directories: 3, left_out: nothing() };
+    let expected = TreeReport { passes: 2, changed: 6, names: 6, directories: 3, skipped: nothing() };
     assert_eq!(report, expected);
     assert_eq!(scene.charged(), weigh(&scene.tree()));
     assert_eq!(project_at(&scene.tree().join("a/b/large")), 5001);
@@ -58,7 +58,7 @@ fn a_tagged_tree_is_charged_with_its_blocks_and_inodes_and_hands_its_id_down() {
     let again = scene.tag().unwrap();
     assert_eq!((again.passes, again.changed), (1, 0), "what is new inherited the id");
     let audit = scene.audit();
-    assert!(audit.is_clean() && audit.left_out.is_empty() && !audit.disturbed, "{audit:?}");
+    assert!(audit.is_clean() && audit.skipped.is_empty() && !audit.disturbed, "{audit:?}");
     assert_eq!((audit.names, audit.directories), (8, 4));
     scene.end();
 }
@@ -69,7 +69,7 @@ fn a_cleared_tree_is_charged_to_nobody_and_hands_down_nothing() {
     plant(&scene.tree());
     scene.tag().unwrap();
     let report = clear_tree(File::open(scene.tree()).unwrap().as_fd(), &TagOptions::default()).unwrap();
-    assert_eq!((report.changed, report.left_out), (6, nothing()));
+    assert_eq!((report.changed, report.skipped), (6, nothing()));
     assert_eq!(scene.charged(), (0, 0));
     let audit = scene.audit();
     assert_eq!((audit.other_project, audit.not_inheriting), (6, 3));
@@ -165,7 +165,7 @@ fn five_thousand_entries_in_one_directory_are_met_once_each() {
     )
     .unwrap();
     let expected =
-        TreeReport { passes: 2, changed: ENTRIES + 1, names: ENTRIES + 1, directories, left_out: nothing() };
+        TreeReport { passes: 2, changed: ENTRIES + 1, names: ENTRIES + 1, directories, skipped: nothing() };
     assert_eq!(report, expected);
     assert_eq!(reports.first(), Some(&(1, 1024, 1023)), "reported before the last of them is changed");
     assert_eq!(reports.last(), Some(&(2, ENTRIES + 1, ENTRIES + 1)));

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
 use loopfs::{
-    ErrorKind, HardLinks, LeftOut, LeftOutInode, LeftOutReason, MountFlags, SpecialFiles, TagOptions,
+    ErrorKind, HardLinks, MountFlags, SkipReason, Skipped, SkippedEntry, SpecialFiles, TagOptions,
     bind_mount, unmount,
 };
 use nix::mount::{MsFlags, mount};
@@ -16,8 +16,8 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use super::{Scene, fingerprint, has_file_setattr, make_fifo, nothing, project_at};
 
 /// What of them is left out: before Linux 6.17 there is no call for them.
-fn untagged(special_files: SpecialFiles) -> LeftOut {
-    if has_file_setattr() { nothing() } else { LeftOut { special_files, ..nothing() } }
+fn untagged(special_files: SpecialFiles) -> Skipped {
+    if has_file_setattr() { nothing() } else { Skipped { special_files, ..nothing() } }
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn links_are_tagged_and_not_followed() {
     symlink("/", tree.join("to the root")).unwrap();
     let before = fingerprint(&outside);
     let report = scene.tag().unwrap();
-    assert_eq!(report.left_out, untagged(SpecialFiles { symlinks: 5, ..SpecialFiles::default() }));
+    assert_eq!(report.skipped, untagged(SpecialFiles { symlinks: 5, ..SpecialFiles::default() }));
     assert_eq!(report.names, 6);
     assert_eq!(fingerprint(&outside), before);
     let charged = if has_file_setattr() { 6 } else { 1 };
@@ -41,7 +41,7 @@ fn links_are_tagged_and_not_followed() {
     assert_eq!(scene.charged().1, charged + 1);
     let audit = scene.audit();
     assert!(audit.is_clean(), "{audit:?}");
-    assert_eq!(audit.left_out, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
+    assert_eq!(audit.skipped, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
     scene.end();
 }
 
@@ -60,8 +60,8 @@ fn fifos_sockets_and_devices_are_tagged_and_not_opened() {
         opened.add_watch(&tree.join(name), AddWatchFlags::IN_OPEN).unwrap();
     }
     let kinds = SpecialFiles { sockets: 1, fifos: 1, devices: 3, ..SpecialFiles::default() };
-    assert_eq!(scene.tag().unwrap().left_out, untagged(kinds));
-    assert_eq!(scene.audit().left_out, untagged(kinds));
+    assert_eq!(scene.tag().unwrap().skipped, untagged(kinds));
+    assert_eq!(scene.audit().skipped, untagged(kinds));
     assert_eq!(opened.read_events().map(|events| events.len()), Err(nix::errno::Errno::EAGAIN));
     // What the watch would have seen.
     drop(File::options().read(true).write(true).open(tree.join("fifo")).unwrap());
@@ -96,12 +96,12 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     let before = fingerprint(&outside);
     let report = scene.tag().unwrap();
     assert_eq!(fingerprint(&outside), before);
-    assert_eq!((report.changed, report.names, report.left_out.mounts), (3, 3, 3));
+    assert_eq!((report.changed, report.names, report.skipped.mounts), (3, 3, 3));
     let mut mounts: Vec<_> =
-        report.left_out.examples.iter().map(|example| example.path.to_str().unwrap()).collect();
+        report.skipped.examples.iter().map(|example| example.path.to_str().unwrap()).collect();
     mounts.sort_unstable();
     assert_eq!(mounts, ["bound", "bound file", "tmpfs"]);
-    assert!(report.left_out.examples.iter().all(|example| example.reason == LeftOutReason::Mount));
+    assert!(report.skipped.examples.iter().all(|example| example.reason == SkipReason::Mount));
     for name in ["tmpfs", "bound", "bound file"] {
         unmount(&tree.join(name)).unwrap();
     }
@@ -144,10 +144,10 @@ fn a_file_with_a_name_outside_is_left_tagged_or_refused() {
     assert_eq!(fingerprint(&outside), before);
     // Before Linux 6.17 the FIFO is out of reach, whatever its names.
     let special = if has_file_setattr() { 0 } else { 1 };
-    assert_eq!((report.changed, report.left_out.hard_links), (2, 2 - special));
-    assert_eq!(report.left_out.special_files.fifos, special);
-    let linked = LeftOutInode { path: "sub/linked".into(), reason: LeftOutReason::HardLink };
-    assert!(report.left_out.examples.contains(&linked), "{report:?}");
+    assert_eq!((report.changed, report.skipped.hard_links), (2, 2 - special));
+    assert_eq!(report.skipped.special_files.fifos, special);
+    let linked = SkippedEntry { path: "sub/linked".into(), reason: SkipReason::HardLink };
+    assert!(report.skipped.examples.contains(&linked), "{report:?}");
     assert_eq!(scene.audit().other_project, 2 - special);
     let link = fs::hard_link(outside.join("directory/file"), tree.join("sub/late")).unwrap_err();
     assert_eq!(link.raw_os_error(), Some(libc::EXDEV), "no way into a tagged directory");
@@ -155,6 +155,6 @@ fn a_file_with_a_name_outside_is_left_tagged_or_refused() {
     assert_eq!(scene.tag_with(&with(HardLinks::Tag)).unwrap().changed, 2 - special);
     assert_eq!(project_at(&outside.join("file")), 5105);
     assert_eq!(scene.tag_with(&with(HardLinks::Refuse)).unwrap().changed, 0, "it is in the project");
-    assert_eq!(scene.tag().unwrap().left_out.hard_links, 0);
+    assert_eq!(scene.tag().unwrap().skipped.hard_links, 0);
     scene.end();
 }
