@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use loopfs::{AbnormalReason, Condition, VolumeId};
+use loopfs::volume_store::{AbnormalReason, Condition, VolumeId};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

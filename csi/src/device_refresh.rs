@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use anyhow::Context;
-use loopfs::{Changes, ErrorKind};
+use loopfs::ErrorKind;
+use loopfs::volume_store::Changes;
 use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use loopfs::{SnapshotId, VolumeId};
+use loopfs::volume_store::{SnapshotId, VolumeId};
 use nix::errno::Errno;
 
 use crate::object::Object;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use loopfs::{OwnedContentSource, SnapshotId, VolumeId};
+use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId};
 
 /// The object of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

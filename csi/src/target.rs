@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use loopfs::{ErrorKind, MountFlags, mountinfo};
+use loopfs::ErrorKind;
+use loopfs::mount::{MountFlags, table as mountinfo};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
@@ -109,12 +110,12 @@ impl Target {
 
     /// Bind-mounts `source` at the path.
     pub(crate) fn bind_mount(&self, source: BorrowedFd<'_>, flags: MountFlags) -> Result<()> {
-        self.at_path(|path| loopfs::bind_mount(source, path, flags))
+        self.at_path(|path| loopfs::mount::bind_mount(source, path, flags))
     }
 
     /// Unmounts all mounts at the path. Returns `true` if there was one.
     pub(crate) fn unmount(&self) -> Result<bool> {
-        self.at_path(loopfs::unmount)
+        self.at_path(loopfs::mount::unmount)
     }
 
     /// Removes the empty directory or empty file that a publish call created. Returns an error for anything else,

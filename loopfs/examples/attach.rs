@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use loopfs::{Access, AttachOptions, Detach, DirectIo, LoopControl};
+use loopfs::loop_device::{Access, AttachOptions, Detach, DirectIo, LoopControl};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args_os().nth(1).ok_or("give the path of an image to make")?;

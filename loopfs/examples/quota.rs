@@ -11,7 +11,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-use loopfs::{Bytes, Inodes, Limits, ProjectId, ProjectIds, ProjectQuota};
+use loopfs::project_quota::{Limits, ProjectId, ProjectIds, ProjectQuota};
+use loopfs::{Bytes, Inodes};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = PathBuf::from(std::env::args_os().nth(1).ok_or("give the path of a directory to make")?);

@@ -9,7 +9,8 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use loopfs::{Bytes, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::Bytes;
+use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mount_point = PathBuf::from(std::env::args_os().nth(1).ok_or("give the mount point of an XFS")?);

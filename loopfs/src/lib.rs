@@ -59,34 +59,7 @@ mod units;
 pub mod volume_store;
 
 pub use error::{Error, ErrorKind, Result};
-#[cfg(feature = "loop-device")]
-pub use loop_device::{
-    Access, AttachOptions, BackingFile, BackingRange, Binding, BlockSize, Detach, DeviceCounts, DirectIo,
-    Discard, IndexPolicy, Lifetime, LoopControl, LoopDevice, PendingDetach, PoolOptions, Status,
-};
-#[cfg(feature = "mount")]
-pub use mount::table as mountinfo;
-#[cfg(feature = "mount")]
-pub use mount::{AccessTime, MountFlags, MountOptionError, bind_mount, unmount};
-#[cfg(feature = "project-quota")]
-pub use project_quota::{
-    Bounds, Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, Reclaimed, Release,
-    StoredLimits, Usage, assign_project, project_of,
-};
-#[cfg(feature = "project-quota")]
-pub use project_tree::{
-    CloneReport, HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions,
-    TreeAudit, TreeReport, audit_tree, audit_tree_reporting, clear_tree, clone_tree, clone_tree_reporting,
-    tag_tree, tag_tree_reporting,
-};
 pub use units::{Bytes, DeviceNumber, Inodes};
-#[cfg(feature = "volume-store")]
-pub use volume_store::{
-    AbnormalReason, Changes, ChargedTo, Condition, ContentSource, FilesystemUuid, ForeignEvidence,
-    ForeignFiles, Image, ImageDirectIo, ImageSpec, InodeStats, LogicalBlockSize, OwnedContentSource,
-    Provisioning, Recovered, Setting, SettingError, Snapshot, SnapshotId, Space, StoreCounts, StoreOptions,
-    Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStats, VolumeStore, VolumeWatch,
-};
 
 /// The README's example compiles.
 #[cfg(all(doctest, feature = "volume-store"))]

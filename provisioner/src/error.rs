@@ -1,6 +1,7 @@
 //! Errors of a reconcile.
 
-use loopfs::{ErrorKind, VolumeId};
+use loopfs::ErrorKind;
+use loopfs::volume_store::VolumeId;
 
 use crate::{
     objects::{ownership::InvalidHandle, refusal::Refusal},

@@ -31,7 +31,7 @@ use std::{
 
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use loopfs::{StoreOptions, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use monitoring::Listeners;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use csi::proto::csi::volume_usage::Unit;
-use loopfs::{Bytes, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::Bytes;
+use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 
 use samples::Samples;
 use support::{Client, Directories, Driver, mount, publish, stats, unpublish};

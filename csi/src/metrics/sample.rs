@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use loopfs::{DeviceCounts, Space, StoreCounts};
+use loopfs::loop_device::DeviceCounts;
+use loopfs::volume_store::{Space, StoreCounts};
 
 use crate::audit::Findings;
 use crate::error::Result;

@@ -1,6 +1,7 @@
 //! Volume capabilities: access type and access mode.
 
-use loopfs::{MountFlags, VolumeKind};
+use loopfs::mount::MountFlags;
+use loopfs::volume_store::VolumeKind;
 
 use super::field::Result;
 use crate::error::InvalidRequest;

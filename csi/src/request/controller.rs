@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-use loopfs::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
+use loopfs::volume_store::{FilesystemUuid, OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
 
 use super::capability::Capability;
 use super::field::{CapacityRange, Result, required, source_not_found, volume_id};

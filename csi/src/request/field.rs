@@ -1,6 +1,7 @@
 //! Fields that several requests have.
 
-use loopfs::{Bytes, VolumeId};
+use loopfs::Bytes;
+use loopfs::volume_store::VolumeId;
 
 use crate::error::{Error, InvalidRequest};
 use crate::proto::csi as wire;

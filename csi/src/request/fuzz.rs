@@ -1,6 +1,6 @@
 //! Property tests: the reader accepts or refuses any message without a panic.
 
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use loopfs::{SnapshotId, VolumeId};
+use loopfs::volume_store::{SnapshotId, VolumeId};
 use sha2::{Digest, Sha256};
 
 use super::field::Result;

@@ -26,7 +26,7 @@ impl<Id: fmt::Display> fmt::Display for PageToken<Id> {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{SnapshotId, VolumeId};
+    use loopfs::volume_store::{SnapshotId, VolumeId};
     use rstest::rstest;
 
     use super::*;

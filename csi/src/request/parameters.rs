@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
+use loopfs::Bytes;
+use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
 
 use super::field::Result;
 use super::reserved;
@@ -48,7 +49,7 @@ impl Parameters {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{ImageDirectIo, LogicalBlockSize, Provisioning};
+    use loopfs::volume_store::{ImageDirectIo, LogicalBlockSize, Provisioning};
 
     use super::*;
 

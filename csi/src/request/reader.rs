@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use loopfs::{Access, FilesystemUuid, MountFlags, VolumeId};
+use loopfs::loop_device::Access;
+use loopfs::mount::MountFlags;
+use loopfs::volume_store::{FilesystemUuid, VolumeId};
 
 use super::capability::{AccessType, Capability};
 use super::field::{CapacityRange, Result, required, volume_id};

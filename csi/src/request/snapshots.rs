@@ -1,6 +1,6 @@
 //! Requests about snapshots.
 
-use loopfs::{SnapshotId, VolumeId};
+use loopfs::volume_store::{SnapshotId, VolumeId};
 
 use super::controller::List;
 use super::field::{Result, required, source_not_found};

@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use loopfs::{Access, Bytes, MountFlags};
+use loopfs::Bytes;
+use loopfs::loop_device::Access;
+use loopfs::mount::MountFlags;
 use rstest::rstest;
 
 use super::field::CapacityRange;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use loopfs::VolumeKind;
+use loopfs::volume_store::VolumeKind;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::rpc::{self, RpcKind, signed};

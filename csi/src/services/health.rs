@@ -3,7 +3,7 @@
 //! The specification has two of them: the volume condition, which current orchestrators read, and the volume health,
 //! which replaces it in version 1.13.
 
-use loopfs::{AbnormalReason, Condition};
+use loopfs::volume_store::{AbnormalReason, Condition};
 
 use crate::proto::csi as wire;
 use crate::proto::csi::VolumeHealthErrorType as VolumeError;
@@ -59,7 +59,8 @@ pub(crate) fn of_storage(problem: Option<String>) -> Vec<StorageBackendHealth> {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{Bytes, VolumeId};
+    use loopfs::Bytes;
+    use loopfs::volume_store::VolumeId;
     use rstest::rstest;
 
     use super::*;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use loopfs::{Bytes, Inodes, VolumeStats};
+use loopfs::volume_store::VolumeStats;
+use loopfs::{Bytes, Inodes};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::health;

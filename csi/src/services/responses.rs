@@ -1,6 +1,7 @@
 //! CSI responses about volumes and snapshots.
 
-use loopfs::{Bytes, OwnedContentSource, Snapshot};
+use loopfs::Bytes;
+use loopfs::volume_store::{OwnedContentSource, Snapshot};
 
 use super::controller::ControllerService;
 use super::rpc::signed;

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use loopfs::{ErrorKind, FilesystemUuid, LoopControl, StoreOptions, VolumeStore};
+use loopfs::ErrorKind;
+use loopfs::loop_device::LoopControl;
+use loopfs::volume_store::{FilesystemUuid, StoreOptions, VolumeStore};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;

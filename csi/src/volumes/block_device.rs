@@ -7,10 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use loopfs::{
-    Access, AttachOptions, BackingFile, BlockSize, Bytes, Detach, Image, ImageDirectIo, LoopControl,
-    LoopDevice, MountFlags, Status, Volume,
+use loopfs::Bytes;
+use loopfs::loop_device::{
+    Access, AttachOptions, BackingFile, BlockSize, Detach, LoopControl, LoopDevice, Status,
 };
+use loopfs::mount::MountFlags;
+use loopfs::volume_store::{Image, ImageDirectIo, Volume};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;

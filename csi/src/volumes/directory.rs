@@ -4,7 +4,10 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use loopfs::{AccessTime, BackingFile, DeviceNumber, MountFlags, Volume, mountinfo};
+use loopfs::DeviceNumber;
+use loopfs::loop_device::BackingFile;
+use loopfs::mount::{AccessTime, MountFlags, table as mountinfo};
+use loopfs::volume_store::Volume;
 use nix::sys::stat::{FileStat, major, minor, stat};
 
 use crate::error::{Error, Result};

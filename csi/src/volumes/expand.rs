@@ -1,6 +1,7 @@
 //! The node's part in the expansion of a volume: its loop devices.
 
-use loopfs::{Bytes, Volume, VolumeId, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::{Volume, VolumeId, VolumeKind};
 
 use super::block_device::BlockVolume;
 use super::publish::Volumes;

@@ -1,6 +1,7 @@
 //! The list of volumes with their conditions, and the capacity for further ones.
 
-use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, Volume, VolumeId, VolumeKind};
+use loopfs::volume_store::{AbnormalReason, Condition, Volume, VolumeId, VolumeKind};
+use loopfs::{Bytes, ErrorKind};
 
 use super::block_device::BlockVolume;
 use super::publish::Volumes;

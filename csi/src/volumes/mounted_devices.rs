@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use loopfs::{DeviceNumber, mountinfo};
+use loopfs::DeviceNumber;
+use loopfs::mount::table as mountinfo;
 use nix::sys::stat::stat;
 
 use super::loop_node::{device_number, is_loop_device, number_of};

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tracing::Instrument;

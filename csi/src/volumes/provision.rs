@@ -1,6 +1,7 @@
 //! Creating, expanding and deleting volumes.
 
-use loopfs::{Bytes, ContentSource, ErrorKind, OwnedContentSource, Volume, VolumeId, VolumeKind};
+use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeId, VolumeKind};
+use loopfs::{Bytes, ErrorKind};
 
 use super::block_device::BlockVolume;
 use super::mounted_devices::MountedDevices;

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use loopfs::{ErrorKind, Volume, VolumeId, VolumeKind};
+use loopfs::ErrorKind;
+use loopfs::volume_store::{Volume, VolumeId, VolumeKind};
 use nix::sys::stat::FileStat;
 
 use super::block_device::BlockVolume;
@@ -39,8 +40,11 @@ impl Volumes {
         let storage = self.monitor.verified()?;
         storage.require_filesystem(stage.filesystem)?;
         let volume = storage.store.volume(&stage.volume)?;
-        let access =
-            if stage.capability.read_only { loopfs::Access::ReadOnly } else { loopfs::Access::ReadWrite };
+        let access = if stage.capability.read_only {
+            loopfs::loop_device::Access::ReadOnly
+        } else {
+            loopfs::loop_device::Access::ReadWrite
+        };
         require_kind(&volume, stage.capability.access_type.kind())?;
         match stage.capability.access_type {
             AccessType::Mount(_) => Ok(()),

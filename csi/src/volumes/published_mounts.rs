@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use loopfs::{BackingFile, LoopDevice, Status, VolumeId, mountinfo};
+use loopfs::loop_device::{BackingFile, LoopDevice, Status};
+use loopfs::mount::table as mountinfo;
+use loopfs::volume_store::VolumeId;
 
 use super::mounted_devices::MountedDevices;
 use super::stale_device::StaleDevice;

@@ -1,6 +1,7 @@
 //! Creating, listing and deleting snapshots. `provision.rs` creates volumes from them.
 
-use loopfs::{ErrorKind, Snapshot, SnapshotId, VolumeKind};
+use loopfs::ErrorKind;
+use loopfs::volume_store::{Snapshot, SnapshotId, VolumeKind};
 
 use super::block_device::BlockVolume;
 use super::publish::Volumes;

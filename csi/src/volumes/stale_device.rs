@@ -1,9 +1,9 @@
 //! Stale loop devices. The image for which such a device was attached was deleted or replaced, so the device is
 //! attached to another file than the volume's image. The label of a device names the volume for which it was attached.
 
-use loopfs::{
-    AbnormalReason, BackingFile, Bytes, Condition, Detach, LoopDevice, Status, VolumeId, VolumeStats,
-};
+use loopfs::Bytes;
+use loopfs::loop_device::{BackingFile, Detach, LoopDevice, Status};
+use loopfs::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats};
 use nix::sys::stat::FileStat;
 
 use super::loop_node::{is_loop_device, number_of};
@@ -120,7 +120,10 @@ fn is_an_image(storage: &Storage, status: &Status) -> Result<bool> {
         if !status.is_labelled(id.as_str()) {
             continue;
         }
-        let image = storage.store.volume(&id).and_then(|volume| volume.open_image(loopfs::Access::ReadOnly));
+        let image = storage
+            .store
+            .volume(&id)
+            .and_then(|volume| volume.open_image(loopfs::loop_device::Access::ReadOnly));
         if image.and_then(BackingFile::of).is_ok_and(|image| image == status.binding.backing) {
             return Ok(true);
         }

@@ -1,6 +1,7 @@
 //! Use, capacity and condition of published volumes.
 
-use loopfs::{ErrorKind, VolumeKind, VolumeStats};
+use loopfs::ErrorKind;
+use loopfs::volume_store::{VolumeKind, VolumeStats};
 
 use super::block_device::BlockVolume;
 use super::directory::Directory;

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use loopfs::{
-    AbnormalReason, Bytes, Condition, DeviceNumber, InodeStats, Inodes, VolumeId, VolumeStats, mountinfo,
-};
+use loopfs::mount::table as mountinfo;
+use loopfs::volume_store::{AbnormalReason, Condition, InodeStats, VolumeId, VolumeStats};
+use loopfs::{Bytes, DeviceNumber, Inodes};
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 

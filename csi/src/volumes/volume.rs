@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
-use loopfs::{
-    AbnormalReason, Bytes, Condition, ErrorKind, FilesystemUuid, LoopControl, OwnedContentSource, Volume,
-    VolumeId, VolumeKind, VolumeStats, mountinfo,
+use loopfs::loop_device::LoopControl;
+use loopfs::mount::table as mountinfo;
+use loopfs::volume_store::{
+    AbnormalReason, Condition, FilesystemUuid, OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeStats,
 };
+use loopfs::{Bytes, ErrorKind};
 
 use super::block_device::BlockVolume;
 use super::directory::Directory;

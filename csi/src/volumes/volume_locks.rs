@@ -134,7 +134,7 @@ impl Drop for VolumeLock {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{SnapshotId, VolumeId};
+    use loopfs::volume_store::{SnapshotId, VolumeId};
     use rstest::rstest;
 
     use super::*;

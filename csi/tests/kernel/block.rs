@@ -9,7 +9,10 @@ use csi::proto::csi as wire;
 use csi::proto::csi::volume_capability::access_mode::Mode as AccessMode;
 use csi::proto::csi::volume_capability::{AccessType, BlockVolume};
 use csi::proto::csi::volume_usage::Unit;
-use loopfs::{Access, AttachOptions, Bytes, LoopControl, MountFlags, VolumeKind};
+use loopfs::Bytes;
+use loopfs::loop_device::{Access, AttachOptions, LoopControl};
+use loopfs::mount::MountFlags;
+use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rstest::rstest;
@@ -227,7 +230,7 @@ fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_publi
         Decoy::File | Decoy::Node => fs::write(&sub_path, "").unwrap(),
     }
     let node = open(&source, OFlag::O_PATH, Mode::empty()).unwrap();
-    loopfs::bind_mount(node.as_fd(), &sub_path, MountFlags::default()).unwrap();
+    loopfs::mount::bind_mount(node.as_fd(), &sub_path, MountFlags::default()).unwrap();
     drop(node);
 
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
@@ -237,7 +240,7 @@ fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_publi
     assert_eq!(listed.published_node_ids, [""; 0]);
     scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
     assert_eq!(scene.devices("v"), []);
-    assert!(loopfs::unmount(&sub_path).unwrap());
+    assert!(loopfs::mount::unmount(&sub_path).unwrap());
     scene.finish();
 }
 
@@ -335,7 +338,7 @@ fn stats_are_of_the_volume() {
     let elsewhere = scene.target("elsewhere");
     fs::write(&elsewhere, "").unwrap();
     let node = open(&target, OFlag::O_PATH, Mode::empty()).unwrap();
-    loopfs::bind_mount(node.as_fd(), &elsewhere, MountFlags::default()).unwrap();
+    loopfs::mount::bind_mount(node.as_fd(), &elsewhere, MountFlags::default()).unwrap();
     drop(node);
     for path in [&target, &elsewhere] {
         let answer = scene.node().node_get_volume_stats(stats("v", path)).unwrap();
@@ -347,7 +350,7 @@ fn stats_are_of_the_volume() {
     // The device stays attached while it is mounted anywhere.
     scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(scene.devices("v").len(), 1);
-    assert!(loopfs::unmount(&elsewhere).unwrap());
+    assert!(loopfs::mount::unmount(&elsewhere).unwrap());
     scene.node().node_unstage_volume(unstage("v", &scene.target("staging"))).unwrap();
     assert_eq!(scene.devices("v"), []);
     scene.finish();

@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use loopfs::{Access, VolumeKind};
+use loopfs::loop_device::Access;
+use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
 use tonic::Code;
 

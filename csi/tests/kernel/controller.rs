@@ -7,7 +7,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use csi::proto::csi as wire;
-use loopfs::{Bytes, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::{Code, Status};
 
@@ -307,8 +308,11 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
     node.node_publish_volume(publish("directory", &target, mount(&[]))).unwrap();
     node.node_publish_volume(publish("device", &device, block())).unwrap();
     // The owner of a directory can remove it from its project, and so from its limit.
-    loopfs::assign_project(File::open(&target).unwrap().as_fd(), loopfs::ProjectId::new(77).unwrap())
-        .unwrap();
+    loopfs::project_quota::assign_project(
+        File::open(&target).unwrap().as_fd(),
+        loopfs::project_quota::ProjectId::new(77).unwrap(),
+    )
+    .unwrap();
     let foreign = scene.directories.data.join("volumes/foreign");
     fs::create_dir(&foreign).unwrap();
 

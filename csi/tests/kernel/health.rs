@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use csi::proto::csi as wire;
-use loopfs::{MountFlags, VolumeKind, bind_mount};
+use loopfs::mount::{MountFlags, bind_mount};
+use loopfs::volume_store::VolumeKind;
 use nix::mount::{MntFlags, MsFlags, umount2};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -74,7 +75,7 @@ fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
     let probed = scene.node().probe(Default::default());
     let target = scene.target("target");
     let published = scene.node().node_publish_volume(publish("v", &target, mount(&[])));
-    assert!(loopfs::unmount(Path::new(CONTROL)).unwrap());
+    assert!(loopfs::mount::unmount(Path::new(CONTROL)).unwrap());
     assert_refused(
         probed,
         Code::FailedPrecondition,
@@ -136,11 +137,13 @@ fn a_directory_that_left_its_project_is_abnormal() {
     scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     assert_healthy(&scene, "v", &target);
     let directory = File::open(&target).unwrap();
-    let own = loopfs::ProjectId::new(loopfs::project_of(&directory).unwrap()).unwrap();
+    let own = loopfs::project_quota::ProjectId::new(loopfs::project_quota::project_of(&directory).unwrap())
+        .unwrap();
 
-    loopfs::assign_project(&directory, loopfs::ProjectId::new(77).unwrap()).unwrap();
+    loopfs::project_quota::assign_project(&directory, loopfs::project_quota::ProjectId::new(77).unwrap())
+        .unwrap();
     assert_abnormal(&scene, "v", &target, "ProjectChanged", &["77", "loopfs quota tag"]);
-    loopfs::assign_project(&directory, own).unwrap();
+    loopfs::project_quota::assign_project(&directory, own).unwrap();
     assert_healthy(&scene, "v", &target);
 
     let flags = ioctl_getflags(&directory).unwrap();

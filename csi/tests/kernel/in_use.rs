@@ -1,6 +1,7 @@
 //! A published volume is not deleted, even by the provisioner, which does not see the mounts of this driver.
 
-use loopfs::{ErrorKind, VolumeKind};
+use loopfs::ErrorKind;
+use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;

@@ -6,7 +6,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use loopfs::{LoopControl, ProjectId, ProjectQuota, VolumeKind, mountinfo};
+use loopfs::loop_device::LoopControl;
+use loopfs::mount::table as mountinfo;
+use loopfs::project_quota::{ProjectId, ProjectQuota};
+use loopfs::volume_store::VolumeKind;
 
 use crate::scene::{Scene, path_from};
 use crate::support::*;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use loopfs::{Bytes, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::VolumeKind;
 use monitoring::documentation::{documented, served};
 use tonic::Code;
 
@@ -75,7 +76,11 @@ fn metrics_match_the_node_and_the_readme() {
     names.dedup_by_key(|line| line.rsplit_once(' ').unwrap().0.to_owned());
     assert_eq!(names.len(), count, "a metric appears twice:\n{text}");
 
-    loopfs::assign_project(File::open(&directory).unwrap(), loopfs::ProjectId::new(77).unwrap()).unwrap();
+    loopfs::project_quota::assign_project(
+        File::open(&directory).unwrap(),
+        loopfs::project_quota::ProjectId::new(77).unwrap(),
+    )
+    .unwrap();
     assert!(scene.store.delete(&id("b")).unwrap());
     wait_for(
         address,

@@ -8,7 +8,9 @@ use csi::proto::csi as wire;
 use csi::proto::csi::volume_capability::access_mode::Mode;
 use csi::proto::csi::volume_capability::{AccessType, MountVolume};
 use csi::proto::csi::volume_usage::Unit;
-use loopfs::{Bytes, MountFlags, VolumeKind};
+use loopfs::Bytes;
+use loopfs::mount::MountFlags;
+use loopfs::volume_store::VolumeKind;
 use nix::sys::statvfs::FsFlags;
 use rstest::rstest;
 use tonic::Code;
@@ -141,8 +143,11 @@ fn stats_are_of_the_volume_and_not_of_the_node() {
     assert!(!answer.volume_condition.unwrap().abnormal);
 
     // The owner of a directory can remove it from its project, and so from its limit.
-    loopfs::assign_project(File::open(&target).unwrap().as_fd(), loopfs::ProjectId::new(77).unwrap())
-        .unwrap();
+    loopfs::project_quota::assign_project(
+        File::open(&target).unwrap().as_fd(),
+        loopfs::project_quota::ProjectId::new(77).unwrap(),
+    )
+    .unwrap();
     let condition =
         scene.node().node_get_volume_stats(stats("v", &target)).unwrap().volume_condition.unwrap();
     assert!(condition.abnormal && condition.message.contains("77"), "{condition:?}");
@@ -189,7 +194,7 @@ fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
     scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     // As after a driver that did not check the target.
     let directory = scene.store.volume(&id("v")).unwrap().open_dir().unwrap();
-    loopfs::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
+    loopfs::mount::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
     drop(directory);
     let open = File::create(target.join("file")).unwrap();
     assert_refused(scene.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);

@@ -5,7 +5,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 
-use loopfs::{Bytes, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
@@ -156,8 +157,10 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
     for n in 0..8 {
         std::fs::write(inside(&directory, n), &content).unwrap();
     }
-    let image = |volume: &loopfs::Volume, access| std::fs::File::from(volume.open_image(access).unwrap());
-    let source = image(&scene.store.volume(&id("b")).unwrap(), loopfs::Access::ReadWrite);
+    let image = |volume: &loopfs::volume_store::Volume, access| {
+        std::fs::File::from(volume.open_image(access).unwrap())
+    };
+    let source = image(&scene.store.volume(&id("b")).unwrap(), loopfs::loop_device::Access::ReadWrite);
     source.write_all_at(&content, 4096).unwrap();
     drop((directory, source));
     let mut known = Vec::new();
@@ -194,7 +197,9 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
             }
             VolumeKind::Block => {
                 let mut found = vec![0; content.len()];
-                image(&volume, loopfs::Access::ReadOnly).read_exact_at(&mut found, 4096).unwrap();
+                image(&volume, loopfs::loop_device::Access::ReadOnly)
+                    .read_exact_at(&mut found, 4096)
+                    .unwrap();
                 assert!(found == content, "{snapshot}");
             }
         }
@@ -219,7 +224,7 @@ fn repeated_calls_complete_interrupted_ones() {
     assert_eq!((scene.mounts_at(&target), scene.devices("b").len()), (1, 1));
 
     // State: the target is unmounted, but the file not yet removed.
-    assert!(loopfs::unmount(&target).unwrap());
+    assert!(loopfs::mount::unmount(&target).unwrap());
     scene.restart_driver();
     scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
     assert!(!target.exists());

@@ -10,7 +10,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use csi::proto::csi as wire;
-use loopfs::{Bytes, LoopControl, VolumeKind, mountinfo};
+use loopfs::Bytes;
+use loopfs::loop_device::LoopControl;
+use loopfs::mount::table as mountinfo;
+use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use csi::proto::csi as wire;
-use loopfs::{Bytes, LoopControl, SnapshotId, VolumeKind, mountinfo};
+use loopfs::Bytes;
+use loopfs::loop_device::LoopControl;
+use loopfs::mount::table as mountinfo;
+use loopfs::volume_store::{SnapshotId, VolumeKind};
 use nix::sys::signal::Signal;
 use tonic::{Code, Status};
 

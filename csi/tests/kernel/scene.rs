@@ -7,10 +7,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use loopfs::{
-    Bytes, LoopControl, ProjectId, ProjectQuota, Status, StoreOptions, VolumeId, VolumeKind, VolumeSpec,
-    VolumeStore, mountinfo,
-};
+use loopfs::Bytes;
+use loopfs::loop_device::{LoopControl, Status};
+use loopfs::mount::table as mountinfo;
+use loopfs::project_quota::{ProjectId, ProjectQuota};
+use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
@@ -110,7 +111,12 @@ impl Scene {
 
     /// Returns the loop devices that are attached to a volume.
     pub(crate) fn devices(&self, volume: &str) -> Vec<Status> {
-        let image = self.store.volume(&id(volume)).unwrap().open_image(loopfs::Access::ReadOnly).unwrap();
+        let image = self
+            .store
+            .volume(&id(volume))
+            .unwrap()
+            .open_image(loopfs::loop_device::Access::ReadOnly)
+            .unwrap();
         let devices = LoopControl::open().unwrap().find(image.as_fd()).unwrap();
         devices.iter().map(|device| device.status().unwrap()).collect()
     }
@@ -153,8 +159,10 @@ impl Drop for Scene {
             umount2(directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
         for volume in self.store.list().unwrap_or_default() {
-            if let Ok(image) =
-                self.store.volume(&volume).and_then(|volume| volume.open_image(loopfs::Access::ReadOnly))
+            if let Ok(image) = self
+                .store
+                .volume(&volume)
+                .and_then(|volume| volume.open_image(loopfs::loop_device::Access::ReadOnly))
             {
                 LoopControl::open().and_then(|control| control.detach_all(image.as_fd())).ok();
             }

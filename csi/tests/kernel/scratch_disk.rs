@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use loopfs::mountinfo;
+use loopfs::mount::table as mountinfo;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
 

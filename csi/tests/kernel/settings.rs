@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use csi::proto::csi as wire;
-use loopfs::{Access, AttachOptions, LoopControl, LoopDevice, VolumeKind};
+use loopfs::loop_device::{Access, AttachOptions, LoopControl, LoopDevice};
+use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::Code;
 

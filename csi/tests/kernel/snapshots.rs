@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use csi::proto::csi as wire;
-use loopfs::{Bytes, SnapshotId, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::{SnapshotId, VolumeKind};
 use rstest::rstest;
 use tonic::{Code, Status};
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use loopfs::{MountFlags, VolumeKind, bind_mount, mountinfo};
+use loopfs::mount::{MountFlags, bind_mount, table as mountinfo};
+use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use csi::proto::csi as wire;
-use loopfs::{StoreOptions, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, umount2};
 use rstest::rstest;

@@ -4,8 +4,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use loopfs::{
-    Access, Bytes, ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+use loopfs::Bytes;
+use loopfs::loop_device::Access;
+use loopfs::volume_store::{
+    ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 
 use crate::samples::Samples;

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use loopfs::clone_tree;
+use loopfs::project_tree::clone_tree;
 use nix::unistd::syncfs;
 
 use crate::samples::Samples;

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use loopfs::{LoopDevice, baseline};
+use loopfs::baseline;
+use loopfs::loop_device::LoopDevice;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 

@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use loopfs::{Bytes, Inodes, Limits, ProjectId, ProjectIds, ProjectQuota, baseline};
+use loopfs::project_quota::{Limits, ProjectId, ProjectIds, ProjectQuota};
+use loopfs::{Bytes, Inodes, baseline};
 
 use crate::samples::Samples;
 use crate::{Result, Size, machine, stop};

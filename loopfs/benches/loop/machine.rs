@@ -17,8 +17,8 @@ pub(crate) fn print(directory: &std::path::Path) -> Result<()> {
 
 fn file_system(directory: &std::path::Path) -> Result<String> {
     let directory = std::fs::File::open(directory)?;
-    let mounts = loopfs::mountinfo::read()?;
-    let number = loopfs::BackingFile::of(&directory)?.device;
+    let mounts = loopfs::mount::table::read()?;
+    let number = loopfs::loop_device::BackingFile::of(&directory)?.device;
     let found = mounts.iter().find(|mount| mount.device == number);
     Ok(found.map_or_else(|| "unknown".to_owned(), |mount| mount.fs_type.clone()))
 }

@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use loopfs::{Access, AttachOptions, IndexPolicy, LoopControl, LoopDevice, PoolOptions, baseline};
+use loopfs::baseline;
+use loopfs::loop_device::{Access, AttachOptions, IndexPolicy, LoopControl, LoopDevice, PoolOptions};
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::syncfs;
 

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
-use loopfs::{Access, AttachOptions, Detach, ErrorKind, LoopControl, LoopDevice};
+use loopfs::ErrorKind;
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl, LoopDevice};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use rstest::rstest;

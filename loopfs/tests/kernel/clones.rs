@@ -3,10 +3,9 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use loopfs::{
-    Access, AttachOptions, BlockSize, Bytes, Detach, DirectIo, ErrorKind, LoopControl, OwnedContentSource,
-    Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
-};
+use loopfs::loop_device::{Access, AttachOptions, BlockSize, Detach, DirectIo, LoopControl};
+use loopfs::volume_store::{OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
 use crate::environment::{Leaks, clone_image, id, linux_at_least, store};

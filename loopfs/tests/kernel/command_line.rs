@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use loopfs::{
-    Access, AttachOptions, Bytes, Inodes, Limits, LoopControl, LoopDevice, ProjectId, VolumeKind, VolumeSpec,
-    assign_project, project_of,
-};
+use loopfs::loop_device::{Access, AttachOptions, LoopControl, LoopDevice};
+use loopfs::project_quota::{Limits, ProjectId, assign_project, project_of};
+use loopfs::volume_store::{VolumeKind, VolumeSpec};
+use loopfs::{Bytes, Inodes};
 use serde_json::{Value, json};
 
 use crate::environment::{Leaks, directory, id, image, path_from, quota, store, xfs, xfs_without_quota};

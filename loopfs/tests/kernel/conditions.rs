@@ -2,7 +2,9 @@
 
 use std::fs::File;
 
-use loopfs::{AbnormalReason, Bytes, Condition, ErrorKind, LoopControl, VolumeKind, VolumeSpec};
+use loopfs::loop_device::LoopControl;
+use loopfs::volume_store::{AbnormalReason, Condition, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, ErrorKind};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use crate::environment::{Leaks, clone_image, id, store};

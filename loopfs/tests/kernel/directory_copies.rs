@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use loopfs::{
-    Bytes, Condition, ContentSource, ErrorKind, Inodes, OwnedContentSource, ProjectId, Recovered, SnapshotId,
-    StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore, project_of,
+use loopfs::project_quota::{ProjectId, project_of};
+use loopfs::volume_store::{
+    Condition, ContentSource, OwnedContentSource, Recovered, SnapshotId, StoreOptions, Volume, VolumeId,
+    VolumeKind, VolumeSpec, VolumeStore,
 };
+use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

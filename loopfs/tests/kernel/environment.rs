@@ -6,9 +6,12 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use loopfs::{
-    Bytes, ContentSource, LoopControl, ProjectId, ProjectQuota, StoreOptions, Volume, VolumeId, VolumeKind,
-    VolumeSpec, VolumeStore, mountinfo,
+use loopfs::Bytes;
+use loopfs::loop_device::LoopControl;
+use loopfs::mount::table as mountinfo;
+use loopfs::project_quota::{ProjectId, ProjectQuota};
+use loopfs::volume_store::{
+    ContentSource, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 
 pub(crate) fn path_from(variable: &str) -> PathBuf {

@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 
-use loopfs::{
-    AbnormalReason, Bytes, ChargedTo, Condition, ForeignEvidence, ForeignFiles, ProjectId, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore, assign_project, project_of,
+use loopfs::Bytes;
+use loopfs::project_quota::{ProjectId, assign_project, project_of};
+use loopfs::volume_store::{
+    AbnormalReason, ChargedTo, Condition, ForeignEvidence, ForeignFiles, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStore,
 };
 
 use crate::environment::{Leaks, id, quota, store, xfs};

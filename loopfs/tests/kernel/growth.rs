@@ -4,7 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use loopfs::{Bytes, ErrorKind, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rstest::rstest;
 

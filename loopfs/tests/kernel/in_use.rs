@@ -4,10 +4,10 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use loopfs::{
-    Access, AttachOptions, Bytes, Detach, Error, ErrorKind, LoopControl, LoopDevice, MountFlags, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore, bind_mount, mountinfo, unmount,
-};
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl, LoopDevice};
+use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
+use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, Error, ErrorKind};
 
 use crate::environment::{Leaks, id, scratch, store, xfs};
 use crate::store::{MIB, remove};

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use loopfs::{Bytes, ErrorKind, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind};
 
 use crate::environment::{Leaks, id, store, xfs};
 use crate::store::{MIB, entry, remove};

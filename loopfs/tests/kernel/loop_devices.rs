@@ -6,10 +6,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use loopfs::{
-    Access, AttachOptions, Binding, BlockSize, Bytes, Detach, DirectIo, ErrorKind, IndexPolicy, Lifetime,
-    LoopControl, LoopDevice, PoolOptions,
+use loopfs::loop_device::{
+    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, Lifetime, LoopControl,
+    LoopDevice, PoolOptions,
 };
+use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
 use crate::environment::{Leaks, directory, image, scratch};

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use loopfs::{
-    Access, AttachOptions, Binding, Bytes, Detach, ErrorKind, LoopControl, LoopDevice, PoolOptions, VolumeId,
-    VolumeKind, VolumeSpec,
-};
+use loopfs::loop_device::{Access, AttachOptions, Binding, Detach, LoopControl, LoopDevice, PoolOptions};
+use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, ErrorKind};
 
 use crate::environment::{Leaks, id, store};
 

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::process::Command;
 
-use loopfs::{Access, AttachOptions, Detach, ErrorKind, IndexPolicy, LoopControl, PoolOptions};
+use loopfs::ErrorKind;
+use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, PoolOptions};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
 

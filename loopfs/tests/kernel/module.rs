@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use loopfs::{Access, AttachOptions, LoopControl};
+use loopfs::loop_device::{Access, AttachOptions, LoopControl};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 

@@ -1,10 +1,10 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 
-use loopfs::{
-    Access, AccessTime, AttachOptions, Detach, ErrorKind, LoopControl, MountFlags, StoreOptions, VolumeStore,
-    bind_mount, mountinfo, unmount,
-};
+use loopfs::ErrorKind;
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
+use loopfs::mount::{AccessTime, MountFlags, bind_mount, table as mountinfo, unmount};
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::mount::{MntFlags, umount2};
 
 use crate::environment::{Leaks, directory, image, scratch, xfs};
@@ -85,7 +85,7 @@ fn a_block_device_is_shown_by_binding_its_node() {
     )
     .unwrap();
     assert_eq!(File::open(&target).unwrap().metadata().unwrap().len(), 0, "a device node");
-    assert_eq!(loopfs::LoopDevice::open_path(&target).unwrap().binding(), device.binding());
+    assert_eq!(loopfs::loop_device::LoopDevice::open_path(&target).unwrap().binding(), device.binding());
     assert!(unmount(&target).unwrap());
     drop(device);
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);

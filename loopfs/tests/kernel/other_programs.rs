@@ -5,10 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
-use loopfs::{
-    Access, AttachOptions, Bytes, Detach, ErrorKind, IndexPolicy, LoopControl, LoopDevice, VolumeKind,
-    VolumeSpec, test_support,
-};
+use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, LoopDevice};
+use loopfs::volume_store::{VolumeKind, VolumeSpec};
+use loopfs::{Bytes, ErrorKind, test_support};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
 use nix::mount::{MsFlags, mount, umount};
 
@@ -127,7 +126,7 @@ fn a_node_of_another_device_is_named_and_binds_nothing() {
 /// `LOOP_SET_STATUS64` drops the mask before Linux 6.9.
 #[test]
 fn a_detach_that_is_taken_back_leaves_discards_masked() {
-    use loopfs::Discard;
+    use loopfs::loop_device::Discard;
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);

@@ -9,10 +9,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use loopfs::{
-    Bytes, ErrorKind, Inodes, Limit, Limits, ProjectId, ProjectIds, Release, StoreOptions, VolumeKind,
-    VolumeSpec, VolumeStore, assign_project, project_of,
-};
+use loopfs::project_quota::{Limit, Limits, ProjectId, ProjectIds, Release, assign_project, project_of};
+use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind, Inodes};
 
 use crate::environment::{
     Leaks, directory, id, quota, scratch, store, this_test_again, xfs, xfs_without_quota,
@@ -176,7 +175,7 @@ fn what_a_crash_leaves_after_each_step_is_recovered_and_nothing_else() {
 
     unnamed.close().unwrap();
     assert_eq!(after.retry_draining(&carried).unwrap().freed, [of_unnamed]);
-    assert_eq!(after.recover(&carried).unwrap(), loopfs::Reclaimed::default(), "repeated");
+    assert_eq!(after.recover(&carried).unwrap(), loopfs::project_quota::Reclaimed::default(), "repeated");
     assert_eq!(used(range.clone()), HashSet::from([of_living]));
     let limits = quota(&root).usage(of_living).unwrap().unwrap().limits;
     assert_eq!((limits.bytes.hard, limits.inodes.hard), (Some(Bytes(MIB)), Some(Inodes(64))));
@@ -240,7 +239,10 @@ fn an_id_that_another_process_freed_and_gave_out_again_is_left_to_its_new_owner(
 
     // Not even where the caller does not know that somebody carries it.
     assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
-    assert_eq!(ids.retry_draining(&HashSet::from([id])).unwrap(), loopfs::Reclaimed::default());
+    assert_eq!(
+        ids.retry_draining(&HashSet::from([id])).unwrap(),
+        loopfs::project_quota::Reclaimed::default()
+    );
     assert_eq!(ids.draining(), [], "it is forgotten");
     let usage = quota(&File::open(xfs()).unwrap()).usage(id).unwrap().unwrap();
     assert_eq!(usage.limits.bytes.hard, Some(Bytes(MIB)), "the new owner lost its limit");

@@ -7,10 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use loopfs::{
-    Bytes, Enforcement, ErrorKind, Inodes, Limit, Limits, MountFlags, ProjectId, ProjectQuota,
-    assign_project, bind_mount, mountinfo, project_of, unmount,
+use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
+use loopfs::project_quota::{
+    Enforcement, Limit, Limits, ProjectId, ProjectQuota, assign_project, project_of,
 };
+use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount, umount};

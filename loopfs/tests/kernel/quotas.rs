@@ -3,10 +3,10 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::time::{Duration, SystemTime};
 
-use loopfs::{
-    Bounds, Bytes, Enforcement, ErrorKind, Inodes, Limit, Limits, ProjectId, StoredLimits, assign_project,
-    project_of,
+use loopfs::project_quota::{
+    Bounds, Enforcement, Limit, Limits, ProjectId, StoredLimits, assign_project, project_of,
 };
+use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::errno::Errno;
 
 use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};

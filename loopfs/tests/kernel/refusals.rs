@@ -7,11 +7,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use loopfs::{
-    Access, AttachOptions, Bytes, Detach, DeviceNumber, DirectIo, ErrorKind, IndexPolicy, LoopControl,
-    LoopDevice, MountFlags, PoolOptions, SnapshotId, StoreOptions, VolumeKind, VolumeSpec, VolumeStore,
-    bind_mount, mountinfo, unmount,
+use loopfs::loop_device::{
+    Access, AttachOptions, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice, PoolOptions,
 };
+use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
+use loopfs::volume_store::{SnapshotId, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, DeviceNumber, ErrorKind};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};

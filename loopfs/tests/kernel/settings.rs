@@ -4,11 +4,14 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use loopfs::{
-    Access, AttachOptions, BlockSize, Bytes, ContentSource, Detach, Discard, ErrorKind, Image, ImageDirectIo,
-    ImageSpec, IndexPolicy, LogicalBlockSize, LoopControl, LoopDevice, Provisioning, SnapshotId, Volume,
-    VolumeId, VolumeKind, VolumeSpec, VolumeStore, test_support,
+use loopfs::loop_device::{
+    Access, AttachOptions, BlockSize, Detach, Discard, IndexPolicy, LoopControl, LoopDevice,
 };
+use loopfs::volume_store::{
+    ContentSource, Image, ImageDirectIo, ImageSpec, LogicalBlockSize, Provisioning, SnapshotId, Volume,
+    VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+};
+use loopfs::{Bytes, ErrorKind, test_support};
 use rstest::rstest;
 
 use crate::environment::{Leaks, directory, id, image, linux_at_least, store};

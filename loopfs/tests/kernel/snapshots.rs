@@ -2,10 +2,13 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::SystemTime;
 
-use loopfs::{
-    Access, Bytes, ContentSource, ErrorKind, OwnedContentSource, ProjectId, Recovered, Snapshot, SnapshotId,
-    StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+use loopfs::loop_device::Access;
+use loopfs::project_quota::ProjectId;
+use loopfs::volume_store::{
+    ContentSource, OwnedContentSource, Recovered, Snapshot, SnapshotId, StoreOptions, Volume, VolumeId,
+    VolumeKind, VolumeSpec, VolumeStore,
 };
+use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
 use crate::environment::{Leaks, clone_image, id, quota, store, xfs};

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use loopfs::{Bytes, ErrorKind, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::environment::{Leaks, directory, id, store, this_test_again, xfs};

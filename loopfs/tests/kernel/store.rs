@@ -4,11 +4,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
-use loopfs::{
-    AbnormalReason, Access, Bytes, Condition, Enforcement, ErrorKind, Inodes, Limits, MountFlags, ProjectId,
-    StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore, assign_project, bind_mount, project_of,
-    unmount,
+use loopfs::loop_device::Access;
+use loopfs::mount::{MountFlags, bind_mount, unmount};
+use loopfs::project_quota::{Enforcement, Limits, ProjectId, assign_project, project_of};
+use loopfs::volume_store::{
+    AbnormalReason, Condition, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
+use loopfs::{Bytes, ErrorKind, Inodes};
 use rstest::rstest;
 
 use crate::environment::{Leaks, id, quota, scratch, store, xfs, xfs_without_quota};

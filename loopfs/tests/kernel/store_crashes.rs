@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use loopfs::{Bytes, Inodes, Limits, ProjectId, Recovered, VolumeKind, VolumeSpec, assign_project};
+use loopfs::project_quota::{Limits, ProjectId, assign_project};
+use loopfs::volume_store::{Recovered, VolumeKind, VolumeSpec};
+use loopfs::{Bytes, Inodes};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -132,7 +134,9 @@ fn a_half_made_store_is_made_again() {
 
     // With the record in place, a store that is gone was lost, and that is not passed over.
     std::fs::remove_file(xfs().join(".loopfs/format")).unwrap();
-    let error = loopfs::VolumeStore::open(&xfs(), loopfs::StoreOptions::default()).unwrap_err();
+    let error =
+        loopfs::volume_store::VolumeStore::open(&xfs(), loopfs::volume_store::StoreOptions::default())
+            .unwrap_err();
     assert_eq!(error.kind(), loopfs::ErrorKind::NotFound, "{error}");
     std::fs::remove_file(&record).unwrap();
     crate::environment::store();

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Barrier;
 
-use loopfs::{
-    Access, AttachOptions, Bytes, Detach, ErrorKind, LoopControl, LoopDevice, Provisioning, StoreOptions,
-    VolumeKind, VolumeSpec, VolumeStore,
-};
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl, LoopDevice};
+use loopfs::volume_store::{Provisioning, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::{Bytes, ErrorKind};
 use nix::mount::{MsFlags, mount, umount};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};

@@ -8,9 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use loopfs::{
-    Bytes, ErrorKind, Inodes, Limits, ProjectId, assign_project, project_of, test_support, unmount,
-};
+use loopfs::mount::unmount;
+use loopfs::project_quota::{Limits, ProjectId, assign_project, project_of};
+use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};

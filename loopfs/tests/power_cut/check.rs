@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use loopfs::{
-    Access, Bytes, Condition, ProjectId, ProjectQuota, Recovered, Snapshot, StoreOptions, Usage, Volume,
-    VolumeKind, VolumeStore, project_of,
-};
+use loopfs::Bytes;
+use loopfs::loop_device::Access;
+use loopfs::project_quota::{ProjectId, ProjectQuota, Usage, project_of};
+use loopfs::volume_store::{Condition, Recovered, Snapshot, StoreOptions, Volume, VolumeKind, VolumeStore};
 
 use crate::expected::{Expected, Found};
 use crate::journal;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use loopfs::VolumeKind;
+use loopfs::volume_store::VolumeKind;
 
 use crate::line::{Line, Operation, Phase};
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use loopfs::VolumeKind;
+use loopfs::volume_store::VolumeKind;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {

@@ -23,6 +23,7 @@ fn xfs() -> std::path::PathBuf {
 }
 
 #[cfg(feature = "kernel-tests")]
-fn store() -> loopfs::VolumeStore {
-    loopfs::VolumeStore::open(&xfs(), loopfs::StoreOptions::default()).expect("the store")
+fn store() -> loopfs::volume_store::VolumeStore {
+    loopfs::volume_store::VolumeStore::open(&xfs(), loopfs::volume_store::StoreOptions::default())
+        .expect("the store")
 }

@@ -7,10 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 
-use loopfs::{
-    Access, Bytes, ContentSource, Inodes, Limits, ProjectId, ProjectQuota, SnapshotId, StoreOptions,
-    VolumeId, VolumeKind, VolumeSpec, VolumeStore, assign_project, project_of,
+use loopfs::loop_device::Access;
+use loopfs::project_quota::{Limits, ProjectId, ProjectQuota, assign_project, project_of};
+use loopfs::volume_store::{
+    ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
+use loopfs::{Bytes, Inodes};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::journal::Journal;

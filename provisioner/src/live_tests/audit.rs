@@ -1,6 +1,6 @@
 //! Tests of the audit: it reports orphaned and missing volumes, and removes orphaned ones if that is requested.
 
-use loopfs::{VolumeId, VolumeKind};
+use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::*;
 use crate::node::audit::{Collection, Settings};

@@ -431,7 +431,8 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
     let claim = cluster.claim("gone", json!({})).await;
     let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
     cluster.intents().record(&id, &Intent::of(&claim)).unwrap();
-    let spec = loopfs::VolumeSpec::new(loopfs::VolumeKind::Filesystem, Bytes(MIB));
+    let spec =
+        loopfs::volume_store::VolumeSpec::new(loopfs::volume_store::VolumeKind::Filesystem, Bytes(MIB));
     cluster.volumes.create(&id, &spec).unwrap();
     cluster.delete_claim("gone").await;
     cluster.gone(&cluster.claims(), "gone").await;

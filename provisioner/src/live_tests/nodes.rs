@@ -243,7 +243,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     cluster.claim("original", json!({})).await;
     let original = cluster.bound("original").await;
     let copy = cluster.bound("copy").await;
-    let id = |volume: &PersistentVolume| loopfs::VolumeId::parse(&volume.name_any()).unwrap();
+    let id = |volume: &PersistentVolume| loopfs::volume_store::VolumeId::parse(&volume.name_any()).unwrap();
     let source = format!("volume {}", id(&original));
     assert_eq!(cluster.volumes.state().copies.get(&id(&copy)), Some(&source));
     assert_eq!(cluster.volumes.capacity(&copy.name_any()), Some(Bytes(2 * MIB)));

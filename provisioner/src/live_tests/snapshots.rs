@@ -4,7 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition,
 };
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use loopfs::{SnapshotId, VolumeId, VolumeKind};
+use loopfs::volume_store::{SnapshotId, VolumeId, VolumeKind};
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 use tokio::sync::watch;
 
 /// The findings of an audit.

@@ -72,7 +72,8 @@ impl Operations {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{ErrorKind, VolumeId};
+    use loopfs::ErrorKind;
+    use loopfs::volume_store::VolumeId;
 
     use super::*;
     use crate::{store::volumes::StorageError, testing::fake_store};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use loopfs::{Space, StoreCounts};
+use loopfs::volume_store::{Space, StoreCounts};
 use monitoring::Gauges;
 use prometheus_client::{metrics::info::Info, registry::Registry};
 

@@ -16,7 +16,8 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
     runtime::{reflector::store::Writer, watcher},
 };
-use loopfs::{Bytes, Space, VolumeKind, VolumeSpec};
+use loopfs::Bytes;
+use loopfs::volume_store::{Space, VolumeKind, VolumeSpec};
 use tokio::time::{sleep, timeout};
 
 use crate::{

@@ -19,7 +19,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, Preconditions},
     runtime::reflector::ObjectRef,
 };
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 
 /// What to do about a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -91,7 +91,8 @@ mod tests {
     use std::time::Instant;
 
     use http::Method;
-    use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+    use loopfs::volume_store::{VolumeId, VolumeKind};
+    use loopfs::{Bytes, ErrorKind};
     use monitoring::{
         HealthEndpoints as _,
         documentation::{documented, served},

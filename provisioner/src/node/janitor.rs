@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 use tokio::time::timeout;
 
 use crate::{
@@ -135,7 +135,8 @@ pub(crate) async fn run(ctx: Arc<Context>) {
 mod tests {
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-    use loopfs::{Bytes, ErrorKind, VolumeKind};
+    use loopfs::volume_store::VolumeKind;
+    use loopfs::{Bytes, ErrorKind};
     use rstest::rstest;
     use serde_json::{Value, json};
 

@@ -154,7 +154,8 @@ mod tests {
 
     use http::Method;
     use k8s_openapi::api::core::v1::PersistentVolume;
-    use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+    use loopfs::volume_store::{VolumeId, VolumeKind};
+    use loopfs::{Bytes, ErrorKind};
     use rstest::rstest;
     use serde_json::{Value, json};
 

@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use loopfs::{ChargedTo, ForeignEvidence, ForeignFiles, ProjectId, VolumeId};
+use loopfs::project_quota::ProjectId;
+use loopfs::volume_store::{ChargedTo, ForeignEvidence, ForeignFiles, VolumeId};
 use tokio::time::timeout;
 
 use crate::{api::events::Reason, error::Error, node::context::Context, store::volumes::StorageError};
@@ -178,7 +179,8 @@ async fn repair(found: &[ForeignFiles], ctx: &Context) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{Bytes, VolumeKind};
+    use loopfs::Bytes;
+    use loopfs::volume_store::VolumeKind;
     use rstest::rstest;
     use serde_json::json;
 

@@ -8,7 +8,9 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{ResourceExt, api::PostParams};
-use loopfs::{Bytes, MountFlags, OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
+use loopfs::Bytes;
+use loopfs::mount::MountFlags;
+use loopfs::volume_store::{OwnedContentSource, VolumeId, VolumeKind, VolumeSpec};
 
 use crate::{
     api::events::Reason,

@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{ResourceExt, api::ListParams};
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 
 use crate::{
     error::Error,

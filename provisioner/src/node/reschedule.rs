@@ -59,7 +59,7 @@ pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Co
 
 #[cfg(test)]
 mod tests {
-    use loopfs::VolumeId;
+    use loopfs::volume_store::VolumeId;
     use rstest::rstest;
 
     use super::*;

@@ -21,7 +21,8 @@ use kube::{
     api::{Patch, PatchParams},
     runtime::reflector::ObjectRef,
 };
-use loopfs::{Bytes, VolumeId, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::{VolumeId, VolumeKind};
 use serde_json::{Value, json};
 
 use crate::{

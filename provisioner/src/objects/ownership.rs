@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
 
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 
 use crate::objects::{identity::Identity, refusal::Refusal};
 

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use loopfs::{Bytes, Setting, VolumeKind, VolumeSpec};
+use loopfs::Bytes;
+use loopfs::volume_store::{Setting, VolumeKind, VolumeSpec};
 
 use crate::objects::loss_policy::{self, Policy};
 
@@ -72,7 +73,7 @@ impl std::error::Error for ParametersError {}
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{ImageDirectIo, LogicalBlockSize, Provisioning};
+    use loopfs::volume_store::{ImageDirectIo, LogicalBlockSize, Provisioning};
 
     use super::*;
 

@@ -9,7 +9,8 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use loopfs::{Bytes, VolumeId, VolumeKind};
+use loopfs::Bytes;
+use loopfs::volume_store::{VolumeId, VolumeKind};
 use serde_json::{Value, json};
 
 use crate::objects::{claim_status::STORAGE, identity::Identity, loss_policy::Policy, quantity};

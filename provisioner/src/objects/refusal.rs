@@ -1,6 +1,7 @@
 //! Reasons to refuse a claim.
 
-use loopfs::{Bytes, MountOptionError};
+use loopfs::Bytes;
+use loopfs::mount::MountOptionError;
 
 use crate::objects::{parameters::ParametersError, quantity::QuantityError};
 

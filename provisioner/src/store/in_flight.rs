@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 
 /// The ids that tasks are at work on.
 #[derive(Debug, Default)]

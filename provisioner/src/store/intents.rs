@@ -20,7 +20,8 @@ use std::{
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
-use loopfs::{ErrorKind, VolumeId};
+use loopfs::ErrorKind;
+use loopfs::volume_store::VolumeId;
 use serde::{Deserialize, Serialize};
 
 use crate::store::volumes::VolumeError;

@@ -1,14 +1,14 @@
-//! The volume store's interface for the provisioner: the calls of [`loopfs::VolumeStore`] that it uses.
+//! The volume store's interface for the provisioner: the calls of [`loopfs::volume_store::VolumeStore`] that it uses.
 //!
 //! Tests implement it in order to run the I/O paths on machines without XFS project quotas. It adds nothing and decides nothing.
 //! The store itself is tested in its own crate, on real kernels.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use loopfs::{
-    Bytes, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, Space, StoreCounts, VolumeId, VolumeSpec,
-    VolumeStore,
+use loopfs::volume_store::{
+    ContentSource, ForeignEvidence, ForeignFiles, Space, StoreCounts, VolumeId, VolumeSpec, VolumeStore,
 };
+use loopfs::{Bytes, ErrorKind};
 
 /// A store of volumes. Calls block.
 pub(crate) trait Volumes: Send + Sync + 'static {

@@ -9,10 +9,11 @@ use std::{
     time::Duration,
 };
 
-use loopfs::{
-    Bytes, ContentSource, ErrorKind, ForeignEvidence, ForeignFiles, SnapshotId, Space, StoreCounts, VolumeId,
-    VolumeKind, VolumeSpec,
+use loopfs::volume_store::{
+    ContentSource, ForeignEvidence, ForeignFiles, SnapshotId, Space, StoreCounts, VolumeId, VolumeKind,
+    VolumeSpec,
 };
+use loopfs::{Bytes, ErrorKind};
 
 use crate::{
     store::volumes::{VolumeError, Volumes},

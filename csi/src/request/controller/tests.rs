@@ -172,7 +172,7 @@ fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
     let query = reader().capacity(request).unwrap();
     assert_eq!(query.kind, kind);
     let spec = query.parameters.spec(VolumeKind::Block, Bytes(0));
-    assert_eq!(spec.image.provisioning, loopfs::Provisioning::Thin);
+    assert_eq!(spec.image.provisioning, loopfs::volume_store::Provisioning::Thin);
 }
 
 #[rstest]

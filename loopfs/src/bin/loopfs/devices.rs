@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use loopfs::{
-    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, ErrorKind, IndexPolicy, LoopControl,
-    LoopDevice, PoolOptions, Status,
+use loopfs::ErrorKind;
+use loopfs::loop_device::{
+    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice,
+    PoolOptions, Status,
 };
 use serde::Serialize;
 

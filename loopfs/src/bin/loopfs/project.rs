@@ -5,7 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use loopfs::{ProjectId, project_of};
+use loopfs::project_quota::{ProjectId, project_of};
 
 pub(crate) fn project_id(text: &str) -> Result<ProjectId, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());

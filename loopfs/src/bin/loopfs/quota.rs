@@ -7,9 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use loopfs::{
-    Bounds, Bytes, Enforcement, Inodes, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage,
+use loopfs::project_quota::{
+    Bounds, Enforcement, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage,
 };
+use loopfs::{Bytes, Inodes};
 use serde::Serialize;
 
 use crate::output::{Answer, Side, Table, number_or_none, size_or_none};

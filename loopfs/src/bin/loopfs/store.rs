@@ -5,7 +5,8 @@ use std::time::SystemTime;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use loopfs::{Condition, ErrorKind, SnapshotId, StoreOptions, VolumeId, VolumeStats, VolumeStore};
+use loopfs::ErrorKind;
+use loopfs::volume_store::{Condition, SnapshotId, StoreOptions, VolumeId, VolumeStats, VolumeStore};
 use serde::Serialize;
 
 use crate::output::{Answer, Side, Table, number_or_none, size_or_none};
@@ -294,7 +295,8 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{AbnormalReason, Bytes, InodeStats, Inodes};
+    use loopfs::volume_store::{AbnormalReason, InodeStats};
+    use loopfs::{Bytes, Inodes};
 
     use super::*;
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use loopfs::{
-    HardLinks, ProjectId, SkipReason, Skipped, SpecialFiles, TagOptions, TreeAudit, TreeReport, audit_tree,
-    tag_tree,
+use loopfs::project_quota::ProjectId;
+use loopfs::project_tree::{
+    HardLinks, SkipReason, Skipped, SpecialFiles, TagOptions, TreeAudit, TreeReport, audit_tree, tag_tree,
 };
 use serde::Serialize;
 
@@ -269,7 +269,7 @@ impl Audited {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{SkippedEntry, StrayInode};
+    use loopfs::project_tree::{SkippedEntry, StrayInode};
 
     use super::*;
 

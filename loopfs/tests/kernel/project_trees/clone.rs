@@ -6,7 +6,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, lchown, sym
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use loopfs::{CloneReport, SpecialFiles, assign_project, clone_tree, test_support};
+use loopfs::project_quota::assign_project;
+use loopfs::project_tree::{CloneReport, SpecialFiles, clone_tree};
+use loopfs::test_support;
 use nix::fcntl::{AT_FDCWD, FallocateFlags, fallocate};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
@@ -315,13 +317,13 @@ fn strays_of_the_source_are_in_the_clones_project() {
     let scene = Scene::new(5405);
     fs::create_dir(scene.tree().join("stray")).unwrap();
     let stray = File::open(scene.tree().join("stray")).unwrap();
-    assign_project(&stray, loopfs::ProjectId::new(5406).unwrap()).unwrap();
+    assign_project(&stray, loopfs::project_quota::ProjectId::new(5406).unwrap()).unwrap();
     fs::write(scene.tree().join("stray/file"), [1; 4096]).unwrap();
     let (copy, _) = scene.clone();
     assert_eq!(project_at(&copy.join("stray")), 5405);
     assert_eq!(project_at(&copy.join("stray/file")), 5405);
     assert_eq!(scene.charged(), (4096, 3));
-    let audit = loopfs::audit_tree(File::open(&copy).unwrap().as_fd(), scene.id).unwrap();
+    let audit = loopfs::project_tree::audit_tree(File::open(&copy).unwrap().as_fd(), scene.id).unwrap();
     assert!(audit.is_clean(), "{audit:?}");
     drop(stray);
     scene.end();

@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use loopfs::{Bytes, ErrorKind, Inodes, Limits, SkipReason, SkippedEntry, test_support};
+use loopfs::project_quota::Limits;
+use loopfs::project_tree::{SkipReason, SkippedEntry};
+use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::clone::{clone_into, set_attribute};

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use loopfs::{CloneReport, clone_tree, clone_tree_reporting};
+use loopfs::project_tree::{CloneReport, clone_tree, clone_tree_reporting};
 
 use super::moving::{FILES, later_names, plant, rename_at_random};
 use super::portrait::{assert_alike, portray};

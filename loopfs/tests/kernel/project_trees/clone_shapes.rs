@@ -5,9 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use loopfs::{
-    CloneReport, MountFlags, SkipReason, SkippedEntry, bind_mount, clone_tree, clone_tree_reporting, unmount,
-};
+use loopfs::mount::{MountFlags, bind_mount, unmount};
+use loopfs::project_tree::{CloneReport, SkipReason, SkippedEntry, clone_tree, clone_tree_reporting};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};

@@ -17,7 +17,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use loopfs::{ProjectId, Skipped, TagOptions, TreeAudit, TreeReport, audit_tree, project_of, tag_tree};
+use loopfs::project_quota::{ProjectId, project_of};
+use loopfs::project_tree::{Skipped, TagOptions, TreeAudit, TreeReport, audit_tree, tag_tree};
 use nix::sys::stat::Mode;
 
 use crate::environment::{Leaks, directory, quota, xfs};

@@ -6,9 +6,10 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use loopfs::{
-    ErrorKind, ProjectId, TagOptions, TreeReport, audit_tree, audit_tree_reporting, tag_tree,
-    tag_tree_reporting,
+use loopfs::ErrorKind;
+use loopfs::project_quota::ProjectId;
+use loopfs::project_tree::{
+    TagOptions, TreeReport, audit_tree, audit_tree_reporting, tag_tree, tag_tree_reporting,
 };
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
@@ -105,7 +106,8 @@ fn what_takes_the_place_of_a_directory_is_tagged_in_another_pass() {
         fs::create_dir(tree.join("a/c")).unwrap();
         fs::write(tree.join("a/c/file"), "").unwrap();
         // Out of the project, so that only a further pass can find it.
-        loopfs::clear_tree(File::open(tree.join("a")).unwrap().as_fd(), &TagOptions::default()).unwrap();
+        loopfs::project_tree::clear_tree(File::open(tree.join("a")).unwrap().as_fd(), &TagOptions::default())
+            .unwrap();
     });
     assert_eq!(project_at(&tree.join("a/c/file")), 5303, "{report:?}");
     assert_eq!(report.passes, 3, "disturbed, changed, quiet");

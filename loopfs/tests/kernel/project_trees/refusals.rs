@@ -4,10 +4,10 @@ use std::fs::{self, File, Permissions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 
-use loopfs::{
-    ErrorKind, MountFlags, ProjectId, SkipReason, SkippedEntry, TagOptions, assign_project, audit_tree,
-    bind_mount, tag_tree, tag_tree_reporting, unmount,
-};
+use loopfs::ErrorKind;
+use loopfs::mount::{MountFlags, bind_mount, unmount};
+use loopfs::project_quota::{ProjectId, assign_project};
+use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, audit_tree, tag_tree, tag_tree_reporting};
 use nix::unistd::{Uid, setfsuid};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 

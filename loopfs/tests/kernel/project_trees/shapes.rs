@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use loopfs::{
-    Bytes, Inodes, Limits, StrayInode, TagOptions, TreeReport, assign_project, clear_tree, tag_tree_reporting,
-};
+use loopfs::project_quota::{Limits, assign_project};
+use loopfs::project_tree::{StrayInode, TagOptions, TreeReport, clear_tree, tag_tree_reporting};
+use loopfs::{Bytes, Inodes};
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};
@@ -99,7 +99,7 @@ fn an_audit_names_what_its_owner_took_out_of_the_project() {
     scene.tag().unwrap();
     // A file made while its directory is in another project stays in that one.
     let b = File::open(scene.tree().join("a/b")).unwrap();
-    assign_project(&b, loopfs::ProjectId::new(5005).unwrap()).unwrap();
+    assign_project(&b, loopfs::project_quota::ProjectId::new(5005).unwrap()).unwrap();
     fs::write(scene.tree().join("a/b/hidden"), [4; 9000]).unwrap();
     let stray = |path: &str, project, inherits| StrayInode { path: PathBuf::from(path), project, inherits };
     let found = scene.audit();
@@ -194,8 +194,9 @@ fn three_thousand_levels_take_as_many_descriptors_as_three() {
         .max();
     // The highest may have been the list's own, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
-    let tagged = loopfs::tag_tree(root.as_fd(), scene.id, &TagOptions::default());
-    let audited = loopfs::audit_tree(root.as_fd(), loopfs::ProjectId::new(5009).unwrap());
+    let tagged = loopfs::project_tree::tag_tree(root.as_fd(), scene.id, &TagOptions::default());
+    let audited =
+        loopfs::project_tree::audit_tree(root.as_fd(), loopfs::project_quota::ProjectId::new(5009).unwrap());
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
 
     let report = tagged.unwrap();

@@ -5,10 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
-use loopfs::{
-    ErrorKind, HardLinks, MountFlags, SkipReason, Skipped, SkippedEntry, SpecialFiles, TagOptions,
-    bind_mount, unmount,
-};
+use loopfs::ErrorKind;
+use loopfs::mount::{MountFlags, bind_mount, unmount};
+use loopfs::project_tree::{HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, TagOptions};
 use nix::mount::{MsFlags, mount};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -116,7 +115,11 @@ fn a_mounted_tree_is_tagged_through_its_mount_and_no_further() {
     fs::write(tree.join("file"), "").unwrap();
     let target = outside.join("directory");
     bind_mount(File::open(&tree).unwrap().as_fd(), &target, MountFlags::default()).unwrap();
-    let report = loopfs::tag_tree(File::open(&target).unwrap().as_fd(), scene.id, &TagOptions::default());
+    let report = loopfs::project_tree::tag_tree(
+        File::open(&target).unwrap().as_fd(),
+        scene.id,
+        &TagOptions::default(),
+    );
     unmount(&target).unwrap();
     assert_eq!(report.unwrap().changed, 2);
     assert!(scene.audit().is_clean());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::{
     authentication::v1::TokenRequest, core::v1::ServiceAccount, storage::v1::CSIStorageCapacity,
 };
-use loopfs::{VolumeId, VolumeKind};
+use loopfs::volume_store::{VolumeId, VolumeKind};
 
 use super::{super::*, request::Resource, rights::ACCOUNT};
 use crate::{

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{Api, Client, ResourceExt, api::ListParams};
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 
 use crate::{
     error::Error,

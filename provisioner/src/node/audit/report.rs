@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, path::Path};
 
 use kube::Client;
-use loopfs::{StoreOptions, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeStore};
 
 use super::compare::{NodeVolumes, compare, objects};
 use crate::{metrics::Findings, objects::identity::Identity, store::intents::Intents};
@@ -41,7 +41,7 @@ fn listed(findings: &Findings) -> String {
 
 #[cfg(test)]
 mod tests {
-    use loopfs::VolumeId;
+    use loopfs::volume_store::VolumeId;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::runtime::reflector::ObjectRef;
-use loopfs::VolumeId;
+use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
 use super::compare::{NodeVolumes, compare, objects};
@@ -204,7 +204,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use http::Method;
-    use loopfs::{Bytes, VolumeKind};
+    use loopfs::Bytes;
+    use loopfs::volume_store::VolumeKind;
     use rstest::rstest;
     use serde_json::json;
 

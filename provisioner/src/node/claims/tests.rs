@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use http::Method;
 use k8s_openapi::{api::core::v1::PersistentVolume, jiff::Timestamp};
 use kube::runtime::{controller::Action, watcher::Event};
-use loopfs::{Bytes, ErrorKind, VolumeId, VolumeKind};
+use loopfs::volume_store::{VolumeId, VolumeKind};
+use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
-use loopfs::OwnedContentSource;
+use loopfs::volume_store::OwnedContentSource;
 
 use super::source::DataSource;
 use crate::{
@@ -81,7 +81,8 @@ pub(super) async fn find(
 
 #[cfg(test)]
 mod tests {
-    use loopfs::{Bytes, VolumeId};
+    use loopfs::Bytes;
+    use loopfs::volume_store::VolumeId;
     use rstest::rstest;
     use serde_json::{Value, json};
 

@@ -8,7 +8,8 @@ use kube::{
     Api, ResourceExt,
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
-use loopfs::{Bytes, OwnedContentSource, SnapshotId};
+use loopfs::Bytes;
+use loopfs::volume_store::{OwnedContentSource, SnapshotId};
 use serde::Deserialize;
 
 use super::source::{DataSource, SNAPSHOT_GROUP, SNAPSHOT_KIND};

@@ -1,7 +1,8 @@
 //! The object that a claim names as its data source.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
-use loopfs::{Bytes, OwnedContentSource};
+use loopfs::Bytes;
+use loopfs::volume_store::OwnedContentSource;
 
 use crate::objects::refusal::Refusal;
 
