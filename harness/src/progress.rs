@@ -1,7 +1,7 @@
 //! Live progress: spinners on a terminal, timestamped lines anywhere else.
 //!
 //! Either way a person can tell a slow step from a hung one: a spinner counts its seconds, and without
-//! a terminal each step that lasts says every [`HEARTBEAT`] that it is alive.
+//! a terminal each step that lasts says every `HEARTBEAT` that it is alive.
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};

@@ -29,7 +29,7 @@ pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 /// What a node does with its data disk when it boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataDisk {
-    /// The node mounts the file system of the disk at [`DATA_DIR`].
+    /// The node mounts the file system of the disk at `DATA_DIR`.
     Mounted,
     /// The node leaves the disk alone: to the driver, the node has none.
     Unmounted,

@@ -78,8 +78,8 @@ fn main() -> ExitCode {
             }
         }
         Err(error) => match error.downcast::<clap::Error>() {
-            // What only shows when the arguments are put together.
-            Ok(usage) => usage.exit(),
+            // A command found arguments that contradict each other. This adds the usage line.
+            Ok(usage) => usage.format(&mut Args::command()).exit(),
             Err(error) => {
                 eprintln!("loopfs: {}", output::printable(&format!("{error:#}")));
                 ExitCode::FAILURE
@@ -94,11 +94,6 @@ fn run(command: &Command) -> anyhow::Result<Answer> {
         Command::Quota(command) => command.run(),
         Command::Store(command) => command.run(),
     }
-}
-
-/// A command line that is wrong in a way clap cannot see.
-fn usage(message: impl std::fmt::Display) -> anyhow::Error {
-    Args::command().error(clap::error::ErrorKind::ArgumentConflict, message).into()
 }
 
 #[cfg(test)]

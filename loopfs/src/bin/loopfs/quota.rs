@@ -180,12 +180,16 @@ impl Set {
 
     fn limits(&self) -> Result<Limits> {
         let bytes = limit(self.bytes, self.soft_bytes, Bytes)
-            .ok_or_else(|| crate::usage("--soft-bytes needs a number for --bytes, and not more than that"))?;
-        let inodes = limit(self.inodes, self.soft_inodes, Inodes).ok_or_else(|| {
-            crate::usage("--soft-inodes needs a number for --inodes, and not more than that")
-        })?;
+            .ok_or_else(|| conflict("--soft-bytes needs a number for --bytes, and not more than that"))?;
+        let inodes = limit(self.inodes, self.soft_inodes, Inodes)
+            .ok_or_else(|| conflict("--soft-inodes needs a number for --inodes, and not more than that"))?;
         Ok(Limits { bytes, inodes })
     }
+}
+
+/// Returns the error for arguments that contradict each other in a way that clap cannot express.
+fn conflict(message: &str) -> anyhow::Error {
+    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, message).into()
 }
 
 /// None where the soft limit has no hard one to go with.
@@ -204,7 +208,7 @@ fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Op
 impl List {
     fn run(&self) -> Result<Answer> {
         if self.from > self.to {
-            return Err(crate::usage("--from is after --to"));
+            return Err(conflict("--from is after --to"));
         }
         let directory = open(&self.directory)?;
         let quota = ProjectQuota::of(directory.as_fd());
