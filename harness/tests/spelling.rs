@@ -1,0 +1,84 @@
+//! Spelling of every file of the workspace, by the words of `typos.toml`. The program `typos` reads the same file.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use ignore::WalkBuilder;
+use ignore::gitignore::GitignoreBuilder;
+use typos_cli::file::{FileChecker, Typos};
+use typos_cli::policy::{ConfigEngine, ConfigStorage};
+use typos_cli::report::{Context, Message, Report};
+
+/// Collects one line for each misspelt word.
+#[derive(Default)]
+struct Findings(Mutex<Vec<String>>);
+
+impl Report for Findings {
+    fn report(&self, message: Message<'_>) -> Result<(), std::io::Error> {
+        let finding = match message {
+            Message::Typo(typo) => {
+                let place = match &typo.context {
+                    Some(Context::File(file)) => format!("{}:{}", file.path.display(), file.line_num),
+                    Some(Context::Path(path)) => path.path.display().to_string(),
+                    _ => "?".to_owned(),
+                };
+                format!("{place}: {}: {:?}", typo.typo, typo.corrections)
+            }
+            Message::Error(error) => error.msg.clone(),
+            _ => return Ok(()),
+        };
+        self.0.lock().unwrap().push(finding);
+        Ok(())
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().canonicalize().unwrap()
+}
+
+#[test]
+fn a_misspelt_word_and_a_word_that_documents_do_not_use_are_found() {
+    let (root, storage, findings) = (root(), ConfigStorage::new(), Findings::default());
+    let mut engine = ConfigEngine::new(&storage);
+    engine.init_dir(&root).unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let document = directory.path().join("document.md");
+    // In two parts each, because this file is checked too.
+    std::fs::write(&document, concat!("Pods rec", "ieve what who", "ever sends.\n")).unwrap();
+    Typos.check_file(&document, false, &engine.policy(&root.join("document.md")), &findings).unwrap();
+    assert_eq!(findings.0.into_inner().unwrap().len(), 2);
+}
+
+#[test]
+fn every_file_is_spelt_by_the_word_list() {
+    let root = root();
+    let storage = ConfigStorage::new();
+    let mut engine = ConfigEngine::new(&storage);
+    engine.init_dir(&root).unwrap();
+    let mut excluded = GitignoreBuilder::new(&root);
+    excluded.add_line(None, "/.git").unwrap();
+    for pattern in &engine.walk(&root).extend_exclude {
+        excluded.add_line(None, pattern).unwrap();
+    }
+    let excluded = excluded.build().unwrap();
+    let walk = WalkBuilder::new(&root)
+        .hidden(false)
+        .filter_entry(move |entry| {
+            let is_directory = entry.file_type().is_some_and(|kind| kind.is_dir());
+            !excluded.matched(entry.path(), is_directory).is_ignore()
+        })
+        .build();
+    let findings = Findings::default();
+    let mut files = 0;
+    for entry in walk {
+        let entry = entry.unwrap();
+        // The word list names the words that it corrects.
+        if entry.file_type().is_some_and(|kind| kind.is_file()) && entry.file_name() != "typos.toml" {
+            Typos.check_file(entry.path(), false, &engine.policy(entry.path()), &findings).unwrap();
+            files += 1;
+        }
+    }
+    assert!(files > 100, "only {files} files were checked");
+    let findings = findings.0.into_inner().unwrap();
+    assert!(findings.is_empty(), "misspelt, or missing in typos.toml:\n{}", findings.join("\n"));
+}
