@@ -49,7 +49,7 @@ async fn watch_storage(operations: &VolumeOperations, monitor: &StorageMonitor) 
     loop {
         // Cleared before the changes are read, so that changes in the meantime are reported.
         readable.ready(Interest::READABLE).await?.clear_ready();
-        let changes = watch.read().context("read the changes of the volumes")?;
+        let changes = watch.read()?;
         refresh(operations, &changes).await;
         if changes.ended {
             anyhow::bail!("the directory of the volumes was removed");

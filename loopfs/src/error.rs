@@ -115,6 +115,18 @@ impl Error {
         self.kind
     }
 
+    /// Returns the operation that failed, for instance `open` or `LOOP_CONFIGURE`.
+    #[must_use]
+    pub fn operation(&self) -> &str {
+        self.operation
+    }
+
+    /// Returns the object of the operation, for instance a path or a project id.
+    #[must_use]
+    pub fn object(&self) -> &str {
+        &self.object
+    }
+
     /// The kernel's errno, where a system call failed.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
@@ -135,7 +147,33 @@ impl fmt::Display for Error {
     }
 }
 
+/// The message contains the cause and its errno, so there is no [`source`](std::error::Error::source) that would repeat them.
 impl std::error::Error for Error {}
+
+/// Keeps the whole error: [`std::io::Error::get_ref`] returns it, and the kind follows from the errno if there is one.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind as Io;
+
+        let kind = match (error.errno(), error.kind) {
+            (Some(errno), _) => Self::from_raw_os_error(errno).kind(),
+            (None, ErrorKind::NotFound | ErrorKind::NotMounted | ErrorKind::NeverMounted) => Io::NotFound,
+            (None, ErrorKind::AlreadyExists) => Io::AlreadyExists,
+            (None, ErrorKind::InvalidInput | ErrorKind::WouldShrink) => Io::InvalidInput,
+            (None, ErrorKind::NoSpace) => Io::StorageFull,
+            (None, ErrorKind::Busy) => Io::ResourceBusy,
+            (None, ErrorKind::NotEnforced | ErrorKind::Unsupported) => Io::Unsupported,
+            (None, ErrorKind::PermissionDenied | ErrorKind::InUserNamespace) => Io::PermissionDenied,
+            (None, ErrorKind::ReadOnly) => Io::ReadOnlyFilesystem,
+            (None, ErrorKind::Damaged) => Io::InvalidData,
+            (
+                None,
+                ErrorKind::WrongFilesystem | ErrorKind::NotHonoured | ErrorKind::ShutDown | ErrorKind::Other,
+            ) => Io::Other,
+        };
+        Self::new(kind, error)
+    }
+}
 
 /// Names the operation and the object of a system call that failed.
 pub(crate) trait Context<T> {
@@ -170,5 +208,16 @@ mod tests {
         );
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert_eq!(error.errno(), Some(2));
+    }
+    #[test]
+    fn an_io_error_has_the_kind_of_the_errno_and_holds_the_whole_error() {
+        let error = Error::sys("open", "/dev/loop-control", Errno::ENOENT).with_kind(ErrorKind::Unsupported);
+        let converted = std::io::Error::from(error.clone());
+        assert_eq!(converted.kind(), std::io::ErrorKind::NotFound);
+        assert_eq!(converted.to_string(), error.to_string());
+        let inner = converted.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).unwrap();
+        assert_eq!((inner.operation(), inner.object()), ("open", "/dev/loop-control"));
+        let busy = Error::new(ErrorKind::Busy, "delete", "pvc-1", "it is published");
+        assert_eq!(std::io::Error::from(busy).kind(), std::io::ErrorKind::ResourceBusy);
     }
 }

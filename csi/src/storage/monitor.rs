@@ -1,4 +1,6 @@
 //! The node's storage, and whether it is available.
+//!
+//! `docs/decisions/0030-unpublishing-needs-no-disk.md` gives the reasons.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

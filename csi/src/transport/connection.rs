@@ -8,6 +8,8 @@
 //! therefore never longer than the original. An entry that the receiver adds to its dynamic table is thus never larger
 //! than the sender's entry. The receiver's table never drops an entry that the sender's table still has, and later
 //! references keep their meaning.
+//!
+//! `docs/decisions/0032-kubelet-authority.md` gives the reasons.
 
 use std::io;
 use std::pin::Pin;

@@ -48,6 +48,7 @@ pub struct LoopControl {
 
 /// Counts of loop devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceCounts {
     /// Bound to a file.
     pub attached: usize,
@@ -108,7 +109,8 @@ impl LoopControl {
     /// until the deadline, or use the requested index, or one has locked the whole file for writing (fcntl(2)), or another call
     /// holds the lock of the file (flock(2)) until the deadline.
     #[doc(alias = "LOOP_CONFIGURE")]
-    pub fn attach(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
+    pub fn attach(&self, image: impl AsFd, options: &AttachOptions) -> Result<LoopDevice> {
+        let image = image.as_fd();
         let locked = Exclusion::lock(image, options.deadline)?;
         match self.search(image, locked.backing(), options.access)? {
             Search::None(absence) => self.bind(image, &locked, options, absence),
@@ -127,7 +129,8 @@ impl LoopControl {
     /// [`ErrorKind::AlreadyExists`]: the image is attached with other properties than the requested ones. Otherwise as
     /// [`attach`](Self::attach).
     #[doc(alias = "LOOP_CONFIGURE")]
-    pub fn ensure_attached(&self, image: BorrowedFd<'_>, options: &AttachOptions) -> Result<LoopDevice> {
+    pub fn ensure_attached(&self, image: impl AsFd, options: &AttachOptions) -> Result<LoopDevice> {
+        let image = image.as_fd();
         let locked = Exclusion::lock(image, options.deadline)?;
         let device = match self.search(image, locked.backing(), options.access)? {
             Search::None(absence) => return self.bind(image, &locked, options, absence),
@@ -154,7 +157,8 @@ impl LoopControl {
     ///
     /// # Errors
     /// ENOENT: `/sys` is not mounted.
-    pub fn find(&self, image: BorrowedFd<'_>) -> Result<Vec<LoopDevice>> {
+    pub fn find(&self, image: impl AsFd) -> Result<Vec<LoopDevice>> {
+        let image = image.as_fd();
         let backing = BackingFile::of(image)?;
         let mut found = Vec::new();
         for access in [Access::ReadWrite, Access::ReadOnly] {
@@ -186,7 +190,8 @@ impl LoopControl {
     /// # Errors
     /// [`ErrorKind::Busy`]: another call has held the lock of the file (flock(2)) for 60 seconds. Those of
     /// [`LoopDevice::detach`]; a device that is detached already is no error.
-    pub fn detach_all(&self, image: BorrowedFd<'_>) -> Result<Detach> {
+    pub fn detach_all(&self, image: impl AsFd) -> Result<Detach> {
+        let image = image.as_fd();
         let _locked = Exclusion::lock(image, flock::DEFAULT_TIMEOUT)?;
         let mut deferred = Vec::new();
         for device in self.find(image)? {

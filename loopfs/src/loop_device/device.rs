@@ -159,7 +159,8 @@ impl LoopDevice {
     /// # Errors
     /// EEXIST: an entry of that name exists. EPERM: the process has no `CAP_MKNOD`.
     #[doc(alias = "mknod")]
-    pub fn make_node(&self, directory: BorrowedFd<'_>, name: &str, mode: u32) -> Result<()> {
+    pub fn make_node(&self, directory: impl AsFd, name: &str, mode: u32) -> Result<()> {
+        let directory = directory.as_fd();
         let number = loop_dev::device_number(&self.fd).context("fstat", node_name(self.binding.index))?;
         mknodat(directory, name, SFlag::S_IFBLK, Mode::from_bits_truncate(mode), number)
             .context("make the node", name)

@@ -1,4 +1,6 @@
 //! Whether discards of a device are enabled. An enabled discard makes a hole in the file of the device.
+//!
+//! `docs/decisions/0004-discards-disabled-in-sysfs.md` gives the reasons.
 
 use std::os::fd::AsFd;
 

@@ -14,6 +14,8 @@
 //! devices, an extended attribute marks a tracked file: all its attachments by this library have a lock, and it had no other
 //! device when the mark was set. Without the mark (`trusted.*` can only be written with `CAP_SYS_ADMIN`) a search walks over
 //! all devices.
+//!
+//! `docs/decisions/0002-index-locks.md` gives the reasons.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};

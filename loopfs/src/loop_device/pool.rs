@@ -4,6 +4,8 @@
 //! walk over all devices and its races. Adding a device takes about 0.5 ms, and removing one about 45 ms, because the removal
 //! waits for RCU grace periods. Idle devices are therefore kept for the next attachment, and surplus ones are removed in the
 //! background, many concurrently.
+//!
+//! `docs/decisions/0001-loop-index-range.md` gives the reasons.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Mounting and unmounting: a bind mount is never visible without its flags.
 
 use std::ffi::CString;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -48,7 +48,8 @@ impl MountFlags {
 #[doc(alias = "open_tree")]
 #[doc(alias = "mount_setattr")]
 #[doc(alias = "move_mount")]
-pub fn bind_mount(source: BorrowedFd<'_>, target: &Path, flags: MountFlags) -> Result<()> {
+pub fn bind_mount(source: impl AsFd, target: &Path, flags: MountFlags) -> Result<()> {
+    let source = source.as_fd();
     let object = target.display();
     let path = CString::new(target.as_os_str().as_bytes())
         .map_err(|nul| Error::new(ErrorKind::InvalidInput, "mount", &object, nul))?;

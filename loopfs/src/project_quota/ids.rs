@@ -1,8 +1,10 @@
 //! Allocating project ids: which ids are free, and when an id is free again.
+//!
+//! `docs/decisions/0006-project-ids.md` gives the reasons.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -56,6 +58,7 @@ pub enum Release {
 
 /// Ids that no directory is assigned to, after an attempt to free them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Reclaimed {
     /// Free again.
     pub freed: Vec<ProjectId>,
@@ -74,7 +77,8 @@ impl ProjectIds {
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: the range is empty. Those of dup(2) and open(2).
     #[doc(alias = "flock")]
-    pub fn new(fs: BorrowedFd<'_>, lock: BorrowedFd<'_>, range: RangeInclusive<ProjectId>) -> Result<Self> {
+    pub fn new(fs: impl AsFd, lock: impl AsFd, range: RangeInclusive<ProjectId>) -> Result<Self> {
+        let (fs, lock) = (fs.as_fd(), lock.as_fd());
         if range.is_empty() {
             let shown = format!("{} to {}", range.start(), range.end());
             return Err(Error::new(ErrorKind::InvalidInput, "use the project ids", shown, "there are none"));

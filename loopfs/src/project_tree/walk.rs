@@ -5,6 +5,8 @@
 //! list than one getdents64(2) answers) and no descriptor. On the way up `..` is believed only if it is the
 //! directory that it went down from; if not, the tree is entered again from its root, and what is not found there
 //! any more is left.
+//!
+//! `docs/decisions/0015-trees-of-tenants.md` gives the reasons.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -48,7 +48,7 @@ impl VolumeStore {
                 return Ok(false);
             }
             watch.wait(left).context("wait for the devices of volume", id)?;
-            watch.read().context("wait for the devices of volume", id)?;
+            watch.read_events().context("wait for the devices of volume", id)?;
         }
         Ok(true)
     }
@@ -96,6 +96,7 @@ pub struct VolumeWatch(Inotify);
 
 /// Changes that a [`VolumeWatch`] has seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Changes {
     /// Volumes with a changed attribute.
     pub volumes: BTreeSet<VolumeId>,
@@ -118,7 +119,11 @@ impl VolumeWatch {
     ///
     /// # Errors
     /// Those of read(2).
-    pub fn read(&self) -> std::result::Result<Changes, Errno> {
+    pub fn read(&self) -> Result<Changes> {
+        self.read_events().context("read", "the changes of the volumes")
+    }
+
+    fn read_events(&self) -> std::result::Result<Changes, Errno> {
         let mut changes = Changes::default();
         loop {
             match self.0.read_events() {

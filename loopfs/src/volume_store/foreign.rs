@@ -5,6 +5,8 @@
 //! so finding them means walking the trees of all volumes. [`VolumeStore::foreign_evidence`] costs a constant time for
 //! each volume and shows when that is worthwhile. What a search finds is recorded on the directories of both volumes, where
 //! the condition of a volume is read from.
+//!
+//! `docs/decisions/0019-foreign-projects.md` gives the reasons.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;

@@ -18,6 +18,8 @@
 //!
 //! **Concurrency.** One lock, of `.loopfs/users` itself, is held while a record is written, and from the detection until the
 //! volume has been renamed. A tenant can lock the directory of a published volume, so that directory is not used for locks.
+//!
+//! `docs/decisions/0014-in-use-detection.md` gives the reasons.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -2,6 +2,8 @@
 //!
 //! An entry stays in the trash until its space and its project id are free, so the trash is also the durable list of
 //! deletions in progress. The reservation of the entry stays as long as the entry (`space`).
+//!
+//! `docs/decisions/0018-deleted-images.md` gives the reasons.
 
 use std::collections::HashSet;
 use std::ffi::CStr;

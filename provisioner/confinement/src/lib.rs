@@ -5,6 +5,8 @@
 //! between the two, and a profile of our own (`Localhost`) would have to be a file on each node before the pod starts. A
 //! process can install a filter without any of that, and neither it nor what it starts can remove the filter again. Filters
 //! add up: the profile of the container remains in force.
+//!
+//! `docs/decisions/0034-unprivileged-provisioner.md` gives the reasons.
 
 #![forbid(unsafe_code)]
 

@@ -3,6 +3,8 @@
 //! Volumes and objects are deleted because another object does not exist. The HTTP status 404 does not prove that: a proxy
 //! or load balancer between this process and the API server returns it as well, and so does an API server that does not
 //! serve the resource. The API server's own status of the reason `NotFound` proves it, if its details name the object.
+//!
+//! `docs/decisions/0024-proof-of-absence.md` gives the reasons.
 
 use kube::{
     Api, Resource,

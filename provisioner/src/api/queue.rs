@@ -1,4 +1,6 @@
 //! Runs the queue of a controller, and watches only the objects of interest.
+//!
+//! `docs/decisions/0040-changes-from-the-cache.md` gives the reasons.
 
 use std::{convert::Infallible, fmt::Debug, hash::Hash, panic::resume_unwind, sync::Arc};
 

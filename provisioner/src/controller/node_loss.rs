@@ -6,6 +6,8 @@
 //! There is no leader election. A few nodes check for deleted nodes, so that the check does not depend on one of them. Their
 //! names determine which nodes check, and each waits a little longer than the one before. If two nodes act anyway, each write is
 //! conditional on the object being unchanged since the decision.
+//!
+//! `docs/decisions/0023-deleted-nodes.md` gives the reasons.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -23,6 +23,8 @@
 //! crash leaves it too high. Before such a section the method marks the total as inexact. The next call that returns the
 //! space counts it again, and so does each call that would fail for lack of space. A count is itself inexact while
 //! images are pending, because it finds their blocks too, and before the file system has freed the blocks of deleted files.
+//!
+//! `docs/decisions/0017-reservations.md` gives the reasons.
 
 mod book;
 mod count;

@@ -4,6 +4,8 @@
 //! driver, so there is no leader to wait for. Several provisioners may repair the same object without harm: each write has the
 //! resource version of the decision as a precondition, and each decision is based on the declaration as the API server holds it at
 //! that time. Otherwise a provisioner that has not received a new declaration yet could undo what another has just changed.
+//!
+//! `docs/decisions/0028-declared-objects.md` gives the reasons.
 
 pub(crate) mod declaration;
 pub(crate) mod kinds;
