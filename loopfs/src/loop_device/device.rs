@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag, fstat, mknodat, stat};
 
 use super::binding::{Access, BackingFile, BackingRange, Binding};
+use super::label;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
@@ -37,7 +38,7 @@ impl Status {
     /// Returns `true` if the device was attached with this label, of which the kernel keeps the first 63 bytes.
     #[must_use]
     pub fn is_labelled(&self, label: &str) -> bool {
-        self.label == label[..label.floor_char_boundary(abi::LABEL_SIZE)]
+        self.label == label::fitting(label)
     }
 }
 

@@ -11,6 +11,7 @@ mod device;
 mod discard;
 mod exclusion;
 mod index_lock;
+mod label;
 #[cfg(test)]
 mod model_tests;
 mod options;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::binding::{Access, BackingRange};
 use super::device::Status;
 use super::discard::Discard;
+use super::label;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::loop_abi as abi;
 
 /// Whether I/O of the device bypasses the page cache of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,8 +133,7 @@ impl AttachOptions {
     /// Sets a label of at most 63 bytes, which `losetup` shows as the name of the backing file. It tells people who uses the device, and
     /// has no meaning for the kernel. Longer labels are truncated.
     pub fn label(mut self, label: &str) -> Self {
-        let fits = label.floor_char_boundary(abi::LABEL_SIZE);
-        self.label = label[..fits].to_owned();
+        self.label = label::fitting(label).to_owned();
         self
     }
 
