@@ -56,7 +56,7 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&SnapshotId]) {
 }
 
 /// Waits for what earlier tests removed: the file system frees it in the background, and it is in the way of counting.
-fn settle() {
+fn wait_for_background_frees() {
     quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
@@ -169,7 +169,7 @@ fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
     #[case] expected: ErrorKind,
 ) {
     let leaks = Leaks::watch();
-    settle();
+    wait_for_background_frees();
     let store = store();
     let (source, image) = block(&store, "source", 4 * MIB);
     // What was never written is not shared, and a volume that shares nothing is counted without a margin.
@@ -189,7 +189,7 @@ fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
 
 #[test]
 fn calls_for_one_snapshot_at_once_take_one() {
-    settle();
+    wait_for_background_frees();
     let store = store();
     let (source, image) = block(&store, "source", MIB);
     fill(&image, MIB, 5);
@@ -219,7 +219,7 @@ fn assert_close(found: u64, expected: u64) {
 #[test]
 fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
     const SIZE: u64 = 32 * MIB;
-    settle();
+    wait_for_background_frees();
     let store = store();
     let available = || store.space().unwrap().available.0;
     let recount = || crate::environment::store().space().unwrap().available.0;

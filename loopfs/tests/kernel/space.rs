@@ -8,7 +8,7 @@ use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::environment::{Leaks, directory, id, store, this_test_again, xfs};
-use crate::store::{MIB, remove, settle};
+use crate::store::{MIB, remove, wait_for_background_frees};
 use crate::trash::CHILD;
 
 /// What the file system takes for directories, inodes and quotas may change by less.
@@ -17,7 +17,7 @@ const TOLERANCE: u64 = MIB;
 /// Compares the kept total with a fresh count.
 #[track_caller]
 fn assert_exact(kept: &VolumeStore) {
-    settle();
+    wait_for_background_frees();
     let available = kept.space().unwrap().available;
     // It counts the volumes, as the first process after a reboot does.
     let counted = store().space().unwrap().available;
@@ -49,7 +49,7 @@ fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
     const PIECES: i64 = 2000;
     let leaks = Leaks::watch();
     let directory = directory();
-    settle();
+    wait_for_background_frees();
     let before = store().space().unwrap().available;
     for _ in 0..5 {
         let path = directory.path().join("file");

@@ -192,7 +192,7 @@ fn recount() -> u64 {
 }
 
 /// Waits for what earlier tests removed: the file system frees it in the background.
-pub(crate) fn settle() {
+pub(crate) fn wait_for_background_frees() {
     quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn settle() {
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
 fn a_deleted_volume_s_space_is_promised_until_the_trash_is_empty(#[case] kind: VolumeKind) {
-    settle();
+    wait_for_background_frees();
     let (store, id) = (store(), id("deleted"));
     let before = store.space().unwrap().available.0;
     let most = VolumeSpec::new(kind, Bytes(before / 4 * 3));
@@ -221,7 +221,7 @@ fn a_deleted_volume_s_space_is_promised_until_the_trash_is_empty(#[case] kind: V
 #[test]
 fn a_reserved_project_s_limit_is_promised_before_there_is_a_directory() {
     let leaks = Leaks::watch();
-    settle();
+    wait_for_background_frees();
     let before = recount();
     let root = File::open(xfs()).unwrap();
     let reserved = *StoreOptions::default().project_ids.start();
