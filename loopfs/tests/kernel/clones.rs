@@ -153,7 +153,11 @@ fn concurrent_calls_for_one_clone_create_one_volume() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    assert_eq!(store.space().unwrap().available.0, before.0 - MIB - 2 * margin(MIB), "promised once");
+    assert_eq!(
+        store.space().unwrap().available.0,
+        before.0 - MIB - 2 * margin(MIB),
+        "the space is reserved once"
+    );
     drop(original);
     remove(&store, &[&source, &clone]);
 }

@@ -177,11 +177,11 @@ fn a_device_in_use_is_deferred_until_its_last_close() {
     let user = control.attach(file.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
     let (device, binding) = (user.path(), user.binding().to_string());
 
-    let (code, said) = tool.json(&["detach", text(&device), "--wait", "1"]);
-    assert_eq!((code, said), (1, json!({ "outcome": "deferred", "detached": [], "deferred": [binding] })));
-    let (code, said, stderr) = tool.run(&["detach", text(&path)]);
+    let (code, printed) = tool.json(&["detach", text(&device), "--wait", "1"]);
+    assert_eq!((code, printed), (1, json!({ "outcome": "deferred", "detached": [], "deferred": [binding] })));
+    let (code, printed, stderr) = tool.run(&["detach", text(&path)]);
     assert_eq!((code, stderr.as_str()), (1, ""), "a deferred detach is a result and prints no error");
-    assert!(said.contains("is in use and goes at its last close: wait with --wait"), "{said}");
+    assert!(printed.contains("is in use and goes at its last close: wait with --wait"), "{printed}");
 
     // As the message says, the deferred detach can be cancelled. The device then stays attached without a
     // user.
@@ -203,9 +203,9 @@ fn limits_are_set_shown_and_listed() {
 
     let refused = tool.failure(&["quota", "show", path]);
     assert!(refused.contains("is in no project") && refused.contains("--id"), "{refused}");
-    let said = tool.text(&["quota", "set", path, "--id=4901", "--bytes=4MiB", "--inodes=100"]);
-    assert_eq!(words(&said, "bytes"), ["bytes", "0B", "-", "4MiB", "-"]);
-    assert_eq!(words(&said, "inodes"), ["inodes", "0", "-", "100", "-"]);
+    let printed = tool.text(&["quota", "set", path, "--id=4901", "--bytes=4MiB", "--inodes=100"]);
+    assert_eq!(words(&printed, "bytes"), ["bytes", "0B", "-", "4MiB", "-"]);
+    assert_eq!(words(&printed, "inodes"), ["inodes", "0", "-", "100", "-"]);
     assign_project(File::open(path).unwrap(), project).unwrap();
 
     // Without `--id` the command uses the directory's project. It sets only one of the limits.
@@ -278,10 +278,10 @@ fn tag_puts_a_tree_into_a_project_and_audit_finds_strays() {
     assert_eq!(audited["strays"], json!([{ "path": "below", "id": 4904, "inherits": true }]));
     // In an audit for another project everything else is a stray. The tool escapes control characters in the
     // printed names.
-    let (code, said, stderr) = tool.run(&["quota", "audit", path, "--id=4904"]);
+    let (code, printed, stderr) = tool.run(&["quota", "audit", path, "--id=4904"]);
     assert_eq!((code, stderr.as_str()), (1, ""));
-    assert!(said.contains("2 with another id") && said.contains("below/file\\u{1b}[2J"), "{said}");
-    assert!(!said.contains('\u{1b}'), "{said}");
+    assert!(printed.contains("2 with another id") && printed.contains("below/file\\u{1b}[2J"), "{printed}");
+    assert!(!printed.contains('\u{1b}'), "{printed}");
 
     // A file with two names is skipped and reported.
     std::fs::hard_link(&file, directory.path().join("below/link")).unwrap_err();
@@ -379,7 +379,7 @@ fn listing_without_a_store_creates_and_records_nothing() {
     let (kept, aside) = (std::fs::read(&format).unwrap(), std::fs::read(&record).unwrap());
     std::fs::remove_file(&format).unwrap();
     let refused = tool.failure(&["store", "list", text(&data)]);
-    assert!(refused.contains("is gone from it"), "recorded, and lost: {refused}");
+    assert!(refused.contains("is gone from it"), "the recorded store is missing: {refused}");
     std::fs::remove_file(&record).unwrap();
     let refused = tool.failure(&["store", "list", text(&data)]);
     assert!(refused.contains("there is no store"), "{refused}");
