@@ -52,7 +52,9 @@ fn the_index_lock_lasts_as_long_as_the_device_is_attached(
     let control = LoopControl::open().unwrap();
     assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding);
     let user = LoopDevice::open_binding(&binding).unwrap();
-    let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else { panic!("it is held open") };
+    let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else {
+        panic!("the device is open")
+    };
     assert!(lock_past_the_end(&image).is_some(), "still bound");
     drop(user);
     assert_eq!(lock_past_the_end(&image), None, "the device was detached, so its descriptor is closed");

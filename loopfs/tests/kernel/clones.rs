@@ -226,7 +226,7 @@ fn cloning_an_attached_image_does_not_change_its_device() {
 )]
 fn a_clone_is_attached_with(
     #[case] direct_io: DirectIo,
-    #[case] asked: BlockSize,
+    #[case] requested: BlockSize,
     #[case] block_size: u32,
     #[case] granted: bool,
 ) {
@@ -235,7 +235,7 @@ fn a_clone_is_attached_with(
     let (source, original) = block(&store, "source", MIB);
     fill(&original, 0, MIB, 1);
     let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
-    let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(asked);
+    let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(requested);
     let device = control.attach(clone.as_fd(), &options).unwrap();
     let status = device.status().unwrap();
     assert_eq!((status.block_size, status.direct_io), (block_size, granted));

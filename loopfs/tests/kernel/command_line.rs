@@ -138,10 +138,10 @@ fn attach_grants_every_property_that_can_be_requested() {
     let (tool, directory) = (Tool::find(), directory());
     image(directory.path(), "image", 8 * MIB);
     let path = directory.path().join("image");
-    let asked =
+    let requested =
         ["attach", text(&path), "--read-only", "--offset=1MiB", "--size-limit=2MiB", "--direct-io=off"];
     let more = ["--block-size=4KiB", "--label=mine", "--index=70000"];
-    let (code, device) = tool.json(&[&asked[..], &more].concat());
+    let (code, device) = tool.json(&[&requested[..], &more].concat());
     assert_eq!(code, 0);
     for (field, expected) in [
         ("device", json!("/dev/loop70000")),

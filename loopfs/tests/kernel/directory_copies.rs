@@ -172,9 +172,9 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_reserves_its_usage() {
     assert_eq!((snapshot.kind(), snapshot.source()), (VolumeKind::Filesystem, &id("source")));
     assert_eq!(snapshot.capacity(), Bytes(64 * MIB), "of its source");
     assert!(snapshot.used().unwrap().0.abs_diff(used) <= MIB / 8, "{:?}", snapshot.used());
-    let promised = before - snapshot.used().unwrap().0;
-    assert_eq!(available(), promised);
-    assert_close(recount(), promised);
+    let remaining = before - snapshot.used().unwrap().0;
+    assert_eq!(available(), remaining);
+    assert_close(recount(), remaining);
     let project = project_of(File::open(xfs().join("snapshots/one")).unwrap()).unwrap();
     let root = File::open(xfs()).unwrap();
     let usage = quota(&root).usage(ProjectId::new(project).unwrap()).unwrap().unwrap();

@@ -325,22 +325,22 @@ fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
     let held = a.create(&id("held"), &spec).unwrap().open_dir().unwrap();
     assert!(a.delete(&id("held")).unwrap());
     a.empty_trash().unwrap();
-    assert_eq!(b.create(&id("anew"), &spec).unwrap_err().kind(), ErrorKind::NoSpace, "the id is draining");
+    assert_eq!(b.create(&id("new"), &spec).unwrap_err().kind(), ErrorKind::NoSpace, "the id is draining");
 
     drop(held);
     assert_eq!(b.recover().unwrap().released_ids, 1);
-    b.create(&id("anew"), &spec).unwrap();
+    b.create(&id("new"), &spec).unwrap();
     a.empty_trash().unwrap();
     assert_eq!(
         a.space().unwrap().reserved,
         Bytes(MIB),
         "the earlier limit of the id was released a second time"
     );
-    assert_eq!(b.volume(&id("anew")).unwrap().capacity(), Bytes(MIB));
-    assert_eq!(a.stats(&id("anew")).unwrap().capacity, Bytes(MIB));
+    assert_eq!(b.volume(&id("new")).unwrap().capacity(), Bytes(MIB));
+    assert_eq!(a.stats(&id("new")).unwrap().capacity, Bytes(MIB));
 
     // The volume can be deleted as any other.
-    assert!(a.delete(&id("anew")).unwrap());
+    assert!(a.delete(&id("new")).unwrap());
     assert_eq!(a.empty_trash().unwrap(), 1);
     assert_eq!(used(range(6_600_001, 1)), HashSet::new());
     leaks.check();

@@ -126,11 +126,11 @@ fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
     let leaks = Leaks::watch();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4007));
-    let asked = Limits {
+    let requested = Limits {
         bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
         inodes: Limit::SoftHard { soft: Inodes(2), hard: Inodes(4) },
     };
-    let stored = quota.set_limits(id, asked).unwrap();
+    let stored = quota.set_limits(id, requested).unwrap();
     assert_eq!(stored.bytes, Bounds { soft: Some(Bytes(MIB)), hard: Some(Bytes(2 * MIB)) });
     assert_eq!(stored.inodes, Bounds { soft: Some(Inodes(2)), hard: Some(Inodes(4)) });
     let directory = directory();

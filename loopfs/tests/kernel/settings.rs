@@ -114,8 +114,8 @@ fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
     let available = || store.space().unwrap().available.0;
     let before = available();
     let (id, volume) = block(&store, "thin", &[("provisioning", "thin")]);
-    let promised = before - available();
-    assert_eq!(promised, 4 * MIB + 4 * MIB / 128 + MIB);
+    let reservation = before - available();
+    assert_eq!(reservation, 4 * MIB + 4 * MIB / 128 + MIB);
     let image = open(&volume);
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (4 * MIB, 0));
     let device = attach(&control, &volume).unwrap();
@@ -131,9 +131,13 @@ fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
     assert_eq!(store.stats(&id).unwrap().used, Bytes(written));
     test_support::discard(&through, 0, MIB).unwrap();
     assert_eq!(allocated(&image), written - MIB);
-    assert_eq!(before - available(), promised);
+    assert_eq!(before - available(), reservation);
     let recounted = crate::environment::store().space().unwrap().available.0;
-    assert!((before - recounted).abs_diff(promised) <= MIB / 8, "{} not {promised}", before - recounted);
+    assert!(
+        (before - recounted).abs_diff(reservation) <= MIB / 8,
+        "{} not {reservation}",
+        before - recounted
+    );
 
     store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (8 * MIB, written - MIB));

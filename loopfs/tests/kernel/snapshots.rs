@@ -206,7 +206,7 @@ fn concurrent_calls_for_one_snapshot_create_one() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    assert_eq!(store.space().unwrap().available.0, before - MIB - margin(MIB), "promised once");
+    assert_eq!(store.space().unwrap().available.0, before - MIB - margin(MIB), "the space is reserved once");
     drop(image);
     remove(&store, &["source"], &[&one]);
 }

@@ -126,17 +126,17 @@ fn a_request_beyond_the_free_space_names_both_sizes_and_leaves_nothing(#[case] k
     let leaks = Leaks::watch();
     let store = store();
     let space = store.space().unwrap();
-    let asked = Bytes(space.total.0 * 2);
-    let error = store.create(&id("huge"), &VolumeSpec::new(kind, asked)).unwrap_err();
+    let requested = Bytes(space.total.0 * 2);
+    let error = store.create(&id("huge"), &VolumeSpec::new(kind, requested)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);
-    for figure in [asked.to_string(), space.available.to_string()] {
+    for figure in [requested.to_string(), space.available.to_string()] {
         assert!(error.to_string().contains(&figure), "{figure} is missing in: {error}");
     }
     assert!(store.list().unwrap().is_empty());
     assert_eq!((count("staging"), count("trash")), (0, 0));
 
     store.create(&id("small"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
-    let error = store.expand(&id("small"), asked).unwrap_err();
+    let error = store.expand(&id("small"), requested).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert_eq!(store.volume(&id("small")).unwrap().capacity(), Bytes(MIB));
     let metadata = std::fs::symlink_metadata(entry(&id("small"))).unwrap();

@@ -67,10 +67,13 @@ fn a_crash_between_allocating_and_extending_a_larger_image_is_recovered() {
 fn space_that_recovery_frees_can_be_reserved_again() {
     let store = store();
     reserve(OURS);
-    let promised = store.space().unwrap().available;
+    let available_before = store.space().unwrap().available;
     store.recover().unwrap();
     // The tolerance is for a block that the quota's own records may take.
-    assert!(store.space().unwrap().available >= Bytes(promised.0 + MIB - 64 * 1024), "{promised} before");
+    assert!(
+        store.space().unwrap().available >= Bytes(available_before.0 + MIB - 64 * 1024),
+        "{available_before} before"
+    );
 }
 
 #[test]

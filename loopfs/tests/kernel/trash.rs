@@ -256,10 +256,10 @@ fn a_deleted_image_that_is_open_keeps_its_reservation_until_it_is_closed(
         Holder::OpenFile(File::options().read(true).write(writing).open(entry(&id)).unwrap())
     };
     drop(volume);
-    let promised = reserved();
+    let reservation = reserved();
     assert!(store.delete(&id).unwrap());
     assert_eq!(store.empty_trash().unwrap(), 0, "the blocks of the image are in use");
-    assert_eq!(reserved(), promised);
+    assert_eq!(reserved(), reservation);
     let directory = VolumeSpec::new(VolumeKind::Filesystem, most);
     let error = store.create(&crate::environment::id("second"), &directory).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");

@@ -182,11 +182,11 @@ fn usages(root: &Path) -> Vec<Usage> {
 /// reserved for volumes and not used by them.
 fn unreserved(volumes: &[Volume], root: &Path) -> Bytes {
     let in_directories: u64 = usages(root).iter().map(|usage| usage.bytes.0).sum();
-    let promised: u64 = volumes.iter().map(|volume| volume.capacity().0).sum();
+    let reserved: u64 = volumes.iter().map(|volume| volume.capacity().0).sum();
     let images = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Block);
     let in_images: u64 =
         images.map(|volume| image(volume, Access::ReadOnly).metadata().expect("status").blocks() * 512).sum();
     let status = nix::sys::statvfs::statvfs(root).expect("statfs");
     let free = status.blocks_available() * status.fragment_size();
-    Bytes((free + in_directories + in_images).saturating_sub(promised).min(free))
+    Bytes((free + in_directories + in_images).saturating_sub(reserved).min(free))
 }

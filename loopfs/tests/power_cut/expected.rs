@@ -27,7 +27,7 @@ enum Presence {
     There,
     /// The volume was being created or deleted. It is either complete or absent.
     Either,
-    Gone,
+    Absent,
 }
 
 /// The state of an existing volume.
@@ -79,7 +79,7 @@ impl Expected {
                 }
             }
             Operation::Delete { volume, .. } => {
-                let presence = if phase == Phase::Done { Presence::Gone } else { Presence::Either };
+                let presence = if phase == Phase::Done { Presence::Absent } else { Presence::Either };
                 self.known(volume).presence = presence;
             }
             Operation::Release | Operation::Recover => {}
@@ -110,10 +110,10 @@ impl Expected {
         for (id, volume) in &self.0 {
             match (volume.presence, found.get(id)) {
                 (Presence::There, None) => differences.push(format!("{id} is lost: {volume:?}")),
-                (Presence::Gone, Some(found)) => {
+                (Presence::Absent, Some(found)) => {
                     differences.push(format!("{id} was deleted, and is there: {found:?}"));
                 }
-                (Presence::Either | Presence::Gone, None) => {}
+                (Presence::Either | Presence::Absent, None) => {}
                 (Presence::There | Presence::Either, Some(found)) => {
                     if found.kind != volume.kind || !volume.capacities.contains(&found.capacity) {
                         differences.push(format!("{id} is {found:?}, and should be {volume:?}"));
