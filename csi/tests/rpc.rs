@@ -378,7 +378,7 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
-    // The driver writes this record when it mounts a file system for the first time.
+    // This record exists if a file system was mounted at the data directory before.
     fs::write(scratch.path().join("data.filesystem-uuid"), "").unwrap();
     let mut directories = Directories::create(scratch.path(), &data);
     let address = directories.serve_metrics();

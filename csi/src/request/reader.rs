@@ -71,7 +71,7 @@ pub(crate) struct NodeExpand {
     pub(crate) access_type: Option<AccessType>,
 }
 
-/// Reads requests. Has the configuration that is fixed for the life of the process.
+/// Reads requests. It holds the configuration, which does not change until the process ends.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestReader {
     filesystem_uuid_key: String,
