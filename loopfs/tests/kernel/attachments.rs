@@ -55,7 +55,7 @@ fn the_index_lock_lasts_as_long_as_the_device_is_attached(
     let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else {
         panic!("the device is open")
     };
-    assert!(lock_past_the_end(&image).is_some(), "still bound");
+    assert!(lock_past_the_end(&image).is_some(), "the device is still attached");
     drop(user);
     assert_eq!(lock_past_the_end(&image), None, "the device was detached, so its descriptor is closed");
     leaks.check();

@@ -170,7 +170,7 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_reserves_its_usage() {
     let before = recount();
     let snapshot = store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
     assert_eq!((snapshot.kind(), snapshot.source()), (VolumeKind::Filesystem, &id("source")));
-    assert_eq!(snapshot.capacity(), Bytes(64 * MIB), "of its source");
+    assert_eq!(snapshot.capacity(), Bytes(64 * MIB), "a snapshot has the capacity of its source");
     assert!(snapshot.used().unwrap().0.abs_diff(used) <= MIB / 8, "{:?}", snapshot.used());
     let remaining = before - snapshot.used().unwrap().0;
     assert_eq!(available(), remaining);
@@ -188,7 +188,7 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_reserves_its_usage() {
     assert_eq!(store.recover().unwrap(), Recovered::default());
     remove(&store, &["source"], &[]);
     store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
-    assert_eq!(inode(), first, "repeated");
+    assert_eq!(inode(), first, "a repeated call returns the same snapshot");
 
     let one = snapshot_id("one");
     let restore =
@@ -435,7 +435,7 @@ fn recovery_removes_the_copy_of_a_killed_process() {
     stopped.0.wait().unwrap();
     assert_eq!(store.recover().unwrap(), Recovered { unfinished: 1, ..Recovered::default() });
     assert_eq!((store.list().unwrap(), count("staging"), count("trash")), (vec![id("source")], 0, 1));
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     assert_eq!(store.empty_trash().unwrap(), 1);
     remove(&store, &["source"], &[]);
     wait_for_background_frees();

@@ -105,7 +105,7 @@ fn attaching_again_returns_the_same_device() {
     let error = restarted.ensure_attached(image.as_fd(), &other).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached, "repeated");
+    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached, "detaching again succeeds");
     leaks.check();
 }
 
@@ -152,7 +152,11 @@ fn the_capacity_follows_a_growing_file_and_never_a_shrinking_one() {
     image.set_len(4 * MIB).unwrap();
     assert_eq!(device.status().unwrap().size, Bytes(MIB));
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(4 * MIB));
-    assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(4 * MIB), "repeated");
+    assert_eq!(
+        device.refresh_capacity(&image).unwrap(),
+        Bytes(4 * MIB),
+        "refreshing again returns the same capacity"
+    );
     image.set_len(2 * MIB).unwrap();
     assert_eq!(device.refresh_capacity(&image).unwrap_err().kind(), ErrorKind::WouldShrink);
     assert_eq!(device.status().unwrap().size, Bytes(4 * MIB));

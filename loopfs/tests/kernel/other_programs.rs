@@ -45,7 +45,11 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
     let read_only = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
     assert_eq!(control.attach(image.as_fd(), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(read_only);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached, "theirs, too");
+    assert_eq!(
+        control.detach_all(image.as_fd()).unwrap(),
+        Detach::Detached,
+        "the device of the other program is detached as well"
+    );
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 
     // A descriptor that is open for writing but belongs to no device does not prevent attaching.

@@ -57,10 +57,10 @@ fn an_exhausted_range_is_an_error_and_every_id_of_it_was_allocated() {
         assert!(error.to_string().contains(&end.to_string()), "{error}");
     }
     assert_eq!(ids.release(project(6_000_005)).unwrap(), Release::Freed);
-    assert_eq!(ids.reserve(SOME).unwrap(), project(6_000_005), "the only gap");
+    assert_eq!(ids.reserve(SOME).unwrap(), project(6_000_005), "the allocator finds the only free id");
     for id in taken {
         assert_eq!(ids.release(id).unwrap(), Release::Freed);
-        assert_eq!(ids.release(id).unwrap(), Release::Freed, "repeated");
+        assert_eq!(ids.release(id).unwrap(), Release::Freed, "releasing again succeeds");
     }
     leaks.check();
 }
@@ -167,8 +167,8 @@ fn recovery_frees_what_a_crash_leaves_at_each_step_and_nothing_else() {
     drop(before);
 
     let after = open(&lock, range.clone());
-    let carried = HashSet::from([of_living]);
-    let reclaimed = after.recover(&carried).unwrap();
+    let assigned = HashSet::from([of_living]);
+    let reclaimed = after.recover(&assigned).unwrap();
     assert_eq!(
         reclaimed.freed.iter().copied().collect::<HashSet<_>>(),
         HashSet::from([reserved, of_removed])
@@ -182,8 +182,12 @@ fn recovery_frees_what_a_crash_leaves_at_each_step_and_nothing_else() {
     assert_eq!(used(range.clone()), HashSet::from([of_living, of_unnamed]));
 
     unnamed.close().unwrap();
-    assert_eq!(after.retry_draining(&carried).unwrap().freed, [of_unnamed]);
-    assert_eq!(after.recover(&carried).unwrap(), loopfs::project_quota::Reclaimed::default(), "repeated");
+    assert_eq!(after.retry_draining(&assigned).unwrap().freed, [of_unnamed]);
+    assert_eq!(
+        after.recover(&assigned).unwrap(),
+        loopfs::project_quota::Reclaimed::default(),
+        "a second recovery finds nothing to do"
+    );
     assert_eq!(used(range.clone()), HashSet::from([of_living]));
     let limits = quota(&root).usage(of_living).unwrap().unwrap().limits;
     assert_eq!((limits.bytes.hard, limits.inodes.hard), (Some(Bytes(MIB)), Some(Inodes(64))));

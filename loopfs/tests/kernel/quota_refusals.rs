@@ -88,7 +88,7 @@ fn without_capabilities() {
         "the enforcement state can be queried without capabilities"
     );
 
-    assert_eq!(project_of(&root).unwrap(), 0, "and this");
+    assert_eq!(project_of(&root).unwrap(), 0, "the project id can be read without capabilities");
     assert_refused(assign_project(&root, id), denied, Errno::EPERM, "owner");
     // This is the documented weakness. The assertion fails if a kernel removes it.
     assign_project(File::open(owned).unwrap(), id).unwrap();
@@ -224,7 +224,11 @@ fn where_usage_is_only_counted() {
 
     let directory = tempfile::tempdir_in(&counted.path).unwrap();
     assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(1), "counted");
+    assert_eq!(
+        quota.usage(id).unwrap().unwrap().inodes,
+        Inodes(1),
+        "usage is counted although limits are not enforced"
+    );
     quota.clear_limits(id).unwrap();
     directory.close().unwrap();
     drop(root);

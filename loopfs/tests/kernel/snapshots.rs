@@ -111,7 +111,7 @@ fn a_snapshot_keeps_the_content_of_its_volume_and_outlives_it() {
     let ids = [snapshot.id().clone(), later.id().clone()];
     drop((snapshot, later, reread));
     remove(&store, &[], &[&ids[0], &ids[1]]);
-    assert!(!store.delete_snapshot(&ids[0]).unwrap(), "repeated");
+    assert!(!store.delete_snapshot(&ids[0]).unwrap(), "deleting again succeeds and deletes nothing");
     assert_filled(&open(&restored), 4 * MIB, 1);
     drop(restored);
     remove(&store, &["restored"], &[]);

@@ -53,7 +53,11 @@ fn a_filesystem_volume_has_the_requested_size_and_expands_in_use() {
 
     assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     assert_eq!(size(), (4 * MIB, 2048));
-    assert_eq!(store.expand(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(
+        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
+        Bytes(4 * MIB),
+        "an expansion never makes a volume smaller"
+    );
 
     let stats = store.stats(&id).unwrap();
     assert_eq!(
@@ -88,7 +92,11 @@ fn a_block_volume_is_preallocated_and_zeroed_and_expands() {
     let mut kept = [0; 4];
     image.read_exact_at(&mut kept, 4096).unwrap();
     assert_eq!(&kept, b"kept");
-    assert_eq!(store.expand(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(
+        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
+        Bytes(4 * MIB),
+        "an expansion never makes a volume smaller"
+    );
     assert_eq!(store.stats(&id).unwrap().capacity, Bytes(4 * MIB));
     drop((image, volume));
     remove(&store, &id);
@@ -114,7 +122,7 @@ fn creating_again_returns_the_same_volume_and_conflicts_name_its_properties(#[ca
     }
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
     remove(&store, &id);
-    assert!(!store.delete(&id).unwrap(), "repeated");
+    assert!(!store.delete(&id).unwrap(), "deleting again succeeds and deletes nothing");
     assert_eq!(store.volume(&id).unwrap_err().kind(), ErrorKind::NotFound);
     leaks.check();
 }
@@ -173,7 +181,11 @@ fn a_failed_expansion_leaves_the_image_unchanged() {
     image.sync_all().unwrap();
     let before = store.space().unwrap().available;
     let error = store.expand(&id, Bytes(MIB + before.0)).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(libc::ENOSPC)), "not by counting");
+    assert_eq!(
+        (error.kind(), error.errno()),
+        (ErrorKind::NoSpace, Some(libc::ENOSPC)),
+        "the error comes from the kernel and not from the store's count"
+    );
     let metadata = image.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks() * 512), (MIB, MIB));
     let mut kept = [0; 4];
@@ -329,7 +341,11 @@ fn a_different_file_system_is_refused_until_the_record_is_removed() {
     }
     std::fs::remove_file(&record).unwrap();
     store();
-    assert_eq!(std::fs::read_to_string(&record).unwrap().trim(), uuid, "adopted again");
+    assert_eq!(
+        std::fs::read_to_string(&record).unwrap().trim(),
+        uuid,
+        "the store records the file system again"
+    );
 }
 
 #[test]
@@ -379,7 +395,7 @@ fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
     let Condition::Abnormal { reason: AbnormalReason::ProjectChanged, message: why } =
         store.stats(&tenant).unwrap().condition
     else {
-        panic!("reported as healthy")
+        panic!("the volume is reported as healthy")
     };
     assert!(why.contains(&victims_project.to_string()), "{why}");
     store.expand(&tenant, Bytes(8 * MIB)).unwrap();

@@ -28,7 +28,7 @@ fn a_crash_after_reserving_an_id_is_recovered() {
     let store = store();
     reserve(OURS);
     assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     leaks.check();
 }
 
@@ -56,7 +56,7 @@ fn a_crash_between_allocating_and_extending_a_larger_image_is_recovered() {
     assert_eq!(image.metadata().unwrap().blocks() * 512, 2 * MIB);
     assert_eq!(store.recover().unwrap(), Recovered { eof_blocks_freed: 1, ..Recovered::default() });
     assert_eq!(image.metadata().unwrap().blocks() * 512, MIB);
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     drop(image);
     assert!(store.delete(&id("grown")).unwrap());
     assert_eq!(store.empty_trash().unwrap(), 1);

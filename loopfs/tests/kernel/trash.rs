@@ -285,7 +285,11 @@ fn a_truncated_image_in_the_trash_is_removed_and_its_reservation_released_in_ful
     assert!(store.delete(&id).unwrap());
     File::options().write(true).open(&trash()[0]).unwrap().set_len(0).unwrap();
     assert_eq!(reserved(), Bytes(2 * SIZE.0));
-    assert_eq!(crate::environment::store().space().unwrap().reserved, Bytes(2 * SIZE.0), "counted again");
+    assert_eq!(
+        crate::environment::store().space().unwrap().reserved,
+        Bytes(2 * SIZE.0),
+        "a recount includes the truncated image"
+    );
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(reserved(), SIZE);
     remove(&store, &crate::environment::id("kept"));

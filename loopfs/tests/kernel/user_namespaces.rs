@@ -21,7 +21,7 @@ use crate::quota_refusals::{NOBODY, assert_refused};
 const MIB: u64 = 1 << 20;
 /// Set in the process that enters the user namespace; the value is the path of the idmapped mount.
 const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
-/// What that process prints once its ids are mapped.
+/// The line that the process prints once its ids are mapped.
 const MAPPED: &str = "ids are mapped";
 
 fn project(id: u32) -> ProjectId {
