@@ -154,7 +154,7 @@ mod tests {
     #[case::copy_and_remove(LockMode::Copy, LockMode::Remove, false)]
     #[case::copy_and_change(LockMode::Copy, LockMode::Change, true)]
     #[case::copy_and_copy(LockMode::Copy, LockMode::Copy, true)]
-    fn two_modes_exclude_each_other_or_not(
+    fn lock_modes_exclude_each_other_as_documented(
         #[case] first: LockMode,
         #[case] second: LockMode,
         #[case] together: bool,

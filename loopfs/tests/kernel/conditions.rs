@@ -95,7 +95,7 @@ fn repeating_an_expansion_records_a_missing_size() {
 }
 
 #[test]
-fn what_can_be_written_to_says_so() {
+fn verifying_a_writable_store_and_the_loop_control_succeeds() {
     let store = store();
     store.verify().unwrap();
     store.prove_writable().unwrap();

@@ -127,7 +127,7 @@ fn files_charged_to_another_volume_are_found_reported_and_repaired() {
 }
 
 #[test]
-fn a_volume_filled_by_files_of_another_volume_is_evidence() {
+fn a_volume_filled_by_files_of_another_volume_is_reported_as_full() {
     let fixture = Fixture::new();
     assert_eq!(fixture.store.foreign_evidence().unwrap().full, [].into());
     let mut file = File::create(fixture.foreign_directory().join("c")).unwrap();

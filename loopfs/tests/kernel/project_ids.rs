@@ -45,7 +45,7 @@ fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 }
 
 #[test]
-fn an_exhausted_range_is_an_error_and_every_id_of_it_was_allocated() {
+fn a_range_is_exhausted_after_all_its_ids_are_allocated() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_000_001, 8));
     let ids = open(&scratch.path().join("lock"), range.clone());

@@ -70,7 +70,7 @@ pub(crate) fn run_without_capabilities() -> Option<PathBuf> {
 }
 
 #[test]
-fn without_capabilities() {
+fn quota_calls_without_capabilities_are_refused() {
     let Some(owned) = run_without_capabilities() else { return };
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4101));
@@ -95,7 +95,7 @@ fn without_capabilities() {
 }
 
 #[test]
-fn in_a_user_namespace_with_all_its_capabilities() {
+fn capabilities_in_a_user_namespace_do_not_suffice() {
     let Some(owned) = run_without_capabilities() else { return };
     unshare(CloneFlags::CLONE_NEWUSER).unwrap();
     let root = File::open(xfs()).unwrap();
@@ -112,7 +112,7 @@ fn in_a_user_namespace_with_all_its_capabilities() {
 }
 
 #[test]
-fn without_quotas_on_xfs() {
+fn an_xfs_without_quotas_is_refused() {
     let root = File::open(xfs_without_quota()).unwrap();
     let (quota, id) = (quota(&root), project(4103));
     let off = ErrorKind::NotEnforced;
@@ -132,7 +132,7 @@ fn without_quotas_on_xfs() {
 }
 
 #[test]
-fn on_a_file_system_that_knows_no_project_quotas() {
+fn a_file_system_without_support_for_project_quotas_is_refused() {
     let scratch = scratch();
     let root = File::open(scratch.path()).unwrap();
     let (quota, id) = (quota(&root), project(4104));
@@ -145,7 +145,7 @@ fn on_a_file_system_that_knows_no_project_quotas() {
 }
 
 #[test]
-fn with_a_descriptor_that_cannot_be_read_from() {
+fn an_o_path_descriptor_suffices_for_quota_calls_only() {
     let root = File::options().read(true).custom_flags(OFlag::O_PATH.bits()).open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4105));
     // The quota calls only need a descriptor of the file system.
@@ -159,7 +159,7 @@ fn with_a_descriptor_that_cannot_be_read_from() {
 }
 
 #[test]
-fn through_a_read_only_mount() {
+fn changes_through_a_read_only_mount_are_refused() {
     let leaks = Leaks::watch();
     let (directory, target) = (directory(), scratch());
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
@@ -210,7 +210,7 @@ impl Drop for Remounted {
 }
 
 #[test]
-fn where_usage_is_only_counted() {
+fn limits_are_refused_if_usage_is_counted_but_not_enforced() {
     let counted = Remounted::with("pqnoenforce", MsFlags::empty());
     let root = File::open(&counted.path).unwrap();
     let (quota, id) = (quota(&root), project(4107));
@@ -240,7 +240,7 @@ fn where_usage_is_only_counted() {
 }
 
 #[test]
-fn on_a_read_only_file_system() {
+fn changes_on_a_read_only_file_system_are_refused() {
     let read_only = Remounted::with("prjquota", MsFlags::empty());
     mount(
         None::<&Path>,

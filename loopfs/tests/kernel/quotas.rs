@@ -43,7 +43,7 @@ fn fill(path: &std::path::Path) -> (u64, Errno) {
 }
 
 #[test]
-fn the_states_of_enforcement_are_distinguished() {
+fn enforcement_states_are_distinguished() {
     assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
     assert_eq!(quota(&File::open(xfs_without_quota()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);
     assert_eq!(quota(&File::open(scratch().path()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);

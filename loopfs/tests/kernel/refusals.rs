@@ -43,7 +43,7 @@ pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send)
 }
 
 #[test]
-fn without_the_host_s_dev_there_is_no_loop_control() {
+fn opening_the_loop_control_without_the_host_s_dev_fails() {
     let error = with_covered("/dev", LoopControl::open).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::NotFound, Some(libc::ENOENT)));
     assert!(error.to_string().contains("load the loop module"), "no remedy in: {error}");
@@ -66,7 +66,7 @@ fn without_a_node_a_device_is_not_bound_and_not_reported_as_absent() {
 }
 
 #[test]
-fn without_sysfs_devices_cannot_be_listed() {
+fn listing_devices_without_sysfs_fails() {
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
@@ -77,12 +77,12 @@ fn without_sysfs_devices_cannot_be_listed() {
 }
 
 #[test]
-fn without_proc_there_is_no_mount_table() {
+fn reading_the_mount_table_without_proc_fails() {
     assert_refused(with_covered("/proc", mountinfo::read), ErrorKind::NotFound, Some(Errno::ENOENT));
 }
 
 #[test]
-fn without_capabilities() {
+fn operations_without_capabilities_are_refused() {
     let Some(owned) = run_without_capabilities() else { return };
     let denied = ErrorKind::PermissionDenied;
     assert_refused(LoopControl::open(), denied, Some(Errno::EACCES));

@@ -18,7 +18,7 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use crate::environment::{Leaks, id, store, this_test_again, xfs};
 use crate::store::{MIB, entry, remove};
 
-/// Set in a child process.
+/// Set in a child process of a test.
 pub(crate) const CHILD: &str = "LOOPFS_TEST_CHILD";
 const SIZE: Bytes = Bytes(4 * MIB);
 
