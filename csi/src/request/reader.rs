@@ -42,9 +42,9 @@ pub(crate) struct Publish {
 /// The form in which a volume is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PublishMode {
-    /// As a directory with these mount flags.
+    /// The volume is published as a directory with these mount flags.
     Mount(MountFlags),
-    /// As a block device node.
+    /// The volume is published as a block device node.
     Block(Access),
 }
 

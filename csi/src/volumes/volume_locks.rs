@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::error::{Error, Result};
 use crate::object::Object;
 
-/// What an operation does to an object.
+/// The effect of an operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
     /// Creates, publishes or expands it. Excludes all modes but [`Copy`](Self::Copy).

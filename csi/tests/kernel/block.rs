@@ -48,7 +48,7 @@ fn publish_and_unpublish_are_idempotent() {
         assert_eq!(fixture.devices("v"), []);
     }
 
-    // As after a reboot: the orchestrator does not stage the volume again.
+    // After a reboot the orchestrator does not stage the volume again.
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     assert_eq!(read_from(&target, 4), b"kept");
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();

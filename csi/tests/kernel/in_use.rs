@@ -67,7 +67,7 @@ fn a_killed_driver_leaves_no_undeletable_volume() {
     process.signal(Signal::SIGKILL);
     drop(node);
     refusal(&fixture, "published");
-    // As after a driver that was killed between the record and the mount.
+    // A driver that was killed between the record and the mount leaves this state.
     fixture.store.record_publication(&id("not"), &fixture.target("never")).unwrap();
 
     let (process, node) = take_over();

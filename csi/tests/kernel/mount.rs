@@ -193,7 +193,7 @@ fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
     fixture.volume("v", VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    // As after a driver that did not check the target.
+    // A driver that did not check the target would leave this state.
     let directory = fixture.store.volume(&id("v")).unwrap().open_dir().unwrap();
     loopfs::mount::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
     drop(directory);
