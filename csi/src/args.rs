@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, env = "NODE_NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub node_name: String,
 
-    /// Where the XFS file system that holds the volumes is mounted
+    /// Mount point of the XFS file system that holds the volumes
     #[arg(long, value_parser = absolute_path)]
     pub data_dir: PathBuf,
 

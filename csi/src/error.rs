@@ -22,7 +22,7 @@ pub(crate) enum Error {
     #[error("another operation on {0} is in progress; retry when it has finished")]
     OperationPending(Object),
 
-    /// A condition that passes by itself.
+    /// A condition that ends without intervention.
     #[error("{0}; retry")]
     Temporary(String),
 

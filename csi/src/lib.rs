@@ -96,7 +96,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 /// Runs the driver until `stop`.
 ///
 /// # Errors
-/// As [`run`].
+/// Returns the same errors as [`run`].
 pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let Args {
         driver_name,

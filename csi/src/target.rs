@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_can_be_made_again_and_removed_again() {
+    fn creating_and_removing_a_target_is_idempotent() {
         let scratch = scratch();
         for (name, make) in
             [("d", Target::ensure_directory as fn(&Target) -> Result<()>), ("f", Target::ensure_file)]
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_made_is_left_alone() {
+    fn files_that_the_driver_did_not_create_are_kept() {
         let scratch = scratch();
         fs::write(scratch.path("file"), "precious").unwrap();
         fs::create_dir(scratch.path("directory")).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_without_its_directory_is_nowhere() {
+    fn a_target_without_a_parent_directory_is_not_found() {
         let scratch = scratch();
         fs::write(scratch.path("file"), "").unwrap();
         assert!(scratch.try_locate("absent/target").unwrap().is_none());
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_lost_its_name_does_not_lead_elsewhere() {
+    fn a_target_stays_in_its_parent_directory_after_a_rename() {
         let scratch = scratch();
         fs::create_dir(scratch.path("pod")).unwrap();
         let target = scratch.locate("pod/target");

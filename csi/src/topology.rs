@@ -42,7 +42,7 @@ mod tests {
     #[case::other_node(&[("topology.a.b/node", "m")], false)]
     #[case::other_key(&[("zone", "n")], false)]
     #[case::one_segment_too_many(&[("topology.a.b/node", "n"), ("zone", "z")], false)]
-    fn a_node_lies_in_topologies_whose_segments_it_has(
+    fn a_node_lies_in_a_topology_if_it_has_all_segments(
         #[case] segments: &[(&str, &str)],
         #[case] lies_in: bool,
     ) {

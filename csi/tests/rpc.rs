@@ -1,5 +1,5 @@
-//! The driver on a socket, without its file system, which any machine can run. Tests that need the file system are in
-//! `kernel`.
+//! Tests of the driver on a socket, without its file system. They run on any machine. Tests that need the file system
+//! are in `kernel`.
 
 mod support;
 
@@ -15,23 +15,23 @@ use tonic::Code;
 
 use support::*;
 
-struct Scene {
+struct Fixture {
     driver: Driver,
     directories: Directories,
     scratch: TempDir,
 }
 
 /// Returns a driver whose data directory is a plain directory, as on a node whose disk is not mounted.
-fn scene() -> Scene {
+fn fixture() -> Fixture {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
-    let directories = Directories::make(scratch.path(), &data);
+    let directories = Directories::create(scratch.path(), &data);
     let driver = Driver::start(&directories);
-    Scene { driver, directories, scratch }
+    Fixture { driver, directories, scratch }
 }
 
-impl Scene {
+impl Fixture {
     fn target(&self, name: &str) -> PathBuf {
         self.directories.kubelet.join(name)
     }
@@ -54,12 +54,12 @@ fn the_driver_reports_its_name_and_capabilities() {
     use wire::node_service_capability::{Type, rpc};
     use wire::plugin_capability::{Type as Plugin, service, volume_expansion};
 
-    let scene = scene();
-    let info = scene.driver.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
+    let fixture = fixture();
+    let info = fixture.driver.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
     assert_eq!((info.name.as_str(), info.vendor_version.as_str()), (DRIVER, env!("CARGO_PKG_VERSION")));
 
     let capabilities =
-        scene.driver.get_plugin_capabilities(wire::GetPluginCapabilitiesRequest {}).unwrap().capabilities;
+        fixture.driver.get_plugin_capabilities(wire::GetPluginCapabilitiesRequest {}).unwrap().capabilities;
     let kinds: Vec<_> = capabilities
         .into_iter()
         .map(|capability| match capability.r#type.unwrap() {
@@ -78,7 +78,7 @@ fn the_driver_reports_its_name_and_capabilities() {
     );
 
     let capabilities =
-        scene.driver.node_get_capabilities(wire::NodeGetCapabilitiesRequest {}).unwrap().capabilities;
+        fixture.driver.node_get_capabilities(wire::NodeGetCapabilitiesRequest {}).unwrap().capabilities;
     let kinds: Vec<_> = capabilities
         .into_iter()
         .map(|capability| match capability.r#type.unwrap() {
@@ -98,7 +98,7 @@ fn the_driver_reports_its_name_and_capabilities() {
         ]
     );
 
-    let capabilities = scene
+    let capabilities = fixture
         .driver
         .controller_get_capabilities(wire::ControllerGetCapabilitiesRequest {})
         .unwrap()
@@ -129,25 +129,25 @@ fn the_driver_reports_its_name_and_capabilities() {
         ]
     );
 
-    let info = scene.driver.node_get_info(wire::NodeGetInfoRequest {}).unwrap();
+    let info = fixture.driver.node_get_info(wire::NodeGetInfoRequest {}).unwrap();
     assert_eq!(info.node_id, NODE);
     let topology = info.accessible_topology.unwrap().segments;
     assert_eq!(
         topology.into_iter().collect::<Vec<_>>(),
         [(format!("topology.{DRIVER}/node"), NODE.to_owned())]
     );
-    scene.stop();
+    fixture.stop();
 }
 
 #[test]
 fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
-    let scene = scene();
-    let data = scene.directories.data.to_str().unwrap().to_owned();
+    let fixture = fixture();
+    let data = fixture.directories.data.to_str().unwrap().to_owned();
     let why = [data.as_str(), "nothing is mounted there", "prjquota"];
-    assert_refused(scene.driver.settled(), Code::FailedPrecondition, &why);
+    assert_refused(fixture.driver.wait_for_probe(), Code::FailedPrecondition, &why);
 
-    let target = scene.target("target");
-    let node = &scene.driver;
+    let target = fixture.target("target");
+    let node = &fixture.driver;
     assert_refused(node.node_stage_volume(stage("v", &target, block())), Code::FailedPrecondition, &why);
     assert_refused(node.node_unstage_volume(unstage("v", &target)), Code::FailedPrecondition, &why);
     assert_refused(
@@ -167,7 +167,11 @@ fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
     assert_refused(node.list_snapshots(list_snapshots(0, "", "", "")), Code::FailedPrecondition, &why);
     assert_refused(node.get_snapshot(get_snapshot("s")), Code::FailedPrecondition, &why);
     assert_refused(node.get_capacity(Default::default()), Code::FailedPrecondition, &why);
-    assert_refused(node.controller_expand_volume(grow("v", 1, 0)), Code::FailedPrecondition, &why);
+    assert_refused(
+        node.controller_expand_volume(controller_expand("v", 1, 0)),
+        Code::FailedPrecondition,
+        &why,
+    );
     assert_refused(node.controller_get_volume(get("v")), Code::FailedPrecondition, &why);
     assert_refused(node.controller_list_volume_health(Default::default()), Code::FailedPrecondition, &why);
     let storage = node.node_get_storage_health(Default::default()).unwrap().backend_health;
@@ -175,27 +179,27 @@ fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
     assert_eq!(storage[0].status(), wire::StorageHealthErrorType::StorageUnreachable);
     assert!(why.iter().all(|text| storage[0].message.contains(text)), "{}", storage[0].message);
     assert!(!target.exists());
-    assert!(!scene.directories.registration_socket().exists());
-    scene.stop();
+    assert!(!fixture.directories.registration_socket().exists());
+    fixture.stop();
 }
 
 #[test]
 fn a_workload_can_stop_without_the_file_system() {
-    let scene = scene();
-    let target = scene.target("target");
+    let fixture = fixture();
+    let target = fixture.target("target");
     fs::create_dir(&target).unwrap();
     for _ in 0..2 {
-        scene.driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
+        fixture.driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
         assert!(!target.exists());
     }
-    scene.driver.node_unpublish_volume(unpublish("v", &scene.target("absent/target"))).unwrap();
-    scene.stop();
+    fixture.driver.node_unpublish_volume(unpublish("v", &fixture.target("absent/target"))).unwrap();
+    fixture.stop();
 }
 
 #[test]
 fn empty_requests_are_refused() {
-    let scene = scene();
-    let node = &scene.driver;
+    let fixture = fixture();
+    let node = &fixture.driver;
     let volume = ["volume_id"];
     assert_refused(node.node_stage_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.node_unstage_volume(Default::default()), Code::InvalidArgument, &volume);
@@ -213,13 +217,13 @@ fn empty_requests_are_refused() {
     assert_refused(node.controller_get_volume(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.controller_get_volume_health(Default::default()), Code::InvalidArgument, &volume);
     assert_refused(node.node_get_volume_health(Default::default()), Code::InvalidArgument, &volume);
-    scene.stop();
+    fixture.stop();
 }
 
 #[test]
 fn a_request_without_a_required_field_is_refused() {
-    let scene = scene();
-    let (node, target, none) = (&scene.driver, scene.target("target"), Path::new(""));
+    let fixture = fixture();
+    let (node, target, none) = (&fixture.driver, fixture.target("target"), Path::new(""));
     let invalid = Code::InvalidArgument;
     assert_refused(node.node_stage_volume(stage("v", none, block())), invalid, &["staging_target_path"]);
     assert_refused(node.node_stage_volume(stage("v", &target, None)), invalid, &["volume_capability"]);
@@ -232,13 +236,13 @@ fn a_request_without_a_required_field_is_refused() {
     assert_refused(node.create_volume(create("", 1, block())), invalid, &["name"]);
     assert_refused(node.create_volume(create("v", 1, None)), invalid, &["volume_capabilities"]);
     assert_refused(node.validate_volume_capabilities(validate("v", None)), invalid, &["volume_capabilities"]);
-    assert_refused(node.controller_expand_volume(grow("v", 0, 0)), invalid, &["capacity_range"]);
+    assert_refused(node.controller_expand_volume(controller_expand("v", 0, 0)), invalid, &["capacity_range"]);
     assert_refused(node.create_snapshot(create_snapshot("", "v")), invalid, &["name"]);
     assert_refused(node.create_snapshot(create_snapshot("s", "")), invalid, &["source_volume_id"]);
     for request in [from_volume("v", "", 1, block()), from_snapshot("v", "", 1, block())] {
         assert_refused(node.create_volume(request), invalid, &["volume_content_source"]);
     }
-    scene.stop();
+    fixture.stop();
 }
 
 #[rstest]
@@ -250,10 +254,10 @@ fn a_request_without_a_required_field_is_refused() {
 #[case::nul("{kubelet}/a\0b")]
 #[case::long("{kubelet}/{long}")]
 fn paths_outside_the_kubelet_directory_are_refused(#[case] path: &str) {
-    let scene = scene();
-    let kubelet = scene.directories.kubelet.to_str().unwrap();
+    let fixture = fixture();
+    let kubelet = fixture.directories.kubelet.to_str().unwrap();
     let path = PathBuf::from(path.replace("{kubelet}", kubelet).replace("{long}", &"n/".repeat(4096)));
-    let node = &scene.driver;
+    let node = &fixture.driver;
     assert_refused(
         node.node_publish_volume(publish("v", &path, block())),
         Code::InvalidArgument,
@@ -264,7 +268,7 @@ fn paths_outside_the_kubelet_directory_are_refused(#[case] path: &str) {
         Code::InvalidArgument,
         &["target_path"],
     );
-    scene.stop();
+    fixture.stop();
 }
 
 #[rstest]
@@ -275,9 +279,9 @@ fn paths_outside_the_kubelet_directory_are_refused(#[case] path: &str) {
 #[case::newline("a\nb")]
 #[case::long(&"v".repeat(4096))]
 fn malformed_volume_ids_are_refused(#[case] volume: &str) {
-    let scene = scene();
-    let target = scene.target("target");
-    let node = &scene.driver;
+    let fixture = fixture();
+    let target = fixture.target("target");
+    let node = &fixture.driver;
     assert_refused(
         node.node_publish_volume(publish(volume, &target, block())),
         Code::InvalidArgument,
@@ -290,49 +294,53 @@ fn malformed_volume_ids_are_refused(#[case] volume: &str) {
     );
     assert_refused(node.node_unstage_volume(unstage(volume, &target)), Code::InvalidArgument, &["volume_id"]);
     assert_refused(node.controller_get_volume(get(volume)), Code::InvalidArgument, &["volume_id"]);
-    assert_refused(node.controller_expand_volume(grow(volume, 1, 0)), Code::InvalidArgument, &["volume_id"]);
+    assert_refused(
+        node.controller_expand_volume(controller_expand(volume, 1, 0)),
+        Code::InvalidArgument,
+        &["volume_id"],
+    );
     // No such volume can exist, so it counts as deleted.
     node.delete_volume(delete(volume)).unwrap();
-    scene.stop();
+    fixture.stop();
 }
 
 #[test]
 fn unpublishing_keeps_files_that_the_driver_did_not_create() {
-    let scene = scene();
-    let outside = scene.scratch.path().join("outside");
+    let fixture = fixture();
+    let outside = fixture.scratch.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("file"), "precious").unwrap();
 
-    let link_on_the_way = scene.target("way");
+    let link_on_the_way = fixture.target("way");
     symlink(&outside, &link_on_the_way).unwrap();
-    let answer = scene.driver.node_unpublish_volume(unpublish("v", &link_on_the_way.join("file")));
-    assert_refused(answer, Code::FailedPrecondition, &["symbolic link"]);
+    let response = fixture.driver.node_unpublish_volume(unpublish("v", &link_on_the_way.join("file")));
+    assert_refused(response, Code::FailedPrecondition, &["symbolic link"]);
 
-    let full = scene.target("full");
+    let full = fixture.target("full");
     fs::create_dir(&full).unwrap();
     fs::write(full.join("file"), "precious").unwrap();
     assert_refused(
-        scene.driver.node_unpublish_volume(unpublish("v", &full)),
+        fixture.driver.node_unpublish_volume(unpublish("v", &full)),
         Code::FailedPrecondition,
         &["full"],
     );
 
     // The link itself is removed, and its target remains.
-    let link = scene.target("link");
+    let link = fixture.target("link");
     symlink(&outside, &link).unwrap();
-    scene.driver.node_unpublish_volume(unpublish("v", &link)).unwrap();
+    fixture.driver.node_unpublish_volume(unpublish("v", &link)).unwrap();
     assert!(!link.is_symlink());
     assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "precious");
     assert_eq!(fs::read_to_string(full.join("file")).unwrap(), "precious");
-    scene.stop();
+    fixture.stop();
 }
 
 #[test]
 fn unimplemented_calls_name_their_capability() {
-    let scene = scene();
-    let answer = scene.driver.controller_modify_volume(Default::default());
-    assert_refused(answer, Code::Unimplemented, &["MODIFY_VOLUME"]);
-    scene.stop();
+    let fixture = fixture();
+    let response = fixture.driver.controller_modify_volume(Default::default());
+    assert_refused(response, Code::Unimplemented, &["MODIFY_VOLUME"]);
+    fixture.stop();
 }
 
 #[rstest]
@@ -344,25 +352,25 @@ fn sizes_that_no_volume_can_have_are_refused(
     #[case] limit_bytes: i64,
     #[case] code: Code,
 ) {
-    let scene = scene();
+    let fixture = fixture();
     let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
     let request = wire::CreateVolumeRequest { capacity_range, ..create("v", 0, block()) };
-    assert_refused(scene.driver.create_volume(request), code, &["capacity_range"]);
-    let request = grow("v", required_bytes, limit_bytes);
-    assert_refused(scene.driver.controller_expand_volume(request), code, &["capacity_range"]);
-    scene.stop();
+    assert_refused(fixture.driver.create_volume(request), code, &["capacity_range"]);
+    let request = controller_expand("v", required_bytes, limit_bytes);
+    assert_refused(fixture.driver.controller_expand_volume(request), code, &["capacity_range"]);
+    fixture.stop();
 }
 
 #[test]
 fn a_list_continues_only_from_a_returned_token() {
-    let scene = scene();
-    assert_refused(scene.driver.list_volumes(list(0, "invalid-token")), Code::Aborted, &["starting_token"]);
-    assert_refused(scene.driver.list_volumes(list(-1, "")), Code::InvalidArgument, &["max_entries"]);
+    let fixture = fixture();
+    assert_refused(fixture.driver.list_volumes(list(0, "invalid-token")), Code::Aborted, &["starting_token"]);
+    assert_refused(fixture.driver.list_volumes(list(-1, "")), Code::InvalidArgument, &["max_entries"]);
     let snapshots =
-        |max_entries, token| scene.driver.list_snapshots(list_snapshots(max_entries, token, "", ""));
+        |max_entries, token| fixture.driver.list_snapshots(list_snapshots(max_entries, token, "", ""));
     assert_refused(snapshots(0, "invalid-token"), Code::Aborted, &["starting_token"]);
     assert_refused(snapshots(-1, ""), Code::InvalidArgument, &["max_entries"]);
-    scene.stop();
+    fixture.stop();
 }
 
 #[test]
@@ -370,13 +378,13 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
-    // The record of a file system that was mounted before.
+    // This record exists if a file system was mounted at the data directory before.
     fs::write(scratch.path().join("data.filesystem-uuid"), "").unwrap();
-    let mut directories = Directories::make(scratch.path(), &data);
+    let mut directories = Directories::create(scratch.path(), &data);
     let address = directories.serve_metrics();
     let probes = directories.serve_probes();
     let driver = Driver::start(&directories);
-    driver.settled().unwrap_err();
+    driver.wait_for_probe().unwrap_err();
     for address in [probes, address] {
         assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
         let (status, why) = http::get(address, "/readyz");
@@ -401,7 +409,7 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     let why = loop {
         match http::get(probes, "/healthz") {
             (503, why) => break why,
-            answer => assert!(start.elapsed() < PATIENCE, "still {answer:?}"),
+            response => assert!(start.elapsed() < TIMEOUT, "still {response:?}"),
         }
         std::thread::sleep(Duration::from_millis(20));
     };
@@ -412,10 +420,10 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
 #[test]
 fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
     let scratch = tempfile::tempdir().unwrap();
-    let mut directories = Directories::make(scratch.path(), &scratch.path().join("data"));
+    let mut directories = Directories::create(scratch.path(), &scratch.path().join("data"));
     let address = directories.serve_metrics();
     let driver = Driver::start(&directories);
-    assert_refused(driver.settled(), Code::FailedPrecondition, &["make it the mount point"]);
+    assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &["make it the mount point"]);
     assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
     assert!(http::get(address, "/metrics").1.contains("loopfs_csi_storage_open 0\n"));
     assert!(!directories.registration_socket().exists());
@@ -425,7 +433,7 @@ fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
 #[test]
 fn stale_sockets_are_removed_and_the_new_one_is_private() {
     let scratch = tempfile::tempdir().unwrap();
-    let directories = Directories::make(scratch.path(), &scratch.path().join("data"));
+    let directories = Directories::create(scratch.path(), &scratch.path().join("data"));
     for stale in [&directories.endpoint, &directories.registration_socket()] {
         drop(std::os::unix::net::UnixListener::bind(stale).unwrap());
     }
@@ -441,7 +449,7 @@ fn stale_sockets_are_removed_and_the_new_one_is_private() {
 #[test]
 fn a_missing_directory_prevents_the_start() {
     let scratch = tempfile::tempdir().unwrap();
-    let directories = Directories::make(scratch.path(), scratch.path());
+    let directories = Directories::create(scratch.path(), scratch.path());
     fs::remove_dir(&directories.kubelet).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let error = runtime

@@ -1,4 +1,4 @@
-//! The tool `loopfs` as far as any machine can run it: what it refuses, what it says, and how it exits.
+//! Tests of the tool `loopfs` that run on any machine: rejected command lines, messages and exit codes.
 
 use std::process::{Command, Output};
 
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
 #[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
 #[case::soft(&["quota", "set", "/", "--id", "7", "--bytes", "1", "--soft-bytes", "2"], "--soft-bytes needs a number")]
 #[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
-fn a_command_line_that_is_not_understood_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
+fn an_invalid_command_line_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
     let output = loopfs(args);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(text(&output.stderr).contains(says), "{}", text(&output.stderr));
@@ -39,18 +39,18 @@ fn a_command_line_that_is_not_understood_exits_with_2(#[case] args: &[&str], #[c
 #[case::file(&["quota", "show", "/proc/self/exe", "--id", "7"], "Not a directory")]
 #[case::no_quotas(&["quota", "list", "/proc"], "mounted with option prjquota")]
 #[case::no_store(&["store", "list", "/proc/sys"], "open the data directory /proc/sys")]
-fn what_fails_names_the_object_and_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
+fn a_failed_operation_names_the_object_and_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
     for json in [&[][..], &["--json"]] {
         let output = loopfs(&[json, args].concat());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).starts_with("loopfs: "), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(says), "{}", text(&output.stderr));
-        assert_eq!(text(&output.stdout), "", "an answer is whole or absent");
+        assert_eq!(text(&output.stdout), "", "a failed command prints nothing on standard output");
     }
 }
 
 #[test]
-fn the_help_says_exit_codes_sizes_and_the_names_of_json_fields() {
+fn the_help_lists_exit_codes_sizes_and_json_field_names() {
     let help = text(&loopfs(&["--help"]).stdout);
     for expected in ["Exit codes:", "powers of 1024", "--json", "Examples:"] {
         assert!(help.contains(expected), "{expected} is missing in {help}");

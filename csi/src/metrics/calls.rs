@@ -14,7 +14,8 @@ use tonic::server::NamedService;
 
 use crate::proto::METHODS;
 
-/// A read-only call takes half a millisecond. A call that waits for a disk takes up to the kubelet's timeout.
+/// The bucket limits in seconds. A read-only call takes half a millisecond. A call that waits for a disk
+/// takes up to the kubelet's timeout.
 const BUCKETS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0];
 
 /// The label of methods that do not exist, so that a client cannot create time series.
@@ -55,7 +56,7 @@ impl Calls {
         let name = path.rsplit('/').next().unwrap_or_default();
         let method = METHODS.iter().find(|method| **method == name).copied().unwrap_or(OTHER);
         self.in_progress.inc();
-        // The code until the service responds: a client that disconnects drops the call.
+        // The code if the client disconnects: the runtime then drops the call before the service responds.
         Call { calls: self.clone(), method, started: Instant::now(), code: Code::Cancelled }
     }
 

@@ -26,8 +26,8 @@ pub(crate) struct StorageSample {
 }
 
 impl Sample {
-    /// Gathers the values. Lists two directories and sysfs, which takes about 10 µs for each attached device and 1 µs
-    /// for each volume. Blocks.
+    /// Gathers the values. This lists two directories and sysfs, which takes about 10 µs for each attached
+    /// device and 1 µs for each volume. Blocks.
     pub(crate) fn collect(monitor: &StorageMonitor, audit: Option<Arc<Findings>>) -> Self {
         match StorageSample::collect(monitor) {
             Ok(storage) => Self { storage: Some(storage), audit },

@@ -95,13 +95,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn any_bytes(bytes in vec(any::<u8>(), 0..200)) {
+    fn reading_arbitrary_bytes_never_panics(bytes in vec(any::<u8>(), 0..200)) {
         read_all(&bytes);
     }
 
-    /// The messages have most fields in common, so the bytes of one message are almost valid as another one.
+    /// The messages share most fields, so the bytes of one message are almost valid as another one.
     #[test]
-    fn any_node_message(
+    fn reading_arbitrary_node_messages_never_panics(
         volume_id in text(),
         target_path in text(),
         staging_target_path in text(),
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn any_controller_message(
+    fn reading_arbitrary_controller_messages_never_panics(
         name in text(),
         capacity_range in option::of(range()),
         volume_capabilities in vec(capability(), 0..3),

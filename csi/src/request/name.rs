@@ -10,7 +10,7 @@ use crate::error::InvalidRequest;
 
 const FIELD: &str = "name";
 
-/// The maximum length of a string in the specification.
+/// The maximum length of a string, in bytes, according to the specification.
 const MAX_NAME_LEN: usize = 128;
 
 /// The prefix of an id that is derived from a name which is not a valid id.

@@ -47,7 +47,7 @@ impl TargetPath {
         if relative.components().any(|component| component.as_os_str().len() > MAX_COMPONENT_LEN) {
             return invalid(format!("a component is longer than {MAX_COMPONENT_LEN} bytes"));
         }
-        // Built from its components, without the `//` and `/./` that components() skips.
+        // The path is rebuilt from its components, without the `//` and `/./` that components() skips.
         let relative: PathBuf = relative.components().collect();
         Ok(Self { full: kubelet_dir.join(&relative), relative })
     }

@@ -42,9 +42,9 @@ pub(crate) struct Publish {
 /// The form in which a volume is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PublishMode {
-    /// As a directory with these mount flags.
+    /// The volume is published as a directory with these mount flags.
     Mount(MountFlags),
-    /// As a block device node.
+    /// The volume is published as a block device node.
     Block(Access),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct NodeExpand {
     pub(crate) access_type: Option<AccessType>,
 }
 
-/// Reads requests. Has the configuration that is fixed for the life of the process.
+/// Reads requests. It holds the configuration, which does not change until the process ends.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestReader {
     filesystem_uuid_key: String,

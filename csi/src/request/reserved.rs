@@ -1,8 +1,8 @@
 //! Parameters below `csi.storage.k8s.io/`, which belong to Kubernetes and its sidecars rather than to this driver.
 //!
 //! external-provisioner and csi-snapshotter evaluate the file system type and the names of secrets themselves. With
-//! `--extra-create-metadata` they add the names of the objects that a request is for. A prefixed parameter that they do not
-//! know is an error there too.
+//! `--extra-create-metadata` they add the names of the objects to which a request belongs. They also refuse prefixed
+//! parameters that they do not know.
 
 const PREFIX: &str = "csi.storage.k8s.io/";
 
@@ -16,8 +16,8 @@ const OF_A_VOLUME: [&str; 3] = ["pv/name", "pvc/name", "pvc/namespace"];
 const OF_A_SNAPSHOT: [&str; 3] =
     ["volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name"];
 
-/// Calls that name secrets, as a prefix of `secret-name` and `secret-namespace`. The empty one is the default of the others.
-/// This driver uses no secrets.
+/// The calls that name secrets, as a prefix of `secret-name` and `secret-namespace`. The empty prefix is the default of
+/// the others. This driver uses no secrets.
 const SECRETS: [&str; 9] = [
     "",
     "provisioner-",
@@ -42,7 +42,7 @@ pub(super) fn of_volume(name: &str, value: &str) -> Option<Result<(), String>> {
     }
 }
 
-/// Returns `true` if Kubernetes defines the parameter for a snapshot. None of them has an effect here.
+/// Returns `true` if Kubernetes defines the parameter for a snapshot. No such parameter has an effect in this driver.
 pub(super) fn is_of_snapshot(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|rest| OF_A_SNAPSHOT.contains(&rest) || names_a_secret(rest))
 }

@@ -112,7 +112,7 @@ mod tests {
     #[case::anywhere(None, true)]
     #[case::here(on("node-1"), true)]
     #[case::elsewhere(on("node-2"), false)]
-    fn a_request_is_read(
+    fn a_create_snapshot_request_is_converted(
         #[case] requirements: Option<wire::TopologyRequirement>,
         #[case] accessible_here: bool,
     ) {
@@ -144,7 +144,7 @@ mod tests {
     #[case::parameter(|request: &mut wire::CreateSnapshotRequest| {
         request.parameters = [("typo".to_owned(), String::new())].into();
     }, Code::InvalidArgument, "parameters: ")]
-    fn one_fault(
+    fn an_invalid_field_is_refused(
         #[case] spoil: impl FnOnce(&mut wire::CreateSnapshotRequest),
         #[case] code: Code,
         #[case] field: &str,
@@ -164,7 +164,7 @@ mod tests {
     #[case::one_of("s", "v", Some((Some("s"), Some("v"))))]
     #[case::no_snapshot("../s", "", None)]
     #[case::no_volume("s", "a\0b", None)]
-    fn filters(
+    fn a_filter_with_an_impossible_id_matches_nothing(
         #[case] snapshot: &str,
         #[case] source: &str,
         #[case] expected: Option<(Option<&str>, Option<&str>)>,

@@ -48,7 +48,7 @@ fn publish(capability: wire::VolumeCapability) -> wire::NodePublishVolumeRequest
 }
 
 #[test]
-fn a_publish_request_is_read() {
+fn a_publish_request_is_converted() {
     let mut request = publish(mount(Mode::SingleNodeWriter));
     request.volume_context = HashMap::from([("csi.loopfs.dev/filesystem-uuid".to_owned(), UUID.to_owned())]);
     let publish = reader().publish(request).unwrap();
@@ -66,7 +66,7 @@ fn a_publish_request_is_read() {
 #[case(Mode::SingleNodeSingleWriter, false, Access::ReadWrite, true)]
 #[case(Mode::SingleNodeSingleWriter, true, Access::ReadOnly, true)]
 #[case(Mode::SingleNodeMultiWriter, false, Access::ReadWrite, false)]
-fn access_modes(
+fn an_access_mode_determines_access_and_number_of_targets(
     #[case] mode: Mode,
     #[case] readonly: bool,
     #[case] access: Access,
@@ -121,7 +121,7 @@ fn unsupported_capabilities_are_refused(#[case] capability: wire::VolumeCapabili
 #[case::uuid(|request: &mut wire::NodePublishVolumeRequest| {
     request.volume_context.insert("csi.loopfs.dev/filesystem-uuid".to_owned(), "none".to_owned());
 }, "volume_context: ")]
-fn a_publish_request_with_one_fault(
+fn a_publish_request_with_an_invalid_field_is_refused(
     #[case] spoil: impl FnOnce(&mut wire::NodePublishVolumeRequest),
     #[case] field: &str,
 ) {

@@ -1,5 +1,5 @@
-//! The Controller service, for orchestrators that have no provisioner for these volumes. It manages this node's volumes
-//! and their snapshots.
+//! The Controller service, for orchestrators without a provisioner for these volumes. It manages the volumes of this
+//! node and their snapshots.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,6 @@
-//! Conversions of the health of volumes and of their storage to CSI messages.
-//!
-//! The specification has two of them: the volume condition, which current orchestrators read, and the volume health,
-//! which replaces it in version 1.13.
+//! Converts the health of volumes and of their storage to CSI messages. The specification has two kinds of
+//! messages: the volume condition, which current orchestrators read, and the volume health, which replaces it
+//! in version 1.13.
 
 use loopfs::volume_store::{AbnormalReason, Condition};
 

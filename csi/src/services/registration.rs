@@ -152,7 +152,8 @@ impl Registration for Service {
         } else {
             tracing::error!(?error, "the kubelet could not register the driver");
         }
-        // There is no receiver after the socket was removed. The result of the next socket then counts.
+        // The receiver is dropped after the socket was removed. The kubelet's notification through the next socket then
+        // counts.
         self.outcomes.send(plugin_registered).ok();
         Ok(Response::new(wire::RegistrationStatusResponse {}))
     }
@@ -184,7 +185,7 @@ impl DirectoryWatch {
         loop {
             let mut ready = self.readable.readable().await?;
             match ready.try_io(|_| Ok(self.inotify.read_events()?)) {
-                // The directory itself was removed. A new directory of that name is not visible through this process's
+                // The directory itself was removed. This process cannot see a new directory of that name through its
                 // mount.
                 Ok(Ok(events))
                     if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) =>

@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use crate::error::Result;
 
-/// The numbers of calls in the log, which tell the lines of concurrent calls apart.
+/// The number of the next call. The log contains it, so that the lines of concurrent calls can be told apart.
 static CALLS: AtomicU64 = AtomicU64::new(1);
 
 /// The maximum length of a volume id in the log. Clients choose the ids, so control characters are escaped too.

@@ -6,7 +6,8 @@ use tonic::{Code, Status};
 
 use crate::error::Error;
 
-/// A status is sent in HTTP/2 headers, whose size clients limit. Longer messages are truncated.
+/// The maximum length of a message in bytes. A status is sent in HTTP/2 headers, whose size clients limit. Longer
+/// messages are truncated.
 const MAX_MESSAGE_LEN: usize = 2048;
 
 impl Error {

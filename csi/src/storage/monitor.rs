@@ -125,8 +125,8 @@ impl StorageMonitor {
         ))
     }
 
-    /// Records the start of a probe. The caller calls this before [`probe`](Self::probe), and drops the result after
-    /// it.
+    /// Records the start of a probe. The caller calls this before [`probe`](Self::probe), and drops the returned value
+    /// when the probe has finished.
     pub(crate) fn begin_probe(&self) -> ProbeInProgress {
         self.probe_started.send_replace(Some(Instant::now()));
         ProbeInProgress(self.probe_started.clone())

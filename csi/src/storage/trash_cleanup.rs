@@ -15,7 +15,8 @@ use super::monitor::{Storage, StorageMonitor};
 use crate::blocking;
 use crate::error::{Error, Result};
 
-/// An open file can keep a deleted volume's project id in use, and no event reports that it was closed.
+/// The interval of the cleanup. An open file can keep a deleted volume's project id in use, and no event reports that
+/// it was closed.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Empties the trash.

@@ -73,8 +73,8 @@ impl<'a> BlockVolume<'a> {
             .discard(self.settings.provisioning.discard())
             .label(self.volume.id().as_str());
         let device = self.loops.ensure_attached(image.as_fd(), &options)?;
-        // The image may have been expanded while it was being attached. The refresh after the expansion did not find
-        // this device.
+        // The image may have been expanded while it was being attached. In that case the refresh after the expansion
+        // did not find this device.
         let status = device.status()?;
         if status.size < file_size(image)? {
             device.refresh_capacity(image)?;
@@ -85,8 +85,8 @@ impl<'a> BlockVolume<'a> {
         Ok(device)
     }
 
-    /// Flushes the page caches of the devices to the image. Does not flush a file system on a device, whose cached data
-    /// is not part of the device.
+    /// Flushes the page caches of the devices to the image. This does not flush a file system on a device, whose cached
+    /// data is not part of the device.
     pub(crate) fn flush(&self) -> Result<()> {
         for device in self.devices()? {
             let path = device.path();

@@ -30,7 +30,8 @@ impl Volumes {
                 None => new_size(create.capacity)?,
             },
         };
-        // Repeated for an existing volume: the process that created it may have died before the volume was durable.
+        // This call is repeated for an existing volume: the process that created it may have died before the volume was
+        // durable.
         let volume = create_volume(&storage, create, size)?;
         require_compatible(&volume, create)?;
         self.describe(&storage, &volume, &PublishedMounts::default())

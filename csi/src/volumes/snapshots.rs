@@ -42,7 +42,8 @@ impl Volumes {
                 BlockVolume::open(&volume, &storage.loops)?.flush()?;
             }
         }
-        // Repeated for an existing snapshot: the process that created it may have died before the snapshot was durable.
+        // This call is repeated for an existing snapshot: the process that created it may have died before the snapshot
+        // was durable.
         storage.store.create_snapshot(source, id).map_err(|error| match error.kind() {
             ErrorKind::NoSpace => Error::NotOnThisNode(error.to_string()),
             _ => error.into(),

@@ -63,7 +63,7 @@ impl StaleDevice {
 
     /// Detaches the device, unless its node is mounted: the number of a detached device is reused for other volumes.
     pub(crate) fn detach(&self, storage: &Storage, mounted: &MountedDevices) -> Result<()> {
-        // Opened by its binding: the device may have been detached since, and its index reused.
+        // The device is opened by its binding, because it may have been detached since and its index reused.
         let Ok(device) = LoopDevice::open_binding(&self.status.binding) else { return Ok(()) };
         if mounted.find(device.device_number()?, None).is_some() {
             return Ok(());

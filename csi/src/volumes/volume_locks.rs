@@ -1,7 +1,7 @@
 //! Locks on volumes, snapshots and target paths, so that two operations do not disturb each other.
 //!
-//! "The CO MAY issue multiple calls for the same volume" concurrently, says the CSI specification, and lets a driver return
-//! ABORTED for the later call.
+//! The CSI specification states that "the CO MAY issue multiple calls for the same volume" concurrently, and lets a
+//! driver return ABORTED for the later call.
 //!
 //! A volume that is the source of a copy can be used, changed and copied concurrently, but not removed. An operation acquires
 //! all its locks together or none of them, and waits for none. Two operations therefore cannot wait for each other.
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::error::{Error, Result};
 use crate::object::Object;
 
-/// What an operation does to an object.
+/// The effect of an operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
     /// Creates, publishes or expands it. Excludes all modes but [`Copy`](Self::Copy).
@@ -113,7 +113,7 @@ impl VolumeLocks {
 impl Drop for VolumeLock {
     fn drop(&mut self) {
         if self.locked.is_empty() {
-            // A failed attempt. It releases nothing, and a notification would wake its own caller.
+            // A failed attempt releases nothing, and a notification would wake its own caller.
             return;
         }
         let mut states = self.locks.states();
@@ -154,7 +154,7 @@ mod tests {
     #[case::copy_and_remove(LockMode::Copy, LockMode::Remove, false)]
     #[case::copy_and_change(LockMode::Copy, LockMode::Change, true)]
     #[case::copy_and_copy(LockMode::Copy, LockMode::Copy, true)]
-    fn two_modes_exclude_each_other_or_not(
+    fn lock_modes_exclude_each_other_as_documented(
         #[case] first: LockMode,
         #[case] second: LockMode,
         #[case] together: bool,

@@ -1,4 +1,5 @@
-//! Calls in progress. A lock on the image of a volume blocks every call that attaches or detaches it.
+//! Tests of calls in progress. A lock on the image of a volume blocks every call that attaches or detaches
+//! it.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -8,11 +9,11 @@ use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
 use tonic::Code;
 
-use crate::scene::{Scene, id, is_block_device};
+use crate::scene::{Fixture, id, is_block_device};
 use crate::support::*;
 
-pub(crate) fn hold_up(scene: &Scene, volume: &str) -> Flock<OwnedFd> {
-    let image = scene.store.volume(&id(volume)).unwrap().open_image(Access::ReadOnly).unwrap();
+pub(crate) fn lock_image(fixture: &Fixture, volume: &str) -> Flock<OwnedFd> {
+    let image = fixture.store.volume(&id(volume)).unwrap().open_image(Access::ReadOnly).unwrap();
     Flock::lock(image, FlockArg::LockExclusive).unwrap()
 }
 
@@ -22,89 +23,90 @@ pub(crate) fn hold_up(scene: &Scene, volume: &str) -> Flock<OwnedFd> {
 pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
     let start = Instant::now();
     while node.node_expand_volume(expand(volume, target, 0, 0)).is_ok() {
-        assert!(start.elapsed() < PATIENCE, "nothing is in progress");
+        assert!(start.elapsed() < TIMEOUT, "nothing is in progress");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
 fn one_call_locks_its_volume_and_no_other() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Block);
-    scene.volume("other", VolumeKind::Block);
-    let (target, others) = (scene.target("target"), scene.target("others"));
-    let lock = hold_up(&scene, "v");
-    let slow = Client::connect(&scene.directories.endpoint);
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    fixture.volume("other", VolumeKind::Block);
+    let (target, others) = (fixture.target("target"), fixture.target("others"));
+    let lock = lock_image(&fixture, "v");
+    let slow = Client::connect(&fixture.directories.endpoint);
     let request = publish("v", &target, block());
     std::thread::scope(|scope| {
-        let answer = scope.spawn(|| slow.publish_when_free(request.clone()));
-        wait_until_busy(scene.node(), "v", &target);
-        let staging = scene.target("staging");
+        let response = scope.spawn(|| slow.publish_when_free(request.clone()));
+        wait_until_busy(fixture.node(), "v", &target);
+        let staging = fixture.target("staging");
         for refused in [
-            scene.node().node_publish_volume(request.clone()).map(drop),
-            scene.node().node_unpublish_volume(unpublish("v", &target)).map(drop),
-            scene.node().node_stage_volume(stage("v", &staging, block())).map(drop),
-            scene.node().node_unstage_volume(unstage("v", &staging)).map(drop),
+            fixture.node().node_publish_volume(request.clone()).map(drop),
+            fixture.node().node_unpublish_volume(unpublish("v", &target)).map(drop),
+            fixture.node().node_stage_volume(stage("v", &staging, block())).map(drop),
+            fixture.node().node_unstage_volume(unstage("v", &staging)).map(drop),
         ] {
             assert_refused(refused, Code::Aborted, &["in progress", "retry"]);
         }
-        scene.node().node_publish_volume(publish("other", &others, block())).unwrap();
-        scene.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
+        fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
+        fixture.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
         drop(lock);
-        answer.join().unwrap().unwrap();
+        response.join().unwrap().unwrap();
     });
     drop(slow);
     assert!(is_block_device(&target));
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn a_call_keeps_its_lock_after_its_client_has_disconnected() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Block);
-    let target = scene.target("target");
-    let lock = hold_up(&scene, "v");
-    let impatient = Client::connect(&scene.directories.endpoint);
-    impatient
-        .publish_and_hang_up(publish("v", &target, block()), || wait_until_busy(scene.node(), "v", &target));
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    let target = fixture.target("target");
+    let lock = lock_image(&fixture, "v");
+    let impatient = Client::connect(&fixture.directories.endpoint);
+    impatient.publish_and_hang_up(publish("v", &target, block()), || {
+        wait_until_busy(fixture.node(), "v", &target)
+    });
     drop(impatient);
-    let refused = scene.node().node_unpublish_volume(unpublish("v", &target));
+    let refused = fixture.node().node_unpublish_volume(unpublish("v", &target));
     assert_refused(refused, Code::Aborted, &["in progress"]);
     drop(lock);
 
     let start = Instant::now();
-    while let Err(refused) = scene.node().node_unpublish_volume(unpublish("v", &target)) {
+    while let Err(refused) = fixture.node().node_unpublish_volume(unpublish("v", &target)) {
         assert_eq!(refused.code(), Code::Aborted, "{}", refused.message());
-        assert!(start.elapsed() < PATIENCE, "the volume is never free again");
+        assert!(start.elapsed() < TIMEOUT, "the volume is never free again");
     }
-    assert_eq!(scene.devices("v"), []);
-    scene.finish();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
 }
 
 #[test]
 fn calls_in_progress_finish_before_the_driver_stops() {
-    let scene = Scene::without_driver();
-    scene.volume("v", VolumeKind::Block);
-    let target = scene.target("target");
-    let driver = Driver::start(&scene.directories);
+    let fixture = Fixture::without_driver();
+    fixture.volume("v", VolumeKind::Block);
+    let target = fixture.target("target");
+    let driver = Driver::start(&fixture.directories);
     driver.wait_until_ready();
-    let lock = hold_up(&scene, "v");
-    let slow = Client::connect(&scene.directories.endpoint);
-    let answer = std::thread::spawn({
+    let lock = lock_image(&fixture, "v");
+    let slow = Client::connect(&fixture.directories.endpoint);
+    let response = std::thread::spawn({
         let request = publish("v", &target, block());
         move || slow.publish_when_free(request)
     });
     wait_until_busy(&driver, "v", &target);
     driver.begin_to_stop();
     drop(lock);
-    answer.join().unwrap().unwrap();
+    response.join().unwrap().unwrap();
     driver.stop();
     assert!(is_block_device(&target));
 
-    let driver = Driver::start(&scene.directories);
+    let driver = Driver::start(&fixture.directories);
     driver.wait_until_ready();
     driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
     driver.stop();
-    scene.finish();
+    fixture.finish();
 }

@@ -1,4 +1,4 @@
-//! The Controller service: creating, listing, expanding and deleting volumes.
+//! Tests of the Controller service: creating, listing, expanding and deleting volumes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::{Code, Status};
 
-use crate::scene::{MIB, Scene, id, read_from, write_to};
+use crate::scene::{Fixture, MIB, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -57,13 +57,13 @@ fn names(list: &wire::ListVolumesResponse) -> Vec<&str> {
     list.entries.iter().map(|entry| entry.volume.as_ref().unwrap().volume_id.as_str()).collect()
 }
 
-fn created(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
-    answer.unwrap().volume.unwrap()
+fn created(response: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
+    response.unwrap().volume.unwrap()
 }
 
 /// Returns the number of entries in the trash of the store.
-fn trash(scene: &Scene) -> usize {
-    fs::read_dir(scene.directories.data.join("trash")).unwrap().count()
+fn trash(fixture: &Fixture) -> usize {
+    fs::read_dir(fixture.directories.data.join("trash")).unwrap().count()
 }
 
 /// Writes a test content to a published volume.
@@ -92,16 +92,16 @@ fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
 fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
-    let mut scene = Scene::new();
-    let (target, staging) = (scene.target("target"), scene.target("staging"));
+    let mut fixture = Fixture::new();
+    let (target, staging) = (fixture.target("target"), fixture.target("staging"));
     let request = create("v", FOUR - 1, capability_of(kind));
-    let volume = created(scene.node().create_volume(request.clone()));
+    let volume = created(fixture.node().create_volume(request.clone()));
     assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("v", FOUR));
     assert_eq!(volume.accessible_topology, [topology(NODE)]);
-    let uuid = (format!("{DRIVER}/filesystem-uuid"), scene.store.filesystem_uuid().to_string());
+    let uuid = (format!("{DRIVER}/filesystem-uuid"), fixture.store.filesystem_uuid().to_string());
     assert_eq!(volume.volume_context, [uuid].into());
-    scene.restart_driver();
-    let node = scene.node();
+    fixture.restart_driver();
+    let node = fixture.node();
     assert_eq!(created(node.create_volume(request.clone())), volume);
 
     let volume_context = volume.volume_context.clone();
@@ -119,7 +119,7 @@ fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
     assert!(!status.volume_condition.unwrap().abnormal);
 
     for _ in 0..2 {
-        let grown = node.controller_expand_volume(grow("v", EIGHT, EIGHT)).unwrap();
+        let grown = node.controller_expand_volume(controller_expand("v", EIGHT, EIGHT)).unwrap();
         assert_eq!(grown.capacity_bytes, EIGHT);
         assert_eq!(grown.node_expansion_required, kind == VolumeKind::Block);
     }
@@ -140,38 +140,38 @@ fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
         assert_refused(node.controller_get_volume(get("v")), Code::NotFound, &["v"]);
         assert_eq!(names(&node.list_volumes(list(0, "")).unwrap()), [""; 0]);
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn the_driver_frees_the_space_of_a_deleted_volume() {
-    let scene = Scene::new();
-    let room = || scene.node().get_capacity(Default::default()).unwrap().available_capacity;
+    let fixture = Fixture::new();
+    let room = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
     let before = room();
-    scene.node().create_volume(create("v", 64 * FOUR, block())).unwrap();
+    fixture.node().create_volume(create("v", 64 * FOUR, block())).unwrap();
     assert!(room() <= before - 64 * FOUR);
-    scene.node().delete_volume(delete("v")).unwrap();
+    fixture.node().delete_volume(delete("v")).unwrap();
     let start = Instant::now();
     // The tolerance is for the metadata of the file system.
-    while trash(&scene) > 0 || room() < before - FOUR {
-        assert!(start.elapsed() < PATIENCE, "{} in the trash, room for {}", trash(&scene), room());
+    while trash(&fixture) > 0 || room() < before - FOUR {
+        assert!(start.elapsed() < TIMEOUT, "{} in the trash, room for {}", trash(&fixture), room());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn the_driver_frees_the_trash_of_an_earlier_driver() {
-    let scene = Scene::new();
-    scene.volume("old", VolumeKind::Filesystem);
-    assert!(scene.store.delete(&id("old")).unwrap());
-    scene.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
+    let fixture = Fixture::new();
+    fixture.volume("old", VolumeKind::Filesystem);
+    assert!(fixture.store.delete(&id("old")).unwrap());
+    fixture.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
     let start = Instant::now();
-    while trash(&scene) > 0 {
-        assert!(start.elapsed() < PATIENCE, "the trash is not emptied");
+    while trash(&fixture) > 0 {
+        assert!(start.elapsed() < TIMEOUT, "the trash is not emptied");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[rstest]
@@ -184,10 +184,10 @@ fn a_second_volume_of_a_name_must_have_the_same_properties(
     #[case] other: wire::CreateVolumeRequest,
     #[case] says: &str,
 ) {
-    let scene = Scene::new();
-    let volume = created(scene.node().create_volume(create("v", FOUR, mount(&[]))));
+    let fixture = Fixture::new();
+    let volume = created(fixture.node().create_volume(create("v", FOUR, mount(&[]))));
     for _ in 0..2 {
-        assert_refused(scene.node().create_volume(other.clone()), Code::AlreadyExists, &["v", says]);
+        assert_refused(fixture.node().create_volume(other.clone()), Code::AlreadyExists, &["v", says]);
     }
     let compatible = [
         create_within("v", (0, 0), mount(&[])),
@@ -197,17 +197,17 @@ fn a_second_volume_of_a_name_must_have_the_same_properties(
         create_on("v", NODE, mount(&[])),
     ];
     for request in compatible {
-        assert_eq!(created(scene.node().create_volume(request)), volume);
+        assert_eq!(created(fixture.node().create_volume(request)), volume);
     }
-    assert_eq!(scene.store.list().unwrap(), [id("v")]);
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), [id("v")]);
+    fixture.finish();
 }
 
 #[test]
 fn each_name_has_a_volume_of_its_own() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let listing = || {
-        let names = fs::read_dir(&scene.directories.data).unwrap();
+        let names = fs::read_dir(&fixture.directories.data).unwrap();
         names.map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>()
     };
     let before = listing();
@@ -226,82 +226,82 @@ fn each_name_has_a_volume_of_its_own() {
     ];
     let mut ids = BTreeSet::new();
     for name in suggested {
-        let volume = created(scene.node().create_volume(create(name, FOUR, mount(&[]))));
-        assert_eq!(created(scene.node().create_volume(create(name, FOUR, mount(&[])))), volume);
+        let volume = created(fixture.node().create_volume(create(name, FOUR, mount(&[]))));
+        assert_eq!(created(fixture.node().create_volume(create(name, FOUR, mount(&[])))), volume);
         ids.insert(volume.volume_id);
     }
     assert_eq!(ids.len(), suggested.len());
-    let listed = scene.node().list_volumes(list(0, "")).unwrap();
+    let listed = fixture.node().list_volumes(list(0, "")).unwrap();
     assert_eq!(names(&listed), ids.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(listing(), before);
     for volume in &ids {
-        scene.node().delete_volume(delete(volume)).unwrap();
+        fixture.node().delete_volume(delete(volume)).unwrap();
     }
-    assert_eq!(scene.store.list().unwrap(), []);
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), []);
+    fixture.finish();
 }
 
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
 fn concurrent_create_calls_create_one_volume(#[case] kind: VolumeKind) {
-    let scene = Scene::new();
-    let results = scene.node().create_concurrently(&create("v", FOUR, capability_of(kind)), 16);
+    let fixture = Fixture::new();
+    let results = fixture.node().create_concurrently(&create("v", FOUR, capability_of(kind)), 16);
     let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
     assert!(!created.is_empty());
-    for answer in refused {
-        assert_refused(answer, Code::Aborted, &["in progress"]);
+    for response in refused {
+        assert_refused(response, Code::Aborted, &["in progress"]);
     }
-    assert_eq!(scene.store.list().unwrap(), [id("v")]);
-    scene.node().delete_volume(delete("v")).unwrap();
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), [id("v")]);
+    fixture.node().delete_volume(delete("v")).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn deleting_a_volume_detaches_a_device_that_was_not_unstaged() {
-    let mut scene = Scene::new();
-    let staging = scene.target("staging");
-    scene.node().create_volume(create("v", FOUR, block())).unwrap();
-    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-    assert_eq!(scene.devices("v").len(), 1);
-    scene.restart_driver();
-    scene.node().delete_volume(delete("v")).unwrap();
-    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    scene.finish();
+    let mut fixture = Fixture::new();
+    let staging = fixture.target("staging");
+    fixture.node().create_volume(create("v", FOUR, block())).unwrap();
+    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    assert_eq!(fixture.devices("v").len(), 1);
+    fixture.restart_driver();
+    fixture.node().delete_volume(delete("v")).unwrap();
+    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn a_list_continues_while_volumes_are_created_and_deleted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for name in ["b", "d", "f", "h"] {
-        scene.node().create_volume(create(name, FOUR, mount(&[]))).unwrap();
+        fixture.node().create_volume(create(name, FOUR, mount(&[]))).unwrap();
     }
-    let page = |token: &str| scene.node().list_volumes(list(2, token)).unwrap();
+    let page = |token: &str| fixture.node().list_volumes(list(2, token)).unwrap();
     let first = page("");
     assert_eq!((names(&first), first.next_token.as_str()), (vec!["b", "d"], "after:d"));
 
     // The last volume of the page is deleted; one volume is created before it, and one after it.
-    scene.node().delete_volume(delete("d")).unwrap();
-    scene.node().create_volume(create("c", FOUR, mount(&[]))).unwrap();
-    scene.node().create_volume(create("e", FOUR, mount(&[]))).unwrap();
+    fixture.node().delete_volume(delete("d")).unwrap();
+    fixture.node().create_volume(create("c", FOUR, mount(&[]))).unwrap();
+    fixture.node().create_volume(create("e", FOUR, mount(&[]))).unwrap();
     let second = page(&first.next_token);
     assert_eq!(names(&second), ["e", "f"]);
-    let rest = scene.node().list_volumes(list(0, &second.next_token)).unwrap();
+    let rest = fixture.node().list_volumes(list(0, &second.next_token)).unwrap();
     assert_eq!((names(&rest), rest.next_token.as_str()), (vec!["h"], ""));
 
-    let whole = scene.node().list_volumes(list(0, "")).unwrap();
+    let whole = fixture.node().list_volumes(list(0, "")).unwrap();
     assert_eq!((names(&whole), whole.next_token.as_str()), (vec!["b", "c", "e", "f", "h"], ""));
-    let exact = scene.node().list_volumes(list(5, "")).unwrap();
+    let exact = fixture.node().list_volumes(list(5, "")).unwrap();
     assert_eq!((exact.entries.len(), exact.next_token.as_str()), (5, ""));
     assert_eq!(names(&page("after:h")), [""; 0]);
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_list_has_the_nodes_and_conditions_of_volumes() {
-    let scene = Scene::new();
-    let node = scene.node();
-    let (target, device) = (scene.target("target"), scene.target("device"));
+    let fixture = Fixture::new();
+    let node = fixture.node();
+    let (target, device) = (fixture.target("target"), fixture.target("device"));
     node.create_volume(create("directory", FOUR, mount(&[]))).unwrap();
     node.create_volume(create("device", FOUR, block())).unwrap();
     node.create_volume(create("idle", FOUR, block())).unwrap();
@@ -313,7 +313,7 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
         loopfs::project_quota::ProjectId::new(77).unwrap(),
     )
     .unwrap();
-    let foreign = scene.directories.data.join("volumes/foreign");
+    let foreign = fixture.directories.data.join("volumes/foreign");
     fs::create_dir(&foreign).unwrap();
 
     let listed = node.list_volumes(list(0, "")).unwrap();
@@ -362,13 +362,13 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
     fs::remove_dir(&foreign).unwrap();
     node.node_unpublish_volume(unpublish("directory", &target)).unwrap();
     node.node_unpublish_volume(unpublish("device", &device)).unwrap();
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn the_capacity_equals_the_largest_volume_that_can_be_created() {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     let room = node.get_capacity(Default::default()).unwrap();
     assert!(room.available_capacity > 64 * FOUR, "{}", room.available_capacity);
     let maximum = room.maximum_volume_size.unwrap();
@@ -381,7 +381,7 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
         let refused = node.create_volume(create("v", too_much, capability));
         assert_refused(refused, Code::ResourceExhausted, &["requested", "available"]);
     }
-    assert_eq!(scene.store.list().unwrap(), []);
+    assert_eq!(fixture.store.list().unwrap(), []);
 
     let largest = created(node.create_volume(create("v", enough, mount(&[]))));
     assert_eq!(largest.capacity_bytes, enough);
@@ -389,13 +389,13 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
     assert!(left.available_capacity <= 2 * FOUR, "{}", left.available_capacity);
     // The store reports the same capacity to the provisioner and other users of the store.
     assert_eq!(
-        scene.store.space().unwrap().available.0 / 4096 * 4096,
+        fixture.store.space().unwrap().available.0 / 4096 * 4096,
         u64::try_from(left.available_capacity).unwrap()
     );
     // For an existing volume the error is final, and the user can request less.
-    let refused = node.controller_expand_volume(grow("v", 2 * room.available_capacity, 0));
+    let refused = node.controller_expand_volume(controller_expand("v", 2 * room.available_capacity, 0));
     assert_refused(refused, Code::OutOfRange, &["requested", "available"]);
-    scene.finish();
+    fixture.finish();
 }
 
 /// Repeated beside volumes whose sizes leave different remainders.
@@ -404,8 +404,8 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
     #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] requested: Option<VolumeKind>,
     #[values("thick", "thin")] provisioning: &str,
 ) {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     let parameters = || [("provisioning".to_owned(), provisioning.to_owned())].into();
     for beside in [0, 1, 255, 4093] {
         if beside > 0 {
@@ -428,27 +428,27 @@ fn a_volume_of_the_advertised_maximum_size_can_be_created(
             };
             let created = created(node.create_volume(request));
             assert_eq!(created.capacity_bytes, maximum);
-            assert!(scene.store.delete(&id("largest")).unwrap());
-            scene.store.empty_trash().unwrap();
+            assert!(fixture.store.delete(&id("largest")).unwrap());
+            fixture.store.empty_trash().unwrap();
         }
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn the_capacity_is_of_this_node() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let on = |node: &str| {
         let request =
             wire::GetCapacityRequest { accessible_topology: Some(topology(node)), ..Default::default() };
-        scene.node().get_capacity(request).unwrap().available_capacity
+        fixture.node().get_capacity(request).unwrap().available_capacity
     };
     assert_eq!((on(NODE) > 0, on("node-2")), (true, 0));
-    let elsewhere = scene.node().create_volume(create_on("v", "node-2", block()));
+    let elsewhere = fixture.node().create_volume(create_on("v", "node-2", block()));
     assert_refused(elsewhere, Code::ResourceExhausted, &["accessibility_requirements"]);
-    scene.node().create_volume(create_on("v", NODE, block())).unwrap();
-    assert_eq!(scene.store.list().unwrap(), [id("v")]);
-    scene.finish();
+    fixture.node().create_volume(create_on("v", NODE, block())).unwrap();
+    assert_eq!(fixture.store.list().unwrap(), [id("v")]);
+    fixture.finish();
 }
 
 #[rstest]
@@ -456,49 +456,62 @@ fn the_capacity_is_of_this_node() {
 #[case::limit_below_the_size(4097, 8191)]
 #[case::more_than_a_file_can_be(i64::MAX, 0)]
 fn sizes_that_a_volume_cannot_have_are_refused(#[case] required: i64, #[case] limit: i64) {
-    let scene = Scene::new();
-    let refused = scene.node().create_volume(create_within("v", (required, limit), block()));
+    let fixture = Fixture::new();
+    let refused = fixture.node().create_volume(create_within("v", (required, limit), block()));
     assert_refused(refused, Code::OutOfRange, &[]);
-    assert_eq!(scene.store.list().unwrap(), []);
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), []);
+    fixture.finish();
 }
 
 #[test]
 fn a_default_size_is_within_the_limit() {
-    let scene = Scene::new();
-    let volume = created(scene.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
+    let fixture = Fixture::new();
+    let volume = created(fixture.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
     assert_eq!(volume.capacity_bytes, FOUR);
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_volume_expands_up_to_the_limit() {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
-    assert_refused(node.controller_expand_volume(grow("absent", FOUR, 0)), Code::NotFound, &["absent"]);
-    assert_refused(node.controller_expand_volume(grow("v", i64::MAX, 0)), Code::OutOfRange, &[]);
-    assert_refused(node.controller_expand_volume(grow("v", 0, FOUR - 1)), Code::OutOfRange, &["limit"]);
     assert_refused(
-        node.controller_expand_volume(grow("v", FOUR + 1, FOUR + 2)),
+        node.controller_expand_volume(controller_expand("absent", FOUR, 0)),
+        Code::NotFound,
+        &["absent"],
+    );
+    assert_refused(node.controller_expand_volume(controller_expand("v", i64::MAX, 0)), Code::OutOfRange, &[]);
+    assert_refused(
+        node.controller_expand_volume(controller_expand("v", 0, FOUR - 1)),
         Code::OutOfRange,
         &["limit"],
     );
-    let as_mount =
-        wire::ControllerExpandVolumeRequest { volume_capability: mount(&[]), ..grow("v", EIGHT, 0) };
+    assert_refused(
+        node.controller_expand_volume(controller_expand("v", FOUR + 1, FOUR + 2)),
+        Code::OutOfRange,
+        &["limit"],
+    );
+    let as_mount = wire::ControllerExpandVolumeRequest {
+        volume_capability: mount(&[]),
+        ..controller_expand("v", EIGHT, 0)
+    };
     assert_refused(node.controller_expand_volume(as_mount), Code::InvalidArgument, &["mount", "Block"]);
-    assert_eq!(scene.store.volume(&id("v")).unwrap().capacity(), Bytes(4 * MIB));
+    assert_eq!(fixture.store.volume(&id("v")).unwrap().capacity(), Bytes(4 * MIB));
     // The volume keeps its size, because at least this size was requested.
-    assert_eq!(node.controller_expand_volume(grow("v", 1, 0)).unwrap().capacity_bytes, FOUR);
-    assert_eq!(node.controller_expand_volume(grow("v", 0, EIGHT)).unwrap().capacity_bytes, FOUR);
-    assert_eq!(node.controller_expand_volume(grow("v", FOUR + 1, 0)).unwrap().capacity_bytes, FOUR + 4096);
-    scene.finish();
+    assert_eq!(node.controller_expand_volume(controller_expand("v", 1, 0)).unwrap().capacity_bytes, FOUR);
+    assert_eq!(node.controller_expand_volume(controller_expand("v", 0, EIGHT)).unwrap().capacity_bytes, FOUR);
+    assert_eq!(
+        node.controller_expand_volume(controller_expand("v", FOUR + 1, 0)).unwrap().capacity_bytes,
+        FOUR + 4096
+    );
+    fixture.finish();
 }
 
 #[test]
 fn validation_confirms_the_properties_of_a_volume() {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     let volume = created(node.create_volume(create("v", FOUR, mount(&[]))));
     let requested = |parameters: &[(&str, &str)], context: std::collections::HashMap<String, String>| {
         let parameters =
@@ -532,5 +545,5 @@ fn validation_confirms_the_properties_of_a_volume() {
     }
     let absent = node.validate_volume_capabilities(validate("absent", mount(&[])));
     assert_refused(absent, Code::NotFound, &["absent"]);
-    scene.finish();
+    fixture.finish();
 }

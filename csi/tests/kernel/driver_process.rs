@@ -70,9 +70,9 @@ fn a_driver_process_stops_on_sigterm() {
         tokio::runtime::Runtime::new().unwrap().block_on(csi::run(args)).unwrap();
         return;
     }
-    let scene = crate::scene::Scene::without_driver();
-    let process = Process::start(&scene.directories);
+    let fixture = crate::scene::Fixture::without_driver();
+    let process = Process::start(&fixture.directories);
     process.connect().wait_until_ready();
     assert!(process.signal(Signal::SIGTERM).success());
-    scene.finish();
+    fixture.finish();
 }

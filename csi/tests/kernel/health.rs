@@ -1,4 +1,4 @@
-//! Conditions that the driver reports for its node and for damaged volumes.
+//! Tests of the conditions that the driver reports for its node and for damaged volumes.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -12,31 +12,29 @@ use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
-use crate::scene::{MIB, Scene, read_from, write_to};
+use crate::scene::{Fixture, MIB, read_from, write_to};
 use crate::support::*;
 
 /// A fault of the storage of a node, and its repair.
 #[derive(Clone, Copy, Debug)]
-enum Breakage {
+enum Fault {
     ReadOnly,
     ShutDown,
 }
 
 #[rstest]
-#[case::read_only(Breakage::ReadOnly, &["read-only", "remount"])]
-#[case::shut_down(Breakage::ShutDown, &["shut down", "kernel log", "mount it again"])]
+#[case::read_only(Fault::ReadOnly, &["read-only", "remount"])]
+#[case::shut_down(Fault::ShutDown, &["shut down", "kernel log", "mount it again"])]
 fn an_unwritable_file_system_is_reported_until_it_is_writable(
-    #[case] breakage: Breakage,
+    #[case] breakage: Fault,
     #[case] says: &[&str],
 ) {
-    let (scene, disk, driver) = Scene::on_scratch_disk();
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
     match breakage {
-        Breakage::ReadOnly => disk.remount(MsFlags::MS_RDONLY),
-        Breakage::ShutDown => {
-            loopfs::fault_injection::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap()
-        }
+        Fault::ReadOnly => disk.remount(MsFlags::MS_RDONLY),
+        Fault::ShutDown => loopfs::fault_injection::shut_down_xfs(File::open(&disk.data).unwrap()).unwrap(),
     }
     let path = disk.data.to_str().unwrap();
     for _ in 0..2 {
@@ -49,8 +47,8 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
     assert!(storage[0].message.contains(says[0]), "{}", storage[0].message);
 
     match breakage {
-        Breakage::ReadOnly => disk.remount(MsFlags::empty()),
-        Breakage::ShutDown => {
+        Fault::ReadOnly => disk.remount(MsFlags::empty()),
+        Fault::ShutDown => {
             // An open file keeps the failed file system mounted, so the driver must have closed its files.
             umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
             disk.mount();
@@ -61,20 +59,20 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
     driver.delete_volume(delete("v")).unwrap();
     driver.stop();
     drop(disk);
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
     const CONTROL: &str = "/dev/loop-control";
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let nothing = scene.scratch().join("nothing");
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let nothing = fixture.scratch().join("nothing");
     fs::write(&nothing, "").unwrap();
     bind_mount(File::open(&nothing).unwrap().as_fd(), Path::new(CONTROL), MountFlags::default()).unwrap();
-    let probed = scene.node().probe(Default::default());
-    let target = scene.target("target");
-    let published = scene.node().node_publish_volume(publish("v", &target, mount(&[])));
+    let probed = fixture.node().probe(Default::default());
+    let target = fixture.target("target");
+    let published = fixture.node().node_publish_volume(publish("v", &target, mount(&[])));
     assert!(loopfs::mount::unmount(Path::new(CONTROL)).unwrap());
     assert_refused(
         probed,
@@ -82,160 +80,160 @@ fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
         &[CONTROL, "load the loop module (modprobe loop)", "host's /dev"],
     );
     published.unwrap();
-    scene.node().wait_until_ready();
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().wait_until_ready();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 /// Returns the condition of a volume from every call that reports it. `None` if the call does not know the volume.
-fn conditions(scene: &Scene, volume: &str, target: &Path) -> [Option<wire::VolumeCondition>; 3] {
-    let node = scene.node();
+fn conditions(fixture: &Fixture, volume: &str, target: &Path) -> [Option<wire::VolumeCondition>; 3] {
+    let node = fixture.node();
     let stats =
-        node.node_get_volume_stats(stats(volume, target)).ok().and_then(|answer| answer.volume_condition);
+        node.node_get_volume_stats(stats(volume, target)).ok().and_then(|response| response.volume_condition);
     let got = node.controller_get_volume(get(volume)).ok();
-    let got = got.and_then(|answer| answer.status.unwrap().volume_condition);
+    let got = got.and_then(|response| response.status.unwrap().volume_condition);
     let listed = node.list_volumes(list(0, "")).unwrap().entries.into_iter();
     let mut listed = listed.filter(|entry| entry.volume.as_ref().unwrap().volume_id == volume);
     [stats, got, listed.next().and_then(|entry| entry.status.unwrap().volume_condition)]
 }
 
 #[track_caller]
-fn assert_abnormal(scene: &Scene, volume: &str, target: &Path, reason: &str, says: &[&str]) {
-    for condition in conditions(scene, volume, target) {
+fn assert_abnormal(fixture: &Fixture, volume: &str, target: &Path, reason: &str, says: &[&str]) {
+    for condition in conditions(fixture, volume, target) {
         let condition = condition.expect("the volume is known");
         assert!(condition.abnormal, "{condition:?}");
         for text in says {
-            assert!(condition.message.contains(text), "{:?} does not say {text:?}", condition.message);
+            assert!(condition.message.contains(text), "{:?} does not contain {text:?}", condition.message);
         }
     }
     let request = wire::ControllerListVolumeHealthRequest::default();
-    let ill = scene.node().controller_list_volume_health(request).unwrap().entries;
+    let ill = fixture.node().controller_list_volume_health(request).unwrap().entries;
     let of = |entry: &wire::VolumeHealth| (entry.volume_id.clone(), entry.health_statuses[0].reason.clone());
     assert_eq!(ill.iter().map(of).collect::<Vec<_>>(), [(volume.to_owned(), reason.to_owned())]);
     let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
-    let health = scene.node().node_get_volume_health(request).unwrap().volume_health.unwrap();
+    let health = fixture.node().node_get_volume_health(request).unwrap().volume_health.unwrap();
     assert_eq!(of(&health), (volume.to_owned(), reason.to_owned()));
 }
 
 #[track_caller]
-fn assert_healthy(scene: &Scene, volume: &str, target: &Path) {
-    for condition in conditions(scene, volume, target) {
+fn assert_healthy(fixture: &Fixture, volume: &str, target: &Path) {
+    for condition in conditions(fixture, volume, target) {
         let condition = condition.expect("the volume is known");
         assert!(!condition.abnormal, "{}", condition.message);
     }
 }
 
-fn entry(scene: &Scene, volume: &str) -> PathBuf {
-    scene.directories.data.join("volumes").join(volume)
+fn entry(fixture: &Fixture, volume: &str) -> PathBuf {
+    fixture.directories.data.join("volumes").join(volume)
 }
 
 #[test]
 fn a_directory_that_left_its_project_is_abnormal() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
-    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    assert_healthy(&scene, "v", &target);
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    assert_healthy(&fixture, "v", &target);
     let directory = File::open(&target).unwrap();
     let own = loopfs::project_quota::ProjectId::new(loopfs::project_quota::project_of(&directory).unwrap())
         .unwrap();
 
     loopfs::project_quota::assign_project(&directory, loopfs::project_quota::ProjectId::new(77).unwrap())
         .unwrap();
-    assert_abnormal(&scene, "v", &target, "ProjectChanged", &["77", "loopfs quota tag"]);
+    assert_abnormal(&fixture, "v", &target, "ProjectChanged", &["77", "loopfs quota tag"]);
     loopfs::project_quota::assign_project(&directory, own).unwrap();
-    assert_healthy(&scene, "v", &target);
+    assert_healthy(&fixture, "v", &target);
 
     let flags = ioctl_getflags(&directory).unwrap();
     ioctl_setflags(&directory, flags - IFlags::PROJECT_INHERIT).unwrap();
-    assert_abnormal(&scene, "v", &target, "ProjectNotInherited", &["hand its project id down"]);
+    assert_abnormal(&fixture, "v", &target, "ProjectNotInherited", &["hand its project id down"]);
     ioctl_setflags(&directory, flags).unwrap();
-    assert_healthy(&scene, "v", &target);
+    assert_healthy(&fixture, "v", &target);
     drop(directory);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn a_truncated_image_is_abnormal_and_read_only() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let four = i64::try_from(4 * MIB).unwrap();
-    scene.volume("v", VolumeKind::Block);
-    scene.node().controller_expand_volume(grow("v", four, 0)).unwrap();
-    let (target, second) = (scene.target("target"), scene.target("second"));
-    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    assert_healthy(&scene, "v", &target);
-    let image = File::options().write(true).open(entry(&scene, "v")).unwrap();
+    fixture.volume("v", VolumeKind::Block);
+    fixture.node().controller_expand_volume(controller_expand("v", four, 0)).unwrap();
+    let (target, second) = (fixture.target("target"), fixture.target("second"));
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_healthy(&fixture, "v", &target);
+    let image = File::options().write(true).open(entry(&fixture, "v")).unwrap();
     image.set_len(MIB).unwrap();
 
-    assert_abnormal(&scene, "v", &target, "ImageTruncated", &["(1 MiB) of ", "(4 MiB) are left", "backup"]);
-    let volume = scene.node().controller_get_volume(get("v")).unwrap().volume.unwrap();
-    assert_eq!(volume.capacity_bytes, four, "not a smaller volume");
-    let refused = scene.node().controller_expand_volume(grow("v", 2 * four, 0));
+    assert_abnormal(&fixture, "v", &target, "ImageTruncated", &["(1 MiB) of ", "(4 MiB) are left", "backup"]);
+    let volume = fixture.node().controller_get_volume(get("v")).unwrap().volume.unwrap();
+    assert_eq!(volume.capacity_bytes, four, "a truncated image does not make a smaller volume");
+    let refused = fixture.node().controller_expand_volume(controller_expand("v", 2 * four, 0));
     assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
-    let refused = scene.node().node_publish_volume(publish("v", &second, block()));
+    let refused = fixture.node().node_publish_volume(publish("v", &second, block()));
     assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
     // The remaining part of the image can be copied.
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &second, block()) };
-    scene.node().node_publish_volume(read_only).unwrap();
-    scene.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+    fixture.node().node_publish_volume(read_only).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
     drop(image);
-    assert_eq!(scene.devices("v"), []);
-    scene.finish();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
 }
 
 #[test]
 fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Block);
-    let (target, second) = (scene.target("target"), scene.target("second"));
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    let (target, second) = (fixture.target("target"), fixture.target("second"));
     for target in [&target, &second] {
-        scene.node().node_publish_volume(publish("v", target, block())).unwrap();
+        fixture.node().node_publish_volume(publish("v", target, block())).unwrap();
     }
     write_to(&target, b"kept").unwrap();
-    scene.lose("v");
-    scene.store.empty_trash().unwrap();
+    fixture.delete_in_use("v");
+    fixture.store.empty_trash().unwrap();
 
-    assert_abnormal(&scene, "v", &target, "ImageMissing", &["the image is gone", "copy what is needed"]);
+    assert_abnormal(&fixture, "v", &target, "ImageMissing", &["the image is gone", "copy what is needed"]);
     assert_eq!(read_from(&target, 4), b"kept");
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(read_from(&second, 4), b"kept");
     for _ in 0..2 {
-        scene.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+        fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
     }
-    assert_eq!(conditions(&scene, "v", &second), [None, None, None]);
-    scene.finish();
+    assert_eq!(conditions(&fixture, "v", &second), [None, None, None]);
+    fixture.finish();
 }
 
 #[test]
 fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Block);
-    let target = scene.target("target");
-    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     write_to(&target, b"old").unwrap();
     // A restore from a backup may write a new image beside the old one and rename it.
-    scene.volume("restored", VolumeKind::Block);
-    fs::rename(entry(&scene, "restored"), entry(&scene, "v")).unwrap();
+    fixture.volume("restored", VolumeKind::Block);
+    fs::rename(entry(&fixture, "restored"), entry(&fixture, "v")).unwrap();
 
-    assert_abnormal(&scene, "v", &target, "DeviceOfOtherFile", &["replaced", "unpublish and publish"]);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    assert_healthy(&scene, "v", &target);
+    assert_abnormal(&fixture, "v", &target, "DeviceOfOtherFile", &["replaced", "unpublish and publish"]);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_healthy(&fixture, "v", &target);
     assert_eq!(read_from(&target, 3), [0; 3]);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn unstaging_a_deleted_volume_detaches_its_device() {
-    let mut scene = Scene::new();
-    scene.volume("v", VolumeKind::Block);
-    let staging = scene.target("staging");
-    scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-    scene.lose("v");
-    scene.restart_driver();
-    scene.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    scene.finish();
+    let mut fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    let staging = fixture.target("staging");
+    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    fixture.delete_in_use("v");
+    fixture.restart_driver();
+    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    fixture.finish();
 }

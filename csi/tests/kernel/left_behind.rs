@@ -11,7 +11,7 @@ use loopfs::mount::table as mountinfo;
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::VolumeKind;
 
-use crate::scene::{Scene, path_from};
+use crate::scene::{Fixture, path_from};
 use crate::support::*;
 
 /// A driver may still be removing deleted volumes in the background.
@@ -24,31 +24,31 @@ fn nothing() {
         if left.is_empty() {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "left behind:\n{}", left.join("\n"));
+        assert!(start.elapsed() < TIMEOUT, "left behind:\n{}", left.join("\n"));
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
 fn each_remaining_object_is_named() {
-    let scene = Scene::new();
-    let data = scene.directories.data.clone();
+    let fixture = Fixture::new();
+    let data = fixture.directories.data.clone();
     for (name, kind, capability) in
         [("directory", VolumeKind::Filesystem, mount(&[])), ("image", VolumeKind::Block, block())]
     {
-        scene.volume(name, kind);
-        scene.node().node_publish_volume(publish(name, &scene.target(name), capability)).unwrap();
+        fixture.volume(name, kind);
+        fixture.node().node_publish_volume(publish(name, &fixture.target(name), capability)).unwrap();
     }
     let left = left_behind(&data).join("\n");
-    let devices = scene.target("image").display().to_string();
-    let mounts = scene.target("directory").display().to_string();
+    let devices = fixture.target("image").display().to_string();
+    let mounts = fixture.target("directory").display().to_string();
     for named in ["the loop device", "the project", "volumes/directory", "volumes/image", &devices, &mounts] {
         assert!(left.contains(named), "{named} is not among\n{left}");
     }
     for name in ["directory", "image"] {
-        scene.node().node_unpublish_volume(unpublish(name, &scene.target(name))).unwrap();
+        fixture.node().node_unpublish_volume(unpublish(name, &fixture.target(name))).unwrap();
     }
-    scene.finish();
+    fixture.finish();
 }
 
 fn left_behind(data: &Path) -> Vec<String> {

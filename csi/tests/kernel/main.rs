@@ -1,8 +1,8 @@
-//! The driver on a real kernel: mounts, loop devices and a real XFS with project quotas. They need root and a machine to
-//! themselves; `cargo harness test --lane kernel` gives them one.
+//! Tests of the driver on a real kernel: mounts, loop devices and a real XFS with project quotas. They need root and a
+//! machine of their own; `cargo harness test --lane kernel` provides it.
 //!
-//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_SCRATCH` a tmpfs. Without them the tests fail: a
-//! skipped test must not look like a passed one.
+//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, and `LOOPFS_TEST_SCRATCH` is a tmpfs. The tests fail if one of
+//! them is missing, because a skipped test must not look like a passed one.
 
 mod block;
 mod calls_in_progress;

@@ -1,4 +1,4 @@
-//! The served metrics, compared with README.md and with the state of the node.
+//! Tests that compare the served metrics with README.md and with the state of the node.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use loopfs::volume_store::VolumeKind;
 use monitoring::documentation::{documented, served};
 use tonic::Code;
 
-use crate::scene::{MIB, Scene, id};
+use crate::scene::{Fixture, MIB, id};
 use crate::support::*;
 
 fn scrape(address: SocketAddr) -> String {
@@ -28,38 +28,38 @@ fn wait_for(address: SocketAddr, lines: &[&str]) -> String {
         if missing.is_empty() {
             return text;
         }
-        assert!(start.elapsed() < PATIENCE, "{missing:?} are not in\n{text}");
+        assert!(start.elapsed() < TIMEOUT, "{missing:?} are not in\n{text}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
 fn metrics_match_the_node_and_the_readme() {
-    let mut scene = Scene::without_driver();
-    let address = scene.directories.serve_metrics();
-    scene.start_driver();
+    let mut fixture = Fixture::without_driver();
+    let address = fixture.directories.serve_metrics();
+    fixture.start_driver();
     for volume in ["a", "b"] {
-        scene.volume(volume, VolumeKind::Block);
+        fixture.volume(volume, VolumeKind::Block);
     }
-    scene.volume("c", VolumeKind::Filesystem);
-    let (device, directory) = (scene.target("device"), scene.target("directory"));
-    scene.node().node_publish_volume(publish("a", &device, block())).unwrap();
-    scene.node().node_publish_volume(publish("c", &directory, mount(&[]))).unwrap();
-    let absent = scene.node().node_publish_volume(publish("absent", &scene.target("absent"), block()));
+    fixture.volume("c", VolumeKind::Filesystem);
+    let (device, directory) = (fixture.target("device"), fixture.target("directory"));
+    fixture.node().node_publish_volume(publish("a", &device, block())).unwrap();
+    fixture.node().node_publish_volume(publish("c", &directory, mount(&[]))).unwrap();
+    let absent = fixture.node().node_publish_volume(publish("absent", &fixture.target("absent"), block()));
     assert_refused(absent, Code::NotFound, &[]);
 
     // Besides these three volumes, the reservation record may contain space that earlier tests removed without the
     // store.
-    let Bytes(promised) = scene.store.space().unwrap().reserved;
-    assert!(promised >= 3 * MIB, "{promised}");
-    let promised = format!("loopfs_csi_store_promised_bytes {promised}");
+    let Bytes(reserved) = fixture.store.space().unwrap().reserved;
+    assert!(reserved >= 3 * MIB, "{reserved}");
+    let reserved = format!("loopfs_csi_store_promised_bytes {reserved}");
     let text = wait_for(
         address,
         &[
             "loopfs_csi_storage_open 1",
             r#"loopfs_csi_volumes{kind="Block"} 2"#,
             r#"loopfs_csi_volumes{kind="Filesystem"} 1"#,
-            &promised,
+            &reserved,
             "loopfs_csi_trash_entries 0",
             "loopfs_csi_attached_devices 1",
             "loopfs_csi_devices_without_direct_io 0",
@@ -81,7 +81,7 @@ fn metrics_match_the_node_and_the_readme() {
         loopfs::project_quota::ProjectId::new(77).unwrap(),
     )
     .unwrap();
-    assert!(scene.store.delete(&id("b")).unwrap());
+    assert!(fixture.store.delete(&id("b")).unwrap());
     wait_for(
         address,
         &[
@@ -93,8 +93,8 @@ fn metrics_match_the_node_and_the_readme() {
     assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
     assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
     for (volume, target) in [("a", &device), ("c", &directory)] {
-        scene.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
+        fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
     wait_for(address, &["loopfs_csi_attached_devices 0"]);
-    scene.finish();
+    fixture.finish();
 }

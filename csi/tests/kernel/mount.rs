@@ -1,4 +1,4 @@
-//! Filesystem volumes.
+//! Tests of Filesystem volumes.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -15,29 +15,29 @@ use nix::sys::statvfs::FsFlags;
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{MIB, Scene, flags_of_mount, id, size_of_mount};
+use crate::scene::{Fixture, MIB, flags_of_mount, id, size_of_mount};
 use crate::support::*;
 
 #[test]
 fn publish_and_unpublish_are_idempotent() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
     for _ in 0..2 {
-        scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-        assert_eq!(scene.mounts_at(&target), 1);
+        fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+        assert_eq!(fixture.mounts_at(&target), 1);
     }
     assert_eq!(size_of_mount(&target), (MIB, MIB / 2048));
     fs::write(target.join("file"), "kept").unwrap();
     for _ in 0..2 {
-        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
         assert!(!target.exists());
     }
 
-    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "kept");
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 /// The file system below the mounts is mounted nosuid,nodev,noexec in all cases.
@@ -48,24 +48,24 @@ fn publish_and_unpublish_are_idempotent() {
 #[case::read_only(&["ro"], FsFlags::ST_RDONLY)]
 #[case::noatime(&["noatime"], FsFlags::ST_NOATIME)]
 fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[case] expected: FsFlags) {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
-    scene.node().node_publish_volume(publish("v", &target, mount(flags))).unwrap();
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, mount(flags))).unwrap();
     assert_eq!(flags_of_mount(&target), expected);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn a_volume_can_be_published_read_only_and_for_writing() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let (writer, reader) = (scene.target("writer"), scene.target("reader"));
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
     let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, mount(&[])) };
-    scene.node().node_publish_volume(publish("v", &writer, mount(&[]))).unwrap();
+    fixture.node().node_publish_volume(publish("v", &writer, mount(&[]))).unwrap();
     for _ in 0..2 {
-        scene.node().node_publish_volume(read_only.clone()).unwrap();
+        fixture.node().node_publish_volume(read_only.clone()).unwrap();
     }
     fs::write(writer.join("file"), "seen").unwrap();
     assert_eq!(fs::read_to_string(reader.join("file")).unwrap(), "seen");
@@ -73,74 +73,74 @@ fn a_volume_can_be_published_read_only_and_for_writing() {
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
 
     for target in [&writer, &reader] {
-        scene.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn publishing_with_other_flags_at_the_same_target_is_refused() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    scene.volume("other", VolumeKind::Filesystem);
-    let target = scene.target("target");
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    fixture.volume("other", VolumeKind::Filesystem);
+    let target = fixture.target("target");
     let first = publish("v", &target, mount(&[]));
-    scene.node().node_publish_volume(first.clone()).unwrap();
+    fixture.node().node_publish_volume(first.clone()).unwrap();
     let read_only = wire::NodePublishVolumeRequest { readonly: true, ..first };
     assert_refused(
-        scene.node().node_publish_volume(read_only),
+        fixture.node().node_publish_volume(read_only),
         Code::AlreadyExists,
         &["target", "unpublish"],
     );
     let flags = publish("v", &target, mount(&["nosuid"]));
-    assert_refused(scene.node().node_publish_volume(flags), Code::AlreadyExists, &["target"]);
+    assert_refused(fixture.node().node_publish_volume(flags), Code::AlreadyExists, &["target"]);
     let other = publish("other", &target, mount(&[]));
-    assert_refused(scene.node().node_publish_volume(other), Code::FailedPrecondition, &["something else"]);
-    assert_eq!((scene.mounts_at(&target), flags_of_mount(&target)), (1, FsFlags::empty()));
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    assert_refused(fixture.node().node_publish_volume(other), Code::FailedPrecondition, &["something else"]);
+    assert_eq!((fixture.mounts_at(&target), flags_of_mount(&target)), (1, FsFlags::empty()));
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn a_volume_expands_while_it_is_in_use() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
-    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     let open = File::create(target.join("file")).unwrap();
 
     let four = i64::try_from(4 * MIB).unwrap();
-    let early = scene.node().node_expand_volume(expand("v", &target, four, 0));
+    let early = fixture.node().node_expand_volume(expand("v", &target, four, 0));
     assert_refused(early, Code::Aborted, &["1 MiB", "4 MiB"]);
-    scene.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
+    fixture.store.expand(&id("v"), Bytes(4 * MIB)).unwrap();
     for (required, limit) in [(four, 0), (0, 0), (0, four), (1, four)] {
-        let size = scene.node().node_expand_volume(expand("v", &target, required, limit)).unwrap();
+        let size = fixture.node().node_expand_volume(expand("v", &target, required, limit)).unwrap();
         assert_eq!(size.capacity_bytes, four);
     }
-    let limited = scene.node().node_expand_volume(expand("v", &target, 0, four - 1));
+    let limited = fixture.node().node_expand_volume(expand("v", &target, 0, four - 1));
     assert_refused(limited, Code::OutOfRange, &["limit"]);
     assert_eq!(size_of_mount(&target), (4 * MIB, 4 * MIB / 2048));
 
     drop(open);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn stats_are_of_the_volume_and_not_of_the_node() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
-    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     let file = File::create(target.join("file")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[1; 8192], 0).unwrap();
     file.sync_all().unwrap();
-    let answer = scene.node().node_get_volume_stats(stats("v", &target)).unwrap();
+    let response = fixture.node().node_get_volume_stats(stats("v", &target)).unwrap();
     let usage: Vec<_> =
-        answer.usage.iter().map(|usage| (usage.unit(), usage.total, usage.used, usage.available)).collect();
+        response.usage.iter().map(|usage| (usage.unit(), usage.total, usage.used, usage.available)).collect();
     let total = i64::try_from(MIB).unwrap();
     assert_eq!(usage, [(Unit::Bytes, total, 8192, total - 8192), (Unit::Inodes, 512, 2, 510)]);
-    assert!(!answer.volume_condition.unwrap().abnormal);
+    assert!(!response.volume_condition.unwrap().abnormal);
 
     // The owner of a directory can remove it from its project, and so from its limit.
     loopfs::project_quota::assign_project(
@@ -149,67 +149,68 @@ fn stats_are_of_the_volume_and_not_of_the_node() {
     )
     .unwrap();
     let condition =
-        scene.node().node_get_volume_stats(stats("v", &target)).unwrap().volume_condition.unwrap();
+        fixture.node().node_get_volume_stats(stats("v", &target)).unwrap().volume_condition.unwrap();
     assert!(condition.abnormal && condition.message.contains("77"), "{condition:?}");
 
-    for elsewhere in [scene.target("elsewhere"), scene.directories.kubelet.clone(), "relative".into()] {
+    for elsewhere in [fixture.target("elsewhere"), fixture.directories.kubelet.clone(), "relative".into()] {
         assert_refused(
-            scene.node().node_get_volume_stats(stats("v", &elsewhere)),
+            fixture.node().node_get_volume_stats(stats("v", &elsewhere)),
             Code::NotFound,
             &["not published"],
         );
     }
     drop(file);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let ask = |name: &str| scene.node().node_publish_volume(publish("v", &scene.target(name), mount(&[])));
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let publish_at =
+        |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), mount(&[])));
 
-    fs::create_dir(scene.target("directory")).unwrap();
-    ask("directory").unwrap();
-    fs::write(scene.target("file"), "").unwrap();
-    assert_refused(ask("file"), Code::FailedPrecondition, &["not a directory"]);
-    symlink(scene.target("directory"), scene.target("link")).unwrap();
-    assert_refused(ask("link"), Code::FailedPrecondition, &["not a directory"]);
-    assert_refused(ask("absent/target"), Code::FailedPrecondition, &["does not exist"]);
-    assert_eq!(scene.mounts_at(&scene.target("directory")), 1);
+    fs::create_dir(fixture.target("directory")).unwrap();
+    publish_at("directory").unwrap();
+    fs::write(fixture.target("file"), "").unwrap();
+    assert_refused(publish_at("file"), Code::FailedPrecondition, &["not a directory"]);
+    symlink(fixture.target("directory"), fixture.target("link")).unwrap();
+    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not a directory"]);
+    assert_refused(publish_at("absent/target"), Code::FailedPrecondition, &["does not exist"]);
+    assert_eq!(fixture.mounts_at(&fixture.target("directory")), 1);
 
     for name in ["directory", "file", "link"] {
-        scene.node().node_unpublish_volume(unpublish("v", &scene.target(name))).unwrap();
-        assert!(!scene.target(name).exists());
+        fixture.node().node_unpublish_volume(unpublish("v", &fixture.target(name))).unwrap();
+        assert!(!fixture.target(name).exists());
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
-    scene.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    // As after a driver that did not check the target.
-    let directory = scene.store.volume(&id("v")).unwrap().open_dir().unwrap();
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
+    fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
+    // A driver that did not check the target would leave this state.
+    let directory = fixture.store.volume(&id("v")).unwrap().open_dir().unwrap();
     loopfs::mount::bind_mount(directory.as_fd(), &target, MountFlags::default()).unwrap();
     drop(directory);
     let open = File::create(target.join("file")).unwrap();
-    assert_refused(scene.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);
+    assert_refused(fixture.node().node_unpublish_volume(unpublish("v", &target)), Code::Aborted, &["in use"]);
     assert!(target.exists());
     drop(open);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert!(!target.exists());
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_deleted_volume_can_be_unpublished_but_not_published() {
-    let scene = Scene::new();
-    let target = scene.target("target");
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let target = fixture.target("target");
+    let node = fixture.node();
     assert_refused(
         node.node_publish_volume(publish("absent", &target, mount(&[]))),
         Code::NotFound,
@@ -220,76 +221,80 @@ fn a_deleted_volume_can_be_unpublished_but_not_published() {
     assert_refused(node.node_expand_volume(expand("absent", &target, 0, 0)), Code::NotFound, &["absent"]);
     assert!(!target.exists());
 
-    scene.volume("v", VolumeKind::Filesystem);
+    fixture.volume("v", VolumeKind::Filesystem);
     node.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    scene.lose("v");
+    fixture.delete_in_use("v");
     for _ in 0..2 {
         node.node_unpublish_volume(unpublish("v", &target)).unwrap();
-        node.node_unstage_volume(unstage("v", &scene.target("staging"))).unwrap();
+        node.node_unstage_volume(unstage("v", &fixture.target("staging"))).unwrap();
     }
     assert!(!target.exists());
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
     let single = capability(AccessType::Mount(MountVolume::default()), Mode::SingleNodeSingleWriter);
-    let (first, second) = (scene.target("first"), scene.target("second"));
+    let (first, second) = (fixture.target("first"), fixture.target("second"));
     for _ in 0..2 {
-        scene.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
+        fixture.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
     }
-    let refused = scene.node().node_publish_volume(publish("v", &second, single.clone()));
+    let refused = fixture.node().node_publish_volume(publish("v", &second, single.clone()));
     assert_refused(refused, Code::FailedPrecondition, &[first.to_str().unwrap()]);
     assert!(!second.exists());
-    scene.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
-    scene.node().node_publish_volume(publish("v", &second, single)).unwrap();
-    scene.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
+    fixture.node().node_publish_volume(publish("v", &second, single)).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn a_volume_of_another_file_system_or_kind_is_refused() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
     let on = |uuid: &str| {
         let volume_context = [(format!("{DRIVER}/filesystem-uuid"), uuid.to_owned())].into();
         wire::NodePublishVolumeRequest { volume_context, ..publish("v", &target, mount(&[])) }
     };
     let foreign = "00000000-1111-4222-8333-444444444444";
-    let here = scene.store.filesystem_uuid().to_string();
+    let here = fixture.store.filesystem_uuid().to_string();
     assert_refused(
-        scene.node().node_publish_volume(on(foreign)),
+        fixture.node().node_publish_volume(on(foreign)),
         Code::FailedPrecondition,
         &[foreign, &here],
     );
     let as_block = publish("v", &target, block());
     assert_refused(
-        scene.node().node_publish_volume(as_block),
+        fixture.node().node_publish_volume(as_block),
         Code::InvalidArgument,
         &["block", "Filesystem"],
     );
-    let as_block = stage("v", &scene.target("staging"), block());
-    assert_refused(scene.node().node_stage_volume(as_block), Code::InvalidArgument, &["block", "Filesystem"]);
+    let as_block = stage("v", &fixture.target("staging"), block());
+    assert_refused(
+        fixture.node().node_stage_volume(as_block),
+        Code::InvalidArgument,
+        &["block", "Filesystem"],
+    );
     assert!(!target.exists());
-    scene.node().node_publish_volume(on(&here)).unwrap();
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_publish_volume(on(&here)).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn concurrent_publish_calls_leave_one_mount() {
-    let scene = Scene::new();
-    scene.volume("v", VolumeKind::Filesystem);
-    let target = scene.target("target");
-    let results = scene.node().publish_concurrently(&publish("v", &target, mount(&[])), 16);
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let target = fixture.target("target");
+    let results = fixture.node().publish_concurrently(&publish("v", &target, mount(&[])), 16);
     assert!(results.iter().any(Result::is_ok));
     for refused in results.into_iter().filter(Result::is_err) {
         assert_refused(refused, Code::Aborted, &["in progress"]);
     }
-    assert_eq!(scene.mounts_at(&target), 1);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    assert_eq!(fixture.mounts_at(&target), 1);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }

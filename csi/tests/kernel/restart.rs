@@ -1,4 +1,4 @@
-//! A restarted driver serves the volumes of the previous one.
+//! Tests of a restarted driver, which serves the volumes of the previous one.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
@@ -10,17 +10,17 @@ use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
-use crate::scene::{MIB, Scene, id, read_from, size_of_mount, write_to};
+use crate::scene::{Fixture, MIB, id, read_from, size_of_mount, write_to};
 use crate::support::*;
 
 #[test]
 fn a_new_driver_serves_the_volumes_of_a_killed_one() {
-    let scene = Scene::without_driver();
-    scene.volume("f", VolumeKind::Filesystem);
-    scene.volume("b", VolumeKind::Block);
+    let fixture = Fixture::without_driver();
+    fixture.volume("f", VolumeKind::Filesystem);
+    fixture.volume("b", VolumeKind::Block);
     let (mounted, device, staging) =
-        (scene.target("mounted"), scene.target("device"), scene.target("staging"));
-    let directories = &scene.directories;
+        (fixture.target("mounted"), fixture.target("device"), fixture.target("staging"));
+    let directories = &fixture.directories;
     let take_over = || {
         let process = Process::start(directories);
         let client = process.connect();
@@ -39,14 +39,17 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
         directories.endpoint.exists() && directories.registration_socket().exists(),
         "the killed driver has removed its sockets"
     );
-    assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device)), (1, 1));
+    assert_eq!((fixture.mounts_at(&mounted), fixture.mounts_at(&device)), (1, 1));
 
     let (process, node) = take_over();
     node.node_publish_volume(publish("f", &mounted, mount(&[]))).unwrap();
     node.node_publish_volume(publish("b", &device, block())).unwrap();
-    assert_eq!((scene.mounts_at(&mounted), scene.mounts_at(&device), scene.devices("b").len()), (1, 1, 1));
+    assert_eq!(
+        (fixture.mounts_at(&mounted), fixture.mounts_at(&device), fixture.devices("b").len()),
+        (1, 1, 1)
+    );
     for volume in ["f", "b"] {
-        scene.store.expand(&id(volume), Bytes(4 * MIB)).unwrap();
+        fixture.store.expand(&id(volume), Bytes(4 * MIB)).unwrap();
     }
     process.signal(Signal::SIGKILL);
     drop(node);
@@ -65,11 +68,11 @@ fn a_new_driver_serves_the_volumes_of_a_killed_one() {
     node.node_unpublish_volume(unpublish("f", &mounted)).unwrap();
     node.node_unpublish_volume(unpublish("b", &device)).unwrap();
     node.node_unstage_volume(unstage("b", &staging)).unwrap();
-    assert_eq!(scene.devices("b"), []);
+    assert_eq!(fixture.devices("b"), []);
     drop(node);
     assert!(process.signal(Signal::SIGTERM).success());
     assert!(!directories.endpoint.exists() && !directories.registration_socket().exists());
-    scene.finish();
+    fixture.finish();
 }
 
 /// The state of a volume according to the responses that its client received.
@@ -98,10 +101,10 @@ fn create_and_delete(node: &Client, round: usize, sender: &mpsc::Sender<Known>) 
 
 #[test]
 fn a_volume_is_complete_or_absent_after_the_driver_is_killed() {
-    let scene = Scene::without_driver();
-    let (mut there, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    let fixture = Fixture::without_driver();
+    let (mut there, mut absent) = (BTreeSet::new(), BTreeSet::new());
     for round in 0..8 {
-        let process = Process::start(&scene.directories);
+        let process = Process::start(&fixture.directories);
         let node = process.connect();
         node.wait_until_ready();
         let (sender, receiver) = mpsc::channel();
@@ -116,19 +119,19 @@ fn a_volume_is_complete_or_absent_after_the_driver_is_killed() {
                 match known {
                     Known::Created(name) => drop(there.insert(id(&name))),
                     Known::Deleting(name) => drop(there.remove(&id(&name))),
-                    Known::Deleted(name) => drop(gone.insert(id(&name))),
+                    Known::Deleted(name) => drop(absent.insert(id(&name))),
                 }
             }
         });
-        let found = BTreeSet::from_iter(scene.store.list().unwrap());
+        let found = BTreeSet::from_iter(fixture.store.list().unwrap());
         assert!(found.is_superset(&there), "{there:?} were created, {found:?} are left");
-        assert!(found.is_disjoint(&gone), "{gone:?} were deleted, {found:?} are left");
+        assert!(found.is_disjoint(&absent), "{absent:?} were deleted, {found:?} are left");
         for volume in &found {
-            assert_eq!(scene.store.volume(volume).unwrap().capacity(), Bytes(MIB));
+            assert_eq!(fixture.store.volume(volume).unwrap().capacity(), Bytes(MIB));
         }
     }
-    scene.store.recover().unwrap();
-    scene.finish();
+    fixture.store.recover().unwrap();
+    fixture.finish();
 }
 
 /// Takes snapshots of both kinds of volume and creates volumes from them, until the driver does not respond any more.
@@ -146,11 +149,11 @@ fn copy(node: &Client, round: usize, sender: &mpsc::Sender<String>) -> Result<()
 
 #[test]
 fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
-    let scene = Scene::without_driver();
-    scene.volume("f", VolumeKind::Filesystem);
-    scene.volume("b", VolumeKind::Block);
+    let fixture = Fixture::without_driver();
+    fixture.volume("f", VolumeKind::Filesystem);
+    fixture.volume("b", VolumeKind::Block);
     let content = vec![7; 64 << 10];
-    let directory = scene.store.volume(&id("f")).unwrap().open_dir().unwrap();
+    let directory = fixture.store.volume(&id("f")).unwrap().open_dir().unwrap();
     let inside = |directory: &std::os::fd::OwnedFd, n: usize| {
         std::path::PathBuf::from(format!("/proc/self/fd/{}/file-{n}", directory.as_raw_fd()))
     };
@@ -160,12 +163,12 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
     let image = |volume: &loopfs::volume_store::Volume, access| {
         std::fs::File::from(volume.open_image(access).unwrap())
     };
-    let source = image(&scene.store.volume(&id("b")).unwrap(), loopfs::loop_device::Access::ReadWrite);
+    let source = image(&fixture.store.volume(&id("b")).unwrap(), loopfs::loop_device::Access::ReadWrite);
     source.write_all_at(&content, 4096).unwrap();
     drop((directory, source));
     let mut known = Vec::new();
     for round in 0..6 {
-        let process = Process::start(&scene.directories);
+        let process = Process::start(&fixture.directories);
         let node = process.connect();
         node.wait_until_ready();
         let (sender, receiver) = mpsc::channel();
@@ -176,18 +179,18 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
             known.extend(receiver.iter());
         });
     }
-    let snapshots = scene.store.snapshots().unwrap();
+    let snapshots = fixture.store.snapshots().unwrap();
     for name in &known {
         assert!(snapshots.iter().any(|snapshot| snapshot.as_str() == name), "{name} is lost");
     }
     // An interrupted copy is complete or absent, and a repeated call creates it.
-    let process = Process::start(&scene.directories);
+    let process = Process::start(&fixture.directories);
     let node = process.connect();
     node.wait_until_ready();
     for snapshot in &snapshots {
         let capability = if snapshot.as_str().starts_with('f') { mount(&[]) } else { block() };
         node.create_volume(from_snapshot(snapshot.as_str(), snapshot.as_str(), 0, capability)).unwrap();
-        let volume = scene.store.volume(&id(snapshot.as_str())).unwrap();
+        let volume = fixture.store.volume(&id(snapshot.as_str())).unwrap();
         match volume.kind() {
             VolumeKind::Filesystem => {
                 let directory = volume.open_dir().unwrap();
@@ -206,34 +209,34 @@ fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
     }
     drop(node);
     assert!(process.signal(Signal::SIGTERM).success());
-    scene.store.recover().unwrap();
-    scene.finish();
+    fixture.store.recover().unwrap();
+    fixture.finish();
 }
 
 #[test]
 fn repeated_calls_complete_interrupted_ones() {
-    let mut scene = Scene::new();
-    scene.volume("b", VolumeKind::Block);
-    let (target, staging) = (scene.target("target"), scene.target("staging"));
+    let mut fixture = Fixture::new();
+    fixture.volume("b", VolumeKind::Block);
+    let (target, staging) = (fixture.target("target"), fixture.target("staging"));
 
     // State: the device is attached and the file created, but not yet mounted.
-    scene.node().node_stage_volume(stage("b", &staging, block())).unwrap();
+    fixture.node().node_stage_volume(stage("b", &staging, block())).unwrap();
     std::fs::write(&target, "").unwrap();
-    scene.restart_driver();
-    scene.node().node_publish_volume(publish("b", &target, block())).unwrap();
-    assert_eq!((scene.mounts_at(&target), scene.devices("b").len()), (1, 1));
+    fixture.restart_driver();
+    fixture.node().node_publish_volume(publish("b", &target, block())).unwrap();
+    assert_eq!((fixture.mounts_at(&target), fixture.devices("b").len()), (1, 1));
 
     // State: the target is unmounted, but the file not yet removed.
     assert!(loopfs::mount::unmount(&target).unwrap());
-    scene.restart_driver();
-    scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
+    fixture.restart_driver();
+    fixture.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
     assert!(!target.exists());
-    assert_eq!(scene.devices("b"), []);
+    assert_eq!(fixture.devices("b"), []);
 
     // State: the file is removed, but the device not yet detached.
-    scene.node().node_stage_volume(stage("b", &staging, block())).unwrap();
-    scene.restart_driver();
-    scene.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
-    assert_eq!(scene.devices("b"), []);
-    scene.finish();
+    fixture.node().node_stage_volume(stage("b", &staging, block())).unwrap();
+    fixture.restart_driver();
+    fixture.node().node_unpublish_volume(unpublish("b", &target)).unwrap();
+    assert_eq!(fixture.devices("b"), []);
+    fixture.finish();
 }

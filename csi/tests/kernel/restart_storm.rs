@@ -1,4 +1,4 @@
-//! A driver that is killed repeatedly while it serves calls.
+//! Test of a driver that is killed repeatedly while it serves calls.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -19,24 +19,24 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 use crate::driver_process::Process;
-use crate::scene::{MIB, Scene, id, read_from, say, write_to};
+use crate::scene::{Fixture, MIB, id, read_from, write_log, write_to};
 use crate::support::*;
 
 const VOLUMES: usize = 200;
 const KILLS: usize = 50;
 const CALLERS: usize = 4;
-/// The maximum number of calls that a process serves before it is killed. With it, some processes are killed at their
-/// start and most at work on any machine.
-const LONGEST_LIFE: u64 = 12;
-/// The maximum time between the last of these calls and the kill: a part of a call.
-const LAST_CALL: Duration = Duration::from_millis(20);
+/// The maximum number of calls that a process serves before it is killed. With this number, on any machine some
+/// processes are killed at their start and most while they serve calls.
+const MAX_CALLS_BEFORE_KILL: u64 = 12;
+/// The maximum time between the last of these calls and the kill, so that the kill interrupts a call.
+const MAX_KILL_DELAY: Duration = Duration::from_millis(20);
 const STEP: u64 = 4096;
-const LARGEST: u64 = 2 * MIB;
+const MAX_SIZE: u64 = 2 * MIB;
 
 /// SplitMix64, a random generator whose sequence can be repeated.
-struct Chance(u64);
+struct Rng(u64);
 
-impl Chance {
+impl Rng {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -63,12 +63,12 @@ struct Volume {
 }
 
 impl Volume {
-    fn new(scene: &Scene, number: usize) -> Self {
+    fn new(fixture: &Fixture, number: usize) -> Self {
         let kind = if number.is_multiple_of(2) { VolumeKind::Filesystem } else { VolumeKind::Block };
         let name = format!("v-{number}");
-        scene.volume(&name, kind);
-        let target = scene.target(&name);
-        let staging = scene.target(&format!("{name}-staging"));
+        fixture.volume(&name, kind);
+        let target = fixture.target(&name);
+        let staging = fixture.target(&format!("{name}-staging"));
         fs::create_dir(&staging).unwrap();
         Self { name, kind, target, staging, published: false, written: String::new(), size: MIB }
     }
@@ -99,9 +99,11 @@ impl Volume {
     }
 
     fn expand(&mut self, driver: &mut Caller<'_>) {
-        self.size = (self.size + STEP).min(LARGEST);
+        self.size = (self.size + STEP).min(MAX_SIZE);
         let size = i64::try_from(self.size).unwrap();
-        driver.until_done(|client| client.controller_expand_volume(grow(&self.name, size, 0)).map(drop));
+        driver.until_done(|client| {
+            client.controller_expand_volume(controller_expand(&self.name, size, 0)).map(drop)
+        });
         if self.published {
             let request = expand(&self.name, &self.target, size, 0);
             driver.until_done(|client| client.node_expand_volume(request.clone()).map(drop));
@@ -125,15 +127,15 @@ impl Volume {
     }
 
     /// One random step of a kubelet or a workload.
-    fn step(&mut self, driver: &mut Caller<'_>, chance: &mut Chance) {
-        match (chance.below(4), self.published) {
+    fn step(&mut self, driver: &mut Caller<'_>, rng: &mut Rng) {
+        match (rng.below(4), self.published) {
             (0, _) => self.expand(driver),
             (_, false) => {
                 self.publish(driver);
                 self.assert_holds_what_was_written();
             }
             (1, true) => {
-                let content = format!("{} {}", self.name, chance.below(u64::MAX));
+                let content = format!("{} {}", self.name, rng.below(u64::MAX));
                 self.write(content);
             }
             (_, true) => {
@@ -146,7 +148,7 @@ impl Volume {
 
 /// The state that all clients share.
 struct Callers<'a> {
-    scene: &'a Scene,
+    fixture: &'a Fixture,
     /// The process of the current driver.
     ended: Mutex<CancellationToken>,
     /// The number of calls that a killed driver interrupted.
@@ -157,7 +159,7 @@ impl Callers<'_> {
     fn connect(&self) -> Client {
         // If this driver is killed in the meantime, the connection is to the next driver and is closed as well.
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Client::connect_until(&self.scene.directories.endpoint, ended)
+        Client::connect_until(&self.fixture.directories.endpoint, ended)
     }
 }
 
@@ -166,12 +168,12 @@ struct Caller<'a> {
     all: &'a Callers<'a>,
     client: Client,
     /// Receives a message for each response.
-    answered: Sender<()>,
+    responded: Sender<()>,
 }
 
 impl<'a> Caller<'a> {
-    fn new(all: &'a Callers<'a>, answered: Sender<()>) -> Self {
-        Self { all, client: all.connect(), answered }
+    fn new(all: &'a Callers<'a>, responded: Sender<()>) -> Self {
+        Self { all, client: all.connect(), responded }
     }
 
     /// Repeats a call until a driver has lived long enough to respond.
@@ -179,7 +181,7 @@ impl<'a> Caller<'a> {
         let start = Instant::now();
         while let Err(status) = call(&self.client) {
             assert!(was_interrupted(&status), "{status:?}");
-            assert!(start.elapsed() < PATIENCE, "{status:?}");
+            assert!(start.elapsed() < TIMEOUT, "{status:?}");
             if status.source().is_some() {
                 self.all.interrupted.fetch_add(1, Ordering::Relaxed);
                 self.client = self.all.connect();
@@ -189,7 +191,7 @@ impl<'a> Caller<'a> {
             }
         }
         // There is no receiver after the last process was killed.
-        self.answered.send(()).ok();
+        self.responded.send(()).ok();
     }
 }
 
@@ -202,53 +204,53 @@ fn was_interrupted(status: &Status) -> bool {
 #[test]
 fn volumes_survive_fifty_killed_drivers() {
     let seed = seed();
-    say(&format!("LOOPFS_TEST_SEED={seed}"));
-    let mut chance = Chance(seed);
+    write_log(&format!("LOOPFS_TEST_SEED={seed}"));
+    let mut rng = Rng(seed);
     let begun = Instant::now();
-    let scene = Scene::without_driver();
-    let started = || Process::start(&scene.directories);
+    let fixture = Fixture::without_driver();
+    let started = || Process::start(&fixture.directories);
     let mut process = Some(started());
     let mut shares: Vec<Vec<Volume>> = (0..CALLERS).map(|_| Vec::new()).collect();
     for number in 0..VOLUMES {
-        shares[number / 2 % CALLERS].push(Volume::new(&scene, number));
+        shares[number / 2 % CALLERS].push(Volume::new(&fixture, number));
     }
     let ended = Mutex::new(process.as_ref().unwrap().ended());
-    let callers = Callers { scene: &scene, ended, interrupted: AtomicUsize::new(0) };
+    let callers = Callers { fixture: &fixture, ended, interrupted: AtomicUsize::new(0) };
     let stop = AtomicBool::new(false);
     let mut calls = Vec::new();
     let mut storm = begun.elapsed();
     std::thread::scope(|scope| {
-        let (answered, results) = mpsc::channel();
+        let (responded, results) = mpsc::channel();
         let threads: Vec<_> = shares
             .iter_mut()
             .map(|share| {
-                let (callers, stop, answered) = (&callers, &stop, answered.clone());
-                let mut chance = Chance(chance.below(u64::MAX));
+                let (callers, stop, responded) = (&callers, &stop, responded.clone());
+                let mut rng = Rng(rng.below(u64::MAX));
                 scope.spawn(move || {
-                    let mut driver = Caller::new(callers, answered);
+                    let mut driver = Caller::new(callers, responded);
                     for volume in share.iter_mut() {
                         volume.publish(&mut driver);
                         volume.write(format!("{} at first", volume.name));
                     }
                     while !stop.load(Ordering::Relaxed) {
                         let count = share.len() as u64;
-                        share[chance.below(count) as usize].step(&mut driver, &mut chance);
+                        share[rng.below(count) as usize].step(&mut driver, &mut rng);
                     }
                 })
             })
             .collect();
-        drop(answered);
+        drop(responded);
         // Fewer messages arrive if a client has panicked. Joining it reports the reason.
         let wait_for = |count: usize| results.iter().take(count).count() == count;
         let published = wait_for(VOLUMES);
         storm = begun.elapsed();
         while published && calls.len() < KILLS {
-            let life = chance.below(LONGEST_LIFE) as usize;
+            let life = rng.below(MAX_CALLS_BEFORE_KILL) as usize;
             if !wait_for(life) {
                 break;
             }
             // The kill must come at a moment that no event announces.
-            std::thread::sleep(Duration::from_micros(chance.below(LAST_CALL.as_micros() as u64)));
+            std::thread::sleep(Duration::from_micros(rng.below(MAX_KILL_DELAY.as_micros() as u64)));
             process.take().map(|process| process.signal(Signal::SIGKILL));
             calls.push(life + results.try_iter().count());
             let next = started();
@@ -262,7 +264,7 @@ fn volumes_survive_fifty_killed_drivers() {
     });
     let interrupted = callers.interrupted.load(Ordering::Relaxed);
     let lives = calls.len();
-    say(&format!(
+    write_log(&format!(
         "{VOLUMES} volumes published within {storm:.1?}, {lives} drivers killed within {:.1?}; these answered {} calls, {:?} each, \
          and took {interrupted} with them",
         begun.elapsed() - storm,
@@ -272,7 +274,7 @@ fn volumes_survive_fifty_killed_drivers() {
     assert!(interrupted > KILLS / 2, "the drivers were killed when they had nothing to do");
 
     let volumes: Vec<&Volume> = shares.iter().flatten().collect();
-    assert_node_is_as_known(&scene, &volumes);
+    assert_node_is_as_known(&fixture, &volumes);
     std::thread::scope(|scope| {
         for share in &mut shares {
             scope.spawn(|| {
@@ -289,15 +291,15 @@ fn volumes_survive_fifty_killed_drivers() {
         }
     });
     assert!(process.unwrap().signal(Signal::SIGTERM).success());
-    scene.store.recover().unwrap();
+    fixture.store.recover().unwrap();
     drop(callers);
-    scene.finish();
-    say(&format!("all of it took {:.1?}", begun.elapsed()));
+    fixture.finish();
+    write_log(&format!("all of it took {:.1?}", begun.elapsed()));
 }
 
 /// Checks for one device per published Block volume, one mount per published volume, the size that was requested last,
 /// and nothing else.
-fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
+fn assert_node_is_as_known(fixture: &Fixture, volumes: &[&Volume]) {
     let published_blocks =
         volumes.iter().filter(|volume| volume.published && volume.kind == VolumeKind::Block);
     let expected: BTreeMap<String, usize> = published_blocks.map(|volume| (volume.name.clone(), 1)).collect();
@@ -311,9 +313,9 @@ fn assert_node_is_as_known(scene: &Scene, volumes: &[&Volume]) {
     for volume in volumes {
         let mounted = mounts.iter().filter(|mount| mount.mount_point == volume.target).count();
         assert_eq!((mounted, volume.target.exists()), (usize::from(volume.published), volume.published));
-        assert_eq!(scene.store.volume(&id(&volume.name)).unwrap().capacity(), Bytes(volume.size));
+        assert_eq!(fixture.store.volume(&id(&volume.name)).unwrap().capacity(), Bytes(volume.size));
     }
-    say(&format!(
+    write_log(&format!(
         "{} devices and {} mounts, as published",
         expected.len(),
         volumes.iter().filter(|volume| volume.published).count()

@@ -1,5 +1,5 @@
-//! Every RPC in five situations: called once, repeated, called concurrently, called with malformed names and paths, and
-//! called while the driver is killed. The results are a table in the log.
+//! Test of every RPC in five situations: called once, repeated, called concurrently, called with malformed names and
+//! paths, and called while the driver is killed. The results are printed as a table to the log.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -14,9 +14,9 @@ use loopfs::volume_store::{SnapshotId, VolumeKind};
 use nix::sys::signal::Signal;
 use tonic::{Code, Status};
 
-use crate::calls_in_progress::hold_up;
+use crate::calls_in_progress::lock_image;
 use crate::driver_process::Process;
-use crate::scene::{MIB, Scene, device_size, id, say};
+use crate::scene::{Fixture, MIB, device_size, id, write_log};
 use crate::support::*;
 
 /// The volume, snapshot and paths of one call.
@@ -29,25 +29,25 @@ struct Subject {
 }
 
 impl Subject {
-    fn new(scene: &Scene, name: &str) -> Self {
+    fn new(fixture: &Fixture, name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            target: scene.target(name),
-            staging: scene.target(&format!("{name}-staging")),
+            target: fixture.target(name),
+            staging: fixture.target(&format!("{name}-staging")),
         }
     }
 }
 
-/// The result of a call. Only the parts that are equal for repeated calls.
+/// The result of a call. It contains only the parts that are equal for repeated calls.
 type CallResult = Result<String, Status>;
 
 struct Rpc {
     name: &'static str,
     /// Creates the state that the call changes or reads.
-    prepare: fn(&Scene, &Client, &Subject),
+    prepare: fn(&Fixture, &Client, &Subject),
     call: fn(&Client, &Subject) -> CallResult,
     /// Returns `true` if the node is in the state that the call establishes.
-    is_done: fn(&Scene, &Subject) -> bool,
+    is_done: fn(&Fixture, &Subject) -> bool,
     malformed_name: MalformedName,
 }
 
@@ -102,7 +102,7 @@ const RPCS: &[Rpc] = &[
     ),
     rpc!(
         "CreateVolume (clone)",
-        |scene, _, subject| scene.volume(&source(subject), VolumeKind::Block),
+        |fixture, _, subject| fixture.volume(&source(subject), VolumeKind::Block),
         |node, subject| result_of(node.create_volume(from_volume(
             &subject.name,
             &source(subject),
@@ -122,8 +122,12 @@ const RPCS: &[Rpc] = &[
     rpc!(
         "ControllerExpandVolume",
         device,
-        |node, subject| result_of(node.controller_expand_volume(grow(&subject.name, 2 << 20, 0))),
-        |scene, subject| scene.store.volume(&id(&subject.name)).unwrap().capacity() == Bytes(2 * MIB),
+        |node, subject| result_of(node.controller_expand_volume(controller_expand(
+            &subject.name,
+            2 << 20,
+            0
+        ))),
+        |fixture, subject| fixture.store.volume(&id(&subject.name)).unwrap().capacity() == Bytes(2 * MIB),
         Refused
     ),
     rpc!(
@@ -189,7 +193,7 @@ const RPCS: &[Rpc] = &[
         "DeleteSnapshot",
         snapshot,
         |node, subject| result_of(node.delete_snapshot(delete_snapshot(&subject.name))),
-        |scene, subject| !has_snapshot(scene, subject),
+        |fixture, subject| !has_snapshot(fixture, subject),
         CountsAsDeleted
     ),
     rpc!(
@@ -231,7 +235,7 @@ const RPCS: &[Rpc] = &[
         "NodePublishVolume",
         device,
         |node, subject| result_of(node.node_publish_volume(publish(&subject.name, &subject.target, block()))),
-        |scene, subject| is_attached(scene, subject) && is_published(scene, subject),
+        |fixture, subject| is_attached(fixture, subject) && is_published(fixture, subject),
         Refused
     ),
     rpc!(
@@ -290,8 +294,8 @@ const RPCS: &[Rpc] = &[
         "NodeUnpublishVolume",
         published,
         |node, subject| result_of(node.node_unpublish_volume(unpublish(&subject.name, &subject.target))),
-        |scene, subject| !is_attached(scene, subject)
-            && scene.mounts_at(&subject.target) == 0
+        |fixture, subject| !is_attached(fixture, subject)
+            && fixture.mounts_at(&subject.target) == 0
             && !subject.target.exists(),
         Refused
     ),
@@ -299,7 +303,7 @@ const RPCS: &[Rpc] = &[
         "NodeUnstageVolume",
         staged,
         |node, subject| result_of(node.node_unstage_volume(unstage(&subject.name, &subject.staging))),
-        |scene, subject| !is_attached(scene, subject),
+        |fixture, subject| !is_attached(fixture, subject),
         Refused
     ),
 ];
@@ -308,62 +312,62 @@ fn result_of<T: std::fmt::Debug>(result: Result<T, Status>) -> CallResult {
     result.map(|result| format!("{result:?}"))
 }
 
-fn nothing(_: &Scene, _: &Client, _: &Subject) {}
+fn nothing(_: &Fixture, _: &Client, _: &Subject) {}
 
-fn device(scene: &Scene, _: &Client, subject: &Subject) {
-    scene.volume(&subject.name, VolumeKind::Block);
+fn device(fixture: &Fixture, _: &Client, subject: &Subject) {
+    fixture.volume(&subject.name, VolumeKind::Block);
 }
 
-fn directory(scene: &Scene, _: &Client, subject: &Subject) {
-    scene.volume(&subject.name, VolumeKind::Filesystem);
+fn directory(fixture: &Fixture, _: &Client, subject: &Subject) {
+    fixture.volume(&subject.name, VolumeKind::Filesystem);
 }
 
 fn source(subject: &Subject) -> String {
     format!("{}-source", subject.name)
 }
 
-fn snapshot(scene: &Scene, _: &Client, subject: &Subject) {
-    scene.volume(&subject.name, VolumeKind::Block);
-    scene.store.create_snapshot(&id(&subject.name), &SnapshotId::parse(&subject.name).unwrap()).unwrap();
+fn snapshot(fixture: &Fixture, _: &Client, subject: &Subject) {
+    fixture.volume(&subject.name, VolumeKind::Block);
+    fixture.store.create_snapshot(&id(&subject.name), &SnapshotId::parse(&subject.name).unwrap()).unwrap();
 }
 
-fn staged(scene: &Scene, node: &Client, subject: &Subject) {
-    device(scene, node, subject);
+fn staged(fixture: &Fixture, node: &Client, subject: &Subject) {
+    device(fixture, node, subject);
     node.node_stage_volume(stage(&subject.name, &subject.staging, block())).unwrap();
 }
 
-fn published(scene: &Scene, node: &Client, subject: &Subject) {
-    device(scene, node, subject);
+fn published(fixture: &Fixture, node: &Client, subject: &Subject) {
+    device(fixture, node, subject);
     node.node_publish_volume(publish(&subject.name, &subject.target, block())).unwrap();
 }
 
-fn expanded(scene: &Scene, node: &Client, subject: &Subject) {
-    published(scene, node, subject);
-    scene.store.expand(&id(&subject.name), Bytes(2 * MIB)).unwrap();
+fn expanded(fixture: &Fixture, node: &Client, subject: &Subject) {
+    published(fixture, node, subject);
+    fixture.store.expand(&id(&subject.name), Bytes(2 * MIB)).unwrap();
 }
 
-fn always(_: &Scene, _: &Subject) -> bool {
+fn always(_: &Fixture, _: &Subject) -> bool {
     true
 }
 
-fn is_stored(scene: &Scene, subject: &Subject) -> bool {
-    scene.store.list().unwrap().contains(&id(&subject.name))
+fn is_stored(fixture: &Fixture, subject: &Subject) -> bool {
+    fixture.store.list().unwrap().contains(&id(&subject.name))
 }
 
-fn is_deleted(scene: &Scene, subject: &Subject) -> bool {
-    !is_stored(scene, subject)
+fn is_deleted(fixture: &Fixture, subject: &Subject) -> bool {
+    !is_stored(fixture, subject)
 }
 
-fn has_snapshot(scene: &Scene, subject: &Subject) -> bool {
-    scene.store.snapshots().unwrap().iter().any(|snapshot| snapshot.as_str() == subject.name)
+fn has_snapshot(fixture: &Fixture, subject: &Subject) -> bool {
+    fixture.store.snapshots().unwrap().iter().any(|snapshot| snapshot.as_str() == subject.name)
 }
 
-fn is_attached(scene: &Scene, subject: &Subject) -> bool {
-    scene.devices(&subject.name).len() == 1
+fn is_attached(fixture: &Fixture, subject: &Subject) -> bool {
+    fixture.devices(&subject.name).len() == 1
 }
 
-fn is_published(scene: &Scene, subject: &Subject) -> bool {
-    scene.mounts_at(&subject.target) == 1
+fn is_published(fixture: &Fixture, subject: &Subject) -> bool {
+    fixture.mounts_at(&subject.target) == 1
 }
 
 /// Unpublishes and unstages the volume.
@@ -372,22 +376,22 @@ fn clean_up(node: &Client, subject: &Subject) {
     node.node_unstage_volume(unstage(&subject.name, &subject.staging)).unwrap();
 }
 
-fn once_and_repeated(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> [String; 2] {
-    let subject = Subject::new(scene, &format!("once-{number}"));
-    (rpc.prepare)(scene, node, &subject);
+fn once_and_repeated(fixture: &Fixture, node: &Client, number: usize, rpc: &Rpc) -> [String; 2] {
+    let subject = Subject::new(fixture, &format!("once-{number}"));
+    (rpc.prepare)(fixture, node, &subject);
     let first = (rpc.call)(node, &subject).unwrap_or_else(|status| panic!("{}: {status:?}", rpc.name));
-    assert!((rpc.is_done)(scene, &subject), "{}, called once", rpc.name);
+    assert!((rpc.is_done)(fixture, &subject), "{}, called once", rpc.name);
     let repeated =
         (rpc.call)(node, &subject).unwrap_or_else(|status| panic!("{}, repeated: {status:?}", rpc.name));
     assert_eq!(repeated, first, "{}, repeated", rpc.name);
-    assert!((rpc.is_done)(scene, &subject), "{}, repeated", rpc.name);
+    assert!((rpc.is_done)(fixture, &subject), "{}, repeated", rpc.name);
     clean_up(node, &subject);
     ["OK".to_owned(), "the same".to_owned()]
 }
 
-fn concurrently(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> String {
-    let subject = Subject::new(scene, &format!("concurrent-{number}"));
-    (rpc.prepare)(scene, node, &subject);
+fn concurrently(fixture: &Fixture, node: &Client, number: usize, rpc: &Rpc) -> String {
+    let subject = Subject::new(fixture, &format!("concurrent-{number}"));
+    (rpc.prepare)(fixture, node, &subject);
     let results: Vec<CallResult> = std::thread::scope(|scope| {
         let calls: Vec<_> = (0..4).map(|_| scope.spawn(|| (rpc.call)(node, &subject))).collect();
         calls.into_iter().map(|call| call.join().unwrap()).collect()
@@ -397,7 +401,7 @@ fn concurrently(scene: &Scene, node: &Client, number: usize, rpc: &Rpc) -> Strin
     }
     let done = results.iter().filter(|result| result.is_ok()).count();
     assert!(done > 0, "{}, called concurrently: no call succeeds", rpc.name);
-    assert!((rpc.is_done)(scene, &subject), "{}, called concurrently", rpc.name);
+    assert!((rpc.is_done)(fixture, &subject), "{}, called concurrently", rpc.name);
     clean_up(node, &subject);
     format!("{done} OK, {} Aborted", results.len() - done)
 }
@@ -409,16 +413,17 @@ struct Outside {
 }
 
 impl Outside {
-    fn create(scene: &Scene) -> Self {
-        let outside = Self { directory: scene.scratch().join("outside"), symlink_path: scene.target("way") };
+    fn create(fixture: &Fixture) -> Self {
+        let outside =
+            Self { directory: fixture.scratch().join("outside"), symlink_path: fixture.target("way") };
         fs::create_dir(&outside.directory).unwrap();
         fs::write(outside.directory.join("file"), "precious").unwrap();
         symlink(&outside.directory, &outside.symlink_path).unwrap();
         outside
     }
 
-    fn paths(&self, scene: &Scene) -> [PathBuf; 4] {
-        let up = scene.directories.kubelet.join("../outside/target");
+    fn paths(&self, fixture: &Fixture) -> [PathBuf; 4] {
+        let up = fixture.directories.kubelet.join("../outside/target");
         [self.directory.join("target"), up, self.symlink_path.join("target"), Path::new("target").to_owned()]
     }
 
@@ -436,7 +441,13 @@ impl Outside {
     }
 }
 
-fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number: usize, rpc: &Rpc) -> String {
+fn with_malformed_names(
+    fixture: &Fixture,
+    node: &Client,
+    outside: &Outside,
+    number: usize,
+    rpc: &Rpc,
+) -> String {
     if rpc.malformed_name == MalformedName::TakesNoName {
         return "takes no name".to_owned();
     }
@@ -448,11 +459,11 @@ fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number:
     };
     let locked = || {
         let devices = LoopControl::open().unwrap().list().unwrap().len();
-        (scene.store.list().unwrap(), scene.store.snapshots().unwrap(), devices)
+        (fixture.store.list().unwrap(), fixture.store.snapshots().unwrap(), devices)
     };
     let before = locked();
     for name in MALFORMED_NAMES {
-        let subject = Subject { name: name.to_owned(), ..Subject::new(scene, "malformed") };
+        let subject = Subject { name: name.to_owned(), ..Subject::new(fixture, "malformed") };
         let result = (rpc.call)(node, &subject);
         let allowed = match (rpc.malformed_name, note(&result)) {
             (_, Code::InvalidArgument) => true,
@@ -460,7 +471,7 @@ fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number:
             (_, code) => code == Code::Ok,
         };
         assert!(allowed, "{} of {name:?}: {result:?}", rpc.name);
-        for volume in scene.store.list().unwrap().iter().filter(|volume| !before.0.contains(volume)) {
+        for volume in fixture.store.list().unwrap().iter().filter(|volume| !before.0.contains(volume)) {
             assert!(
                 rpc.malformed_name == MalformedName::Accepted,
                 "{} of {name:?} created {volume:?}",
@@ -473,9 +484,9 @@ fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number:
     assert!(locked() == before, "{} has changed the state of the node", rpc.name);
 
     if rpc.name.starts_with("Node") {
-        let subject = Subject::new(scene, &format!("outside-{number}"));
-        (rpc.prepare)(scene, node, &subject);
-        for path in outside.paths(scene) {
+        let subject = Subject::new(fixture, &format!("outside-{number}"));
+        (rpc.prepare)(fixture, node, &subject);
+        for path in outside.paths(fixture) {
             let outside_path = Subject { target: path.clone(), staging: path.clone(), ..subject.clone() };
             let result = (rpc.call)(node, &outside_path);
             let code = note(&result);
@@ -495,13 +506,13 @@ fn with_malformed_names(scene: &Scene, node: &Client, outside: &Outside, number:
 
 /// Starts all calls concurrently, and kills the driver when half of them have returned and two are in progress. Returns the
 /// result of each call.
-fn kill_during_calls(scene: &Scene, driver: Process, subjects: &[Subject]) -> Vec<CallResult> {
+fn kill_during_calls(fixture: &Fixture, driver: Process, subjects: &[Subject]) -> Vec<CallResult> {
     let node = driver.connect();
     let locked: Vec<&Subject> = std::iter::zip(RPCS, subjects)
         .filter(|(rpc, _)| ["NodeStageVolume", "NodePublishVolume"].contains(&rpc.name))
         .map(|(_, subject)| subject)
         .collect();
-    let locks: Vec<_> = locked.iter().map(|subject| hold_up(scene, &subject.name)).collect();
+    let locks: Vec<_> = locked.iter().map(|subject| lock_image(fixture, &subject.name)).collect();
     let (returned, results) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let calls: Vec<_> = std::iter::zip(RPCS, subjects)
@@ -528,7 +539,7 @@ fn until_free(call: impl Fn() -> CallResult) -> CallResult {
     let start = Instant::now();
     loop {
         match call() {
-            Err(status) if status.code() == Code::Aborted && start.elapsed() < PATIENCE => {}
+            Err(status) if status.code() == Code::Aborted && start.elapsed() < TIMEOUT => {}
             result => return result,
         }
     }
@@ -536,32 +547,32 @@ fn until_free(call: impl Fn() -> CallResult) -> CallResult {
 
 #[test]
 fn every_rpc_is_idempotent_safe_concurrently_and_after_a_crash() {
-    let scene = Scene::without_driver();
-    let driver = Process::start(&scene.directories);
+    let fixture = Fixture::without_driver();
+    let driver = Process::start(&fixture.directories);
     let node = driver.connect();
     node.wait_until_ready();
-    let outside = Outside::create(&scene);
+    let outside = Outside::create(&fixture);
     let mut rows: Vec<Vec<String>> = Vec::new();
     for (number, rpc) in RPCS.iter().enumerate() {
         let mut row = vec![rpc.name.to_owned()];
-        row.extend(once_and_repeated(&scene, &node, number, rpc));
-        row.push(concurrently(&scene, &node, number, rpc));
-        row.push(with_malformed_names(&scene, &node, &outside, number, rpc));
+        row.extend(once_and_repeated(&fixture, &node, number, rpc));
+        row.push(concurrently(&fixture, &node, number, rpc));
+        row.push(with_malformed_names(&fixture, &node, &outside, number, rpc));
         rows.push(row);
     }
 
     let subjects: Vec<Subject> =
-        (0..RPCS.len()).map(|number| Subject::new(&scene, &format!("killed-{number}"))).collect();
+        (0..RPCS.len()).map(|number| Subject::new(&fixture, &format!("killed-{number}"))).collect();
     for (rpc, subject) in std::iter::zip(RPCS, &subjects) {
-        (rpc.prepare)(&scene, &node, subject);
+        (rpc.prepare)(&fixture, &node, subject);
     }
     drop(node);
-    let interrupted = kill_during_calls(&scene, driver, &subjects);
+    let interrupted = kill_during_calls(&fixture, driver, &subjects);
     assert!(
         interrupted.iter().filter(|result| result.is_err()).count() >= 2,
         "no call was interrupted: {interrupted:?}"
     );
-    let driver = Process::start(&scene.directories);
+    let driver = Process::start(&fixture.directories);
     let node = driver.connect();
     node.wait_until_ready();
     for (((rpc, subject), interrupted), row) in
@@ -573,7 +584,7 @@ fn every_rpc_is_idempotent_safe_concurrently_and_after_a_crash() {
             "{}, repeated after {interrupted:?} of a killed driver: {result:?}",
             rpc.name
         );
-        assert!((rpc.is_done)(&scene, subject), "{}, repeated after the driver was killed", rpc.name);
+        assert!((rpc.is_done)(&fixture, subject), "{}, repeated after the driver was killed", rpc.name);
         row.push(if interrupted.is_ok() { "returned, OK" } else { "interrupted, OK" }.to_owned());
         clean_up(&node, subject);
     }
@@ -581,13 +592,13 @@ fn every_rpc_is_idempotent_safe_concurrently_and_after_a_crash() {
     assert!(driver.signal(Signal::SIGTERM).success());
     fs::remove_file(&outside.symlink_path).unwrap();
     fs::remove_dir_all(&outside.directory).unwrap();
-    say(&format!(
+    write_log(&format!(
         "{:<28} {:<4} {:<9} {:<16} {:<15} malformed",
         "RPC", "once", "repeated", "concurrently", "killed"
     ));
     for row in rows {
         let [name, first, repeated, concurrent, malformed, killed] = &row[..] else { panic!("{row:?}") };
-        say(&format!("{name:<28} {first:<4} {repeated:<9} {concurrent:<16} {killed:<15} {malformed}"));
+        write_log(&format!("{name:<28} {first:<4} {repeated:<9} {concurrent:<16} {killed:<15} {malformed}"));
     }
-    scene.finish();
+    fixture.finish();
 }

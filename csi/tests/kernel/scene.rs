@@ -1,4 +1,4 @@
-//! A node with a driver. A test must restore the state that it found.
+//! The fixture of the tests: a node with a driver. A test must restore the state that it found.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -17,7 +17,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
 use crate::scratch_disk::ScratchDisk;
-use crate::support::{Client, Directories, Driver, PATIENCE};
+use crate::support::{Client, Directories, Driver, TIMEOUT};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -29,7 +29,7 @@ pub(crate) fn path_from(variable: &str) -> PathBuf {
 }
 
 /// A node: the store in which a provisioner creates volumes, the kubelet directory, and a driver.
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) store: VolumeStore,
     pub(crate) directories: Directories,
     driver: Option<Driver>,
@@ -39,11 +39,11 @@ pub(crate) struct Scene {
     scratch: TempDir,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn new() -> Self {
-        let mut scene = Self::without_driver();
-        scene.start_driver();
-        scene
+        let mut fixture = Self::without_driver();
+        fixture.start_driver();
+        fixture
     }
 
     /// Returns a node without a driver. The kubelet directory is on a file system of its own, which is mounted with the
@@ -57,7 +57,7 @@ impl Scene {
         drop(tokio::runtime::Runtime::new().unwrap());
         let before = holdings(&data);
         let scratch = tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).unwrap();
-        let directories = Directories::make(scratch.path(), &data);
+        let directories = Directories::create(scratch.path(), &data);
         let strict = MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         mount(Some("kubelet"), &directories.kubelet, Some("tmpfs"), strict, None::<&str>).unwrap();
         Self { store, directories, driver: None, data, before, scratch }
@@ -66,12 +66,12 @@ impl Scene {
     /// Returns a node whose volumes are on the second disk, with that disk and a driver that is ready. The test stops the
     /// driver and drops the disk before it calls [`finish`](Self::finish).
     pub(crate) fn on_scratch_disk() -> (Self, ScratchDisk, Driver) {
-        let mut scene = Self::without_driver();
-        let disk = ScratchDisk::mount_at(scene.scratch().join("data"));
-        scene.directories.data = disk.data.clone();
-        let driver = Driver::start(&scene.directories);
+        let mut fixture = Self::without_driver();
+        let disk = ScratchDisk::mount_at(fixture.scratch().join("data"));
+        fixture.directories.data = disk.data.clone();
+        let driver = Driver::start(&fixture.directories);
         driver.wait_until_ready();
-        (scene, disk, driver)
+        (fixture, disk, driver)
     }
 
     pub(crate) fn scratch(&self) -> &Path {
@@ -94,7 +94,7 @@ impl Scene {
     }
 
     /// Deletes a volume that is in use, which the store would refuse.
-    pub(crate) fn lose(&self, name: &str) {
+    pub(crate) fn delete_in_use(&self, name: &str) {
         let data = &self.directories.data;
         let trash = data.join("trash").join(format!("{name}.0123456789abcdef"));
         std::fs::rename(data.join("volumes").join(name), trash).unwrap();
@@ -131,7 +131,7 @@ impl Scene {
         if let Some(driver) = self.driver.take() {
             driver.stop();
         }
-        umount(&self.directories.kubelet).expect("something is still published");
+        umount(&self.directories.kubelet).expect("a volume is still published");
         for volume in self.store.list().unwrap() {
             assert!(self.store.delete(&volume).unwrap());
         }
@@ -141,14 +141,14 @@ impl Scene {
         self.store.empty_trash().unwrap();
         // Idle loop devices are removed in the background.
         let start = Instant::now();
-        while holdings(&self.data) != self.before && start.elapsed() < PATIENCE {
+        while holdings(&self.data) != self.before && start.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(holdings(&self.data), self.before, "the test has left something behind");
     }
 }
 
-impl Drop for Scene {
+impl Drop for Fixture {
     /// Cleans up after a failed test as far as possible, so that it does not make later tests fail.
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -192,10 +192,10 @@ fn holdings(data: &Path) -> Vec<String> {
     all
 }
 
-/// Returns the open files. Only the type of sockets, pipes and the like, because each has a number of its own.
+/// Returns the open files. Sockets, pipes and the like are listed by type only, because each has a number of its own.
 fn open_files() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
-    // The descriptor of the listing itself is closed by then.
+    // By then the descriptor of the listing itself is closed.
     let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
     let mut open: Vec<String> = targets
         .map(|target| target.to_string_lossy().split(":[").next().unwrap_or_default().to_owned())
@@ -252,7 +252,7 @@ pub(crate) fn flags_of_mount(path: &Path) -> FsFlags {
 }
 
 /// Writes to the log, even if the test passes.
-#[allow(clippy::explicit_write, reason = "what eprintln! says of a test that passes is thrown away")]
-pub(crate) fn say(text: &str) {
+#[allow(clippy::explicit_write, reason = "libtest discards the output of eprintln! if a test passes")]
+pub(crate) fn write_log(text: &str) {
     writeln!(std::io::stderr(), "{text}").unwrap();
 }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
 
 use crate::scene::path_from;
-use crate::support::PATIENCE;
+use crate::support::TIMEOUT;
 
 const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
 
@@ -41,8 +41,8 @@ impl ScratchDisk {
         let start = Instant::now();
         loop {
             match mount_device(Some(&self.device), &self.data, Some("xfs"), flags, Some("prjquota")) {
-                // A file is open for writing: the background work of the driver takes a moment.
-                Err(Errno::EBUSY) if start.elapsed() < PATIENCE => {
+                // The driver's background work has a file open for writing for a moment.
+                Err(Errno::EBUSY) if start.elapsed() < TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 remounted => return remounted.unwrap(),
@@ -53,7 +53,7 @@ impl ScratchDisk {
 
 impl Drop for ScratchDisk {
     fn drop(&mut self) {
-        // A failed test has left volumes published, and a panic here would abort the tests after it.
+        // A failed test may have left volumes published, and a panic here would abort the tests after it.
         let how = if std::thread::panicking() { MntFlags::MNT_DETACH } else { MntFlags::empty() };
         umount2(&self.data, how).unwrap();
         self.mount();

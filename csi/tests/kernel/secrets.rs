@@ -1,4 +1,4 @@
-//! Secrets never appear in the log, at any log level.
+//! Tests that secrets never appear in the log, at any log level.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,7 +7,7 @@ use csi::proto::csi as wire;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
-use crate::scene::Scene;
+use crate::scene::Fixture;
 use crate::support::*;
 
 const SECRET: &str = "hunter2-6f1d3a";
@@ -17,7 +17,7 @@ fn secrets() -> HashMap<String, String> {
     [(format!("key-{SECRET}"), SECRET.to_owned())].into()
 }
 
-/// Adds secrets to requests. These are the messages that have such a field.
+/// Adds secrets to requests. The macro lists the messages that have such a field.
 macro_rules! with_secrets {
     ($($message:ident),* $(,)?) => {
         const MESSAGES: &[&str] = &[$(stringify!($message)),*];
@@ -71,19 +71,19 @@ fn messages_with_secrets() -> Vec<&'static str> {
 
 #[test]
 fn secrets_are_never_logged() {
-    assert_eq!(messages_with_secrets(), MESSAGES, "what this test sends is out of date");
-    let mut scene = Scene::without_driver();
-    let log = scene.scratch().join("log");
-    scene.directories.more = vec!["--log-level=trace".to_owned()];
-    let process = Process::start_logging_to(&scene.directories, File::create(&log).unwrap());
-    let node = Client::connect(&scene.directories.endpoint);
+    assert_eq!(messages_with_secrets(), MESSAGES, "the list of messages with secrets is out of date");
+    let mut fixture = Fixture::without_driver();
+    let log = fixture.scratch().join("log");
+    fixture.directories.more = vec!["--log-level=trace".to_owned()];
+    let process = Process::start_logging_to(&fixture.directories, File::create(&log).unwrap());
+    let node = Client::connect(&fixture.directories.endpoint);
     node.wait_until_ready();
-    let (target, staging) = (scene.target("target"), scene.target("staging"));
+    let (target, staging) = (fixture.target("target"), fixture.target("staging"));
 
     node.create_volume(create("v", MIB, block()).with_secrets()).unwrap();
     node.node_stage_volume(stage("v", &staging, block()).with_secrets()).unwrap();
     node.node_publish_volume(publish("v", &target, block()).with_secrets()).unwrap();
-    node.controller_expand_volume(grow("v", 2 * MIB, 0).with_secrets()).unwrap();
+    node.controller_expand_volume(controller_expand("v", 2 * MIB, 0).with_secrets()).unwrap();
     node.node_expand_volume(expand("v", &target, 2 * MIB, 0).with_secrets()).unwrap();
     node.validate_volume_capabilities(validate("v", block()).with_secrets()).unwrap();
     node.controller_list_volume_health(Default::default()).unwrap();
@@ -118,5 +118,5 @@ fn secrets_are_never_logged() {
     }
     let line = logged.lines().find(|line| line.contains(SECRET));
     assert_eq!(line, None, "a secret is in the log");
-    scene.finish();
+    fixture.finish();
 }

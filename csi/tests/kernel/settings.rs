@@ -1,4 +1,4 @@
-//! The settings of Block volumes from their StorageClass, checked on the device.
+//! Tests of the settings that Block volumes get from their StorageClass, checked on the device.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Scene, id, read_from, write_to};
+use crate::scene::{Fixture, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -38,50 +38,50 @@ fn a_device_has_the_settings_of_its_class(
     #[case] block_size: u32,
     #[case] thin: bool,
 ) {
-    let mut scene = Scene::new();
-    let target = scene.target("target");
-    scene.node().create_volume(created_with("v", parameters)).unwrap();
+    let mut fixture = Fixture::new();
+    let target = fixture.target("target");
+    fixture.node().create_volume(created_with("v", parameters)).unwrap();
     for _ in 0..2 {
-        scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
-        let status = &scene.devices("v")[0];
+        fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+        let status = &fixture.devices("v")[0];
         assert_eq!((status.block_size, status.direct_io), (block_size, true), "{status:?}");
         assert_eq!(discards(&target) > 0, thin);
         write_to(&target, &vec![9; block_size as usize]).unwrap();
-        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
         // The next driver, which no longer has the device open, finds the recorded settings.
-        scene.restart_driver();
+        fixture.restart_driver();
     }
-    scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     assert_eq!(read_from(&target, 4), [9; 4]);
-    let stats = scene.node().node_get_volume_stats(stats("v", &target)).unwrap();
+    let stats = fixture.node().node_get_volume_stats(stats("v", &target)).unwrap();
     assert!(!stats.volume_condition.unwrap().abnormal);
-    scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    scene.finish();
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.finish();
 }
 
 /// The state after a driver was killed between attaching the device and disabling discards.
 #[test]
 fn staging_or_publishing_disables_discards_of_a_device() {
-    let scene = Scene::new();
-    let (target, staging) = (scene.target("target"), scene.target("staging"));
-    scene.node().create_volume(created_with("v", &[])).unwrap();
+    let fixture = Fixture::new();
+    let (target, staging) = (fixture.target("target"), fixture.target("staging"));
+    fixture.node().create_volume(created_with("v", &[])).unwrap();
     let control = LoopControl::open().unwrap();
     for stages in [false, true] {
-        let image = scene.store.volume(&id("v")).unwrap().open_image(Access::ReadWrite).unwrap();
+        let image = fixture.store.volume(&id("v")).unwrap().open_image(Access::ReadWrite).unwrap();
         let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
         assert!(discards(&device.path()) > 0);
         if stages {
-            scene.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+            fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
             assert_eq!(discards(&device.path()), 0);
         }
-        scene.node().node_publish_volume(publish("v", &target, block())).unwrap();
+        fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
         assert_eq!(discards(&target), 0);
         drop((image, device));
-        scene.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-        assert_eq!(scene.devices("v"), []);
+        fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+        assert_eq!(fixture.devices("v"), []);
     }
     drop(control);
-    scene.finish();
+    fixture.finish();
 }
 
 #[rstest]
@@ -93,8 +93,8 @@ fn a_second_volume_of_a_name_must_have_the_same_settings(
     #[case] default: &str,
     #[case] other: &str,
 ) {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     let volume = node.create_volume(created_with("v", &[])).unwrap().volume;
     let refused = node.create_volume(created_with("v", &[(name, other)]));
     assert_refused(refused, Code::AlreadyExists, &["v", name, default, other]);
@@ -106,37 +106,37 @@ fn a_second_volume_of_a_name_must_have_the_same_settings(
         node.validate_volume_capabilities(request).unwrap()
     };
     assert_eq!(request(default).confirmed.unwrap().parameters.len(), 1);
-    let answer = request(other);
-    assert_eq!(answer.confirmed, None);
-    assert!(answer.message.contains(name) && answer.message.contains(default), "{}", answer.message);
-    scene.finish();
+    let response = request(other);
+    assert_eq!(response.confirmed, None);
+    assert!(response.message.contains(name) && response.message.contains(default), "{}", response.message);
+    fixture.finish();
 }
 
 /// One StorageClass serves both kinds of volume.
 #[test]
 fn a_filesystem_volume_accepts_the_settings_of_devices() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let settings = [("directIO", "required"), ("logicalBlockSize", "4096"), ("provisioning", "thin")];
     let request = wire::CreateVolumeRequest {
         volume_capabilities: Vec::from_iter(mount(&[])),
         ..created_with("v", &settings)
     };
     for _ in 0..2 {
-        scene.node().create_volume(request.clone()).unwrap();
+        fixture.node().create_volume(request.clone()).unwrap();
     }
-    let volume = scene.store.volume(&id("v")).unwrap();
+    let volume = fixture.store.volume(&id("v")).unwrap();
     assert_eq!((volume.kind(), volume.image().unwrap()), (VolumeKind::Filesystem, None));
     drop(volume);
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn one_error_lists_all_invalid_parameters() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let wrong = [("directIO", "off"), ("logicalBlockSize", "1024"), ("provisioning", "sparse"), ("x", "y")];
-    let refused = scene.node().create_volume(created_with("v", &wrong));
+    let refused = fixture.node().create_volume(created_with("v", &wrong));
     let says = ["directIO", "logicalBlockSize", "provisioning", "\"x\"", "thick or thin", "512 or 4096"];
     assert_refused(refused, Code::InvalidArgument, &says);
-    assert_eq!(scene.store.list().unwrap(), []);
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), []);
+    fixture.finish();
 }

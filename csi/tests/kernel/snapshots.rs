@@ -1,4 +1,4 @@
-//! Snapshots of volumes, and volumes that are created from snapshots and from other volumes.
+//! Tests of snapshots, and of volumes that are created from snapshots and from other volumes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,7 +11,7 @@ use loopfs::volume_store::{SnapshotId, VolumeKind};
 use rstest::rstest;
 use tonic::{Code, Status};
 
-use crate::scene::{Scene, id, is_block_device, read_from, size_of_mount, write_to};
+use crate::scene::{Fixture, id, is_block_device, read_from, size_of_mount, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -54,34 +54,34 @@ fn assert_holds(target: &Path, seed: u8) {
     assert_eq!((found.mode() & 0o777, found.uid(), found.gid()), (0o640, 1000, 2000));
 }
 
-fn take(scene: &Scene, name: &str, volume: &str) -> wire::Snapshot {
-    scene.node().create_snapshot(create_snapshot(name, volume)).unwrap().snapshot.unwrap()
+fn take(fixture: &Fixture, name: &str, volume: &str) -> wire::Snapshot {
+    fixture.node().create_snapshot(create_snapshot(name, volume)).unwrap().snapshot.unwrap()
 }
 
-fn created(answer: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
-    answer.unwrap().volume.unwrap()
+fn created(response: Result<wire::CreateVolumeResponse, Status>) -> wire::Volume {
+    response.unwrap().volume.unwrap()
 }
 
-fn publish_volume(scene: &Scene, volume: &str, kind: VolumeKind) -> std::path::PathBuf {
-    let target = scene.target(volume);
-    scene.node().node_publish_volume(publish(volume, &target, capability_of(kind))).unwrap();
+fn publish_volume(fixture: &Fixture, volume: &str, kind: VolumeKind) -> std::path::PathBuf {
+    let target = fixture.target(volume);
+    fixture.node().node_publish_volume(publish(volume, &target, capability_of(kind))).unwrap();
     target
 }
 
-fn unpublish_volume(scene: &Scene, volume: &str) {
-    scene.node().node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
+fn unpublish_volume(fixture: &Fixture, volume: &str) {
+    fixture.node().node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
 }
 
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
 fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
-    let mut scene = Scene::new();
-    scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
-    let target = publish_volume(&scene, "v", kind);
+    let mut fixture = Fixture::new();
+    fixture.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
+    let target = publish_volume(&fixture, "v", kind);
     write(&target, 1);
     let before = SystemTime::now() - Duration::from_secs(1);
-    let snapshot = take(&scene, "s", "v");
+    let snapshot = take(&fixture, "s", "v");
     write(&target, 2);
     assert_eq!((snapshot.snapshot_id.as_str(), snapshot.source_volume_id.as_str()), ("s", "v"));
     assert_eq!((snapshot.size_bytes, snapshot.ready_to_use), (FOUR, true));
@@ -90,10 +90,10 @@ fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
     let taken = SystemTime::try_from(snapshot.creation_time.unwrap()).unwrap();
     assert!((before..=SystemTime::now()).contains(&taken), "{taken:?}");
 
-    // The same snapshot is returned by another driver, and after its volume was expanded.
-    scene.restart_driver();
-    scene.node().controller_expand_volume(grow("v", EIGHT, 0)).unwrap();
-    assert_eq!(take(&scene, "s", "v"), snapshot);
+    // Another driver returns the same snapshot, even after the volume was expanded.
+    fixture.restart_driver();
+    fixture.node().controller_expand_volume(controller_expand("v", EIGHT, 0)).unwrap();
+    assert_eq!(take(&fixture, "s", "v"), snapshot);
 
     let copies =
         [from_snapshot("r", "s", 0, capability_of(kind)), from_volume("c", "v", EIGHT, capability_of(kind))];
@@ -101,74 +101,78 @@ fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
         copies.into_iter().zip([FOUR, EIGHT]).zip([1, 2]).map(|((r, s), d)| (r, s, d))
     {
         let name = request.name.clone();
-        let volume = created(scene.node().create_volume(request.clone()));
+        let volume = created(fixture.node().create_volume(request.clone()));
         assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), (name.as_str(), size));
         assert_eq!(volume.content_source, request.volume_content_source);
-        assert_eq!(created(scene.node().create_volume(request)), volume);
-        let reported = scene.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
+        assert_eq!(created(fixture.node().create_volume(request)), volume);
+        let reported = fixture.node().controller_get_volume(get(&name)).unwrap().volume.unwrap();
         assert_eq!(reported, volume);
-        assert_holds(&publish_volume(&scene, &name, kind), seed);
+        assert_holds(&publish_volume(&fixture, &name, kind), seed);
     }
     // Each copy is independent.
-    write(&scene.target("r"), 3);
-    write(&scene.target("c"), 4);
+    write(&fixture.target("r"), 3);
+    write(&fixture.target("c"), 4);
     assert_holds(&target, 2);
     for name in ["v", "r", "c"] {
-        let stats = scene.node().node_get_volume_stats(stats(name, &scene.target(name))).unwrap();
+        let stats = fixture.node().node_get_volume_stats(stats(name, &fixture.target(name))).unwrap();
         assert!(!stats.volume_condition.unwrap().abnormal);
-        unpublish_volume(&scene, name);
+        unpublish_volume(&fixture, name);
     }
     // A snapshot survives its volume, and a volume its snapshot.
-    scene.node().delete_volume(delete("v")).unwrap();
-    assert_eq!(take(&scene, "s", "v"), snapshot);
+    fixture.node().delete_volume(delete("v")).unwrap();
+    assert_eq!(take(&fixture, "s", "v"), snapshot);
     assert_eq!(
-        created(scene.node().create_volume(from_snapshot("q", "s", FOUR, capability_of(kind))))
+        created(fixture.node().create_volume(from_snapshot("q", "s", FOUR, capability_of(kind))))
             .capacity_bytes,
         FOUR
     );
     for _ in 0..2 {
-        scene.node().delete_snapshot(delete_snapshot("s")).unwrap();
-        assert_refused(scene.node().get_snapshot(get_snapshot("s")), Code::NotFound, &["s"]);
+        fixture.node().delete_snapshot(delete_snapshot("s")).unwrap();
+        assert_refused(fixture.node().get_snapshot(get_snapshot("s")), Code::NotFound, &["s"]);
     }
     for (name, seed) in [("q", 1), ("r", 3), ("c", 4)] {
-        assert_holds(&publish_volume(&scene, name, kind), seed);
-        unpublish_volume(&scene, name);
-        scene.node().delete_volume(delete(name)).unwrap();
+        assert_holds(&publish_volume(&fixture, name, kind), seed);
+        unpublish_volume(&fixture, name);
+        fixture.node().delete_volume(delete(name)).unwrap();
     }
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_copied_directory_has_a_limit_of_its_own() {
-    let scene = Scene::new();
-    scene.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
-    let source = publish_volume(&scene, "v", VolumeKind::Filesystem);
+    let fixture = Fixture::new();
+    fixture.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
+    let source = publish_volume(&fixture, "v", VolumeKind::Filesystem);
     fs::write(source.join("half"), vec![1; 2 << 20]).unwrap();
-    scene.node().create_volume(from_volume("c", "v", FOUR, mount(&[]))).unwrap();
-    let clone = publish_volume(&scene, "c", VolumeKind::Filesystem);
+    fixture.node().create_volume(from_volume("c", "v", FOUR, mount(&[]))).unwrap();
+    let clone = publish_volume(&fixture, "c", VolumeKind::Filesystem);
     assert_eq!(size_of_mount(&clone).0, 4 << 20);
     let error = fs::write(clone.join("more"), vec![2; 3 << 20]).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::ENOSPC as i32), "what was copied counts");
+    assert_eq!(
+        error.raw_os_error(),
+        Some(nix::errno::Errno::ENOSPC as i32),
+        "the copied data counts against the limit"
+    );
     fs::remove_file(clone.join("more")).unwrap();
     // Its blocks are not charged to the source.
     fs::write(source.join("more"), vec![2; (2 << 20) - (64 << 10)]).unwrap();
-    unpublish_volume(&scene, "v");
-    unpublish_volume(&scene, "c");
-    scene.finish();
+    unpublish_volume(&fixture, "v");
+    unpublish_volume(&fixture, "c");
+    fixture.finish();
 }
 
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
 fn a_second_snapshot_or_copy_of_a_name_must_have_the_same_source(#[case] kind: VolumeKind) {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     let capability = || capability_of(kind);
     for volume in ["v", "w"] {
         node.create_volume(create(volume, FOUR, capability())).unwrap();
     }
-    take(&scene, "s", "v");
-    take(&scene, "t", "v");
+    take(&fixture, "s", "v");
+    take(&fixture, "t", "v");
     for _ in 0..2 {
         let refused = node.create_snapshot(create_snapshot("s", "w"));
         assert_refused(refused, Code::AlreadyExists, &["s", "volume v", "volume w"]);
@@ -192,7 +196,7 @@ fn a_second_snapshot_or_copy_of_a_name_must_have_the_same_source(#[case] kind: V
         Code::NotFound,
         &["volume_content_source", "s"],
     );
-    scene.finish();
+    fixture.finish();
 }
 
 #[rstest]
@@ -220,16 +224,16 @@ fn a_copy_with_incompatible_properties_is_refused(
     #[case] says: &str,
     #[values(true, false)] snapshot: bool,
 ) {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
-    take(&scene, "s", "v");
+    take(&fixture, "s", "v");
     let mut request =
         if snapshot { from_snapshot("c", "s", FOUR, block()) } else { from_volume("c", "v", FOUR, block()) };
     change(&mut request);
     assert_refused(node.create_volume(request), code, &[says]);
-    assert_eq!(scene.store.list().unwrap(), [id("v")]);
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), [id("v")]);
+    fixture.finish();
 }
 
 #[rstest]
@@ -242,10 +246,10 @@ fn a_copy_with_incompatible_properties_is_refused(
 #[case::nul("v\0", Code::NotFound)]
 #[case::long(&"v".repeat(4096), Code::NotFound)]
 fn ids_that_do_not_exist_are_refused(#[case] source: &str, #[case] code: Code) {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
-    take(&scene, "s", "v");
+    take(&fixture, "s", "v");
     assert_refused(node.create_snapshot(create_snapshot("n", source)), code, &["source_volume_id"]);
     let field = ["volume_content_source"];
     assert_refused(node.create_volume(from_volume("n", source, FOUR, block())), code, &field);
@@ -255,129 +259,130 @@ fn ids_that_do_not_exist_are_refused(#[case] source: &str, #[case] code: Code) {
         assert_refused(node.delete_snapshot(delete_snapshot(source)), code, &["snapshot_id"]);
     } else {
         node.delete_snapshot(delete_snapshot(source)).unwrap();
-        assert_eq!(snapshots(&scene, list_snapshots(0, "", source, "")), [""; 0]);
-        assert_eq!(snapshots(&scene, list_snapshots(0, "", "", source)), [""; 0]);
+        assert_eq!(snapshots(&fixture, list_snapshots(0, "", source, "")), [""; 0]);
+        assert_eq!(snapshots(&fixture, list_snapshots(0, "", "", source)), [""; 0]);
     }
-    assert_eq!(scene.store.list().unwrap(), [id("v")]);
-    assert_eq!(scene.store.snapshots().unwrap(), [SnapshotId::parse("s").unwrap()]);
-    scene.finish();
+    assert_eq!(fixture.store.list().unwrap(), [id("v")]);
+    assert_eq!(fixture.store.snapshots().unwrap(), [SnapshotId::parse("s").unwrap()]);
+    fixture.finish();
 }
 
 #[test]
 fn each_name_has_a_snapshot_of_its_own() {
-    let scene = Scene::new();
-    scene.node().create_volume(create("v", FOUR, block())).unwrap();
+    let fixture = Fixture::new();
+    fixture.node().create_volume(create("v", FOUR, block())).unwrap();
     let longest = "n".repeat(128);
     let names = ["plain", "v", "../../outside", "..", "two\nlines", "Bücher", &longest];
     let ids: std::collections::BTreeSet<String> =
-        names.iter().map(|name| take(&scene, name, "v").snapshot_id).collect();
+        names.iter().map(|name| take(&fixture, name, "v").snapshot_id).collect();
     assert_eq!(ids.len(), names.len());
-    assert_eq!(scene.store.snapshots().unwrap().len(), names.len());
+    assert_eq!(fixture.store.snapshots().unwrap().len(), names.len());
     for id in &ids {
-        let snapshot = scene.node().get_snapshot(get_snapshot(id)).unwrap().snapshot.unwrap();
+        let snapshot = fixture.node().get_snapshot(get_snapshot(id)).unwrap().snapshot.unwrap();
         assert_eq!((&snapshot.snapshot_id, snapshot.source_volume_id.as_str()), (id, "v"));
     }
     assert_refused(
-        scene.node().create_snapshot(create_snapshot("a\0b", "v")),
+        fixture.node().create_snapshot(create_snapshot("a\0b", "v")),
         Code::InvalidArgument,
         &["name"],
     );
-    scene.finish();
+    fixture.finish();
 }
 
 /// Returns the ids of the snapshots of a page.
-fn snapshots(scene: &Scene, request: wire::ListSnapshotsRequest) -> Vec<String> {
-    let page = scene.node().list_snapshots(request).unwrap();
+fn snapshots(fixture: &Fixture, request: wire::ListSnapshotsRequest) -> Vec<String> {
+    let page = fixture.node().list_snapshots(request).unwrap();
     page.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect()
 }
 
 #[test]
 fn snapshot_pages_do_not_shift_when_others_are_created_or_deleted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for volume in ["v", "w"] {
-        scene.node().create_volume(create(volume, FOUR, block())).unwrap();
+        fixture.node().create_volume(create(volume, FOUR, block())).unwrap();
     }
     let taken: Vec<wire::Snapshot> =
-        (0..6).map(|n| take(&scene, &format!("s-{n}"), if n % 2 == 0 { "v" } else { "w" })).collect();
-    let all = scene.node().list_snapshots(list_snapshots(0, "", "", "")).unwrap();
+        (0..6).map(|n| take(&fixture, &format!("s-{n}"), if n % 2 == 0 { "v" } else { "w" })).collect();
+    let all = fixture.node().list_snapshots(list_snapshots(0, "", "", "")).unwrap();
     assert_eq!(all.next_token, "");
     assert!(all.entries.iter().map(|entry| entry.snapshot.as_ref().unwrap()).eq(&taken));
 
-    let first = scene.node().list_snapshots(list_snapshots(2, "", "", "")).unwrap();
+    let first = fixture.node().list_snapshots(list_snapshots(2, "", "", "")).unwrap();
     assert_eq!(first.entries.len(), 2);
-    // The one before, the last of the page and the one after it are deleted; a new one is created before them.
+    // The entry before, the last entry of the page and the entry after it are deleted. A new snapshot is
+    // created before them.
     for gone in ["s-0", "s-1", "s-2"] {
-        scene.node().delete_snapshot(delete_snapshot(gone)).unwrap();
+        fixture.node().delete_snapshot(delete_snapshot(gone)).unwrap();
     }
-    take(&scene, "a", "v");
-    let second = scene.node().list_snapshots(list_snapshots(2, &first.next_token, "", "")).unwrap();
+    take(&fixture, "a", "v");
+    let second = fixture.node().list_snapshots(list_snapshots(2, &first.next_token, "", "")).unwrap();
     let token = second.next_token.clone();
     let ids: Vec<_> = second.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect();
     assert_eq!(ids, ["s-3", "s-4"]);
-    assert_eq!(snapshots(&scene, list_snapshots(2, &token, "", "")), ["s-5"]);
+    assert_eq!(snapshots(&fixture, list_snapshots(2, &token, "", "")), ["s-5"]);
 
-    assert_eq!(snapshots(&scene, list_snapshots(0, "", "v", "")), ["a", "s-4"]);
-    let page = scene.node().list_snapshots(list_snapshots(1, "", "w", "")).unwrap();
+    assert_eq!(snapshots(&fixture, list_snapshots(0, "", "v", "")), ["a", "s-4"]);
+    let page = fixture.node().list_snapshots(list_snapshots(1, "", "w", "")).unwrap();
     assert_eq!(page.entries.len(), 1);
-    assert_eq!(snapshots(&scene, list_snapshots(1, &page.next_token, "w", "")), ["s-5"]);
-    assert_eq!(snapshots(&scene, list_snapshots(0, "", "", "s-4")), ["s-4"]);
-    assert_eq!(snapshots(&scene, list_snapshots(0, "", "w", "s-4")), [""; 0]);
-    assert_eq!(snapshots(&scene, list_snapshots(0, "", "absent", "")), [""; 0]);
-    // A list of everything else is no list of snapshots.
-    assert_eq!(scene.store.list().unwrap().len(), 2);
-    let volumes = scene.node().list_volumes(list(0, "")).unwrap();
+    assert_eq!(snapshots(&fixture, list_snapshots(1, &page.next_token, "w", "")), ["s-5"]);
+    assert_eq!(snapshots(&fixture, list_snapshots(0, "", "", "s-4")), ["s-4"]);
+    assert_eq!(snapshots(&fixture, list_snapshots(0, "", "w", "s-4")), [""; 0]);
+    assert_eq!(snapshots(&fixture, list_snapshots(0, "", "absent", "")), [""; 0]);
+    // The list of volumes contains no snapshots.
+    assert_eq!(fixture.store.list().unwrap().len(), 2);
+    let volumes = fixture.node().list_volumes(list(0, "")).unwrap();
     assert_eq!(volumes.entries.len(), 2);
-    scene.finish();
+    fixture.finish();
 }
 
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
 fn concurrent_calls_create_one_snapshot_or_copy(#[case] kind: VolumeKind) {
-    let scene = Scene::new();
-    scene.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
-    write(&publish_volume(&scene, "v", kind), 5);
+    let fixture = Fixture::new();
+    fixture.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
+    write(&publish_volume(&fixture, "v", kind), 5);
     let request = create_snapshot("s", "v");
-    for answer in scene.node().create_snapshot_concurrently(&request, 8) {
-        match answer {
-            Ok(answer) => assert_eq!(answer.snapshot.unwrap().snapshot_id, "s"),
+    for response in fixture.node().create_snapshot_concurrently(&request, 8) {
+        match response {
+            Ok(response) => assert_eq!(response.snapshot.unwrap().snapshot_id, "s"),
             Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
         }
     }
     // Concurrent copies of one source do not disturb each other.
     let request = from_snapshot("c", "s", FOUR, capability_of(kind));
-    let results = scene.node().create_concurrently(&request, 8);
+    let results = fixture.node().create_concurrently(&request, 8);
     assert!(results.iter().any(Result::is_ok));
     for status in results.into_iter().filter_map(Result::err) {
         assert_eq!(status.code(), Code::Aborted, "{status}");
     }
-    created(scene.node().create_volume(request));
-    assert_eq!((scene.store.list().unwrap().len(), scene.store.snapshots().unwrap().len()), (2, 1));
-    assert_holds(&publish_volume(&scene, "c", kind), 5);
-    unpublish_volume(&scene, "c");
-    unpublish_volume(&scene, "v");
-    scene.finish();
+    created(fixture.node().create_volume(request));
+    assert_eq!((fixture.store.list().unwrap().len(), fixture.store.snapshots().unwrap().len()), (2, 1));
+    assert_holds(&publish_volume(&fixture, "c", kind), 5);
+    unpublish_volume(&fixture, "c");
+    unpublish_volume(&fixture, "v");
+    fixture.finish();
 }
 
 #[test]
 fn a_copy_whose_device_cannot_be_attached_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let parameters =
         [("directIO".to_owned(), "required".to_owned()), ("logicalBlockSize".to_owned(), "512".to_owned())];
     let request = wire::CreateVolumeRequest { parameters: parameters.into(), ..create("v", FOUR, block()) };
-    scene.node().create_volume(request).unwrap();
-    let refused = scene.node().create_snapshot(create_snapshot("s", "v"));
+    fixture.node().create_volume(request).unwrap();
+    let refused = fixture.node().create_snapshot(create_snapshot("s", "v"));
     assert_refused(refused, Code::FailedPrecondition, &["directIO preferred", "logicalBlockSize 4096"]);
-    let refused = scene.node().create_volume(from_volume("c", "v", FOUR, block()));
+    let refused = fixture.node().create_volume(from_volume("c", "v", FOUR, block()));
     assert_refused(refused, Code::InvalidArgument, &["directIO preferred", "logicalBlockSize 4096"]);
-    assert_eq!(scene.store.snapshots().unwrap(), []);
-    scene.finish();
+    assert_eq!(fixture.store.snapshots().unwrap(), []);
+    fixture.finish();
 }
 
 #[test]
 fn a_snapshot_is_on_the_node_of_its_volume() {
-    let scene = Scene::new();
-    let node = scene.node();
+    let fixture = Fixture::new();
+    let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
     let request = |node: &str| wire::CreateSnapshotRequest {
         accessibility_requirements: on(node),
@@ -385,10 +390,10 @@ fn a_snapshot_is_on_the_node_of_its_volume() {
     };
     let field = ["accessibility_requirements"];
     assert_refused(node.create_snapshot(request("node-2")), Code::ResourceExhausted, &field);
-    assert_eq!(scene.store.snapshots().unwrap(), []);
+    assert_eq!(fixture.store.snapshots().unwrap(), []);
     node.create_snapshot(request(NODE)).unwrap();
     assert_refused(node.create_snapshot(request("node-2")), Code::AlreadyExists, &field);
-    scene.finish();
+    fixture.finish();
 }
 
 fn on(node: &str) -> Option<wire::TopologyRequirement> {
@@ -398,19 +403,19 @@ fn on(node: &str) -> Option<wire::TopologyRequirement> {
 
 #[test]
 fn the_driver_frees_the_space_of_a_deleted_snapshot() {
-    let scene = Scene::new();
-    let room = || scene.node().get_capacity(Default::default()).unwrap().available_capacity;
-    scene.node().create_volume(create("v", 16 * FOUR, block())).unwrap();
+    let fixture = Fixture::new();
+    let room = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
+    fixture.node().create_volume(create("v", 16 * FOUR, block())).unwrap();
     let before = room();
-    take(&scene, "s", "v");
+    take(&fixture, "s", "v");
     let taken = before - room();
-    assert!((16 * FOUR..17 * FOUR).contains(&taken), "an image's snapshot is promised its size: {taken}");
-    scene.node().delete_snapshot(delete_snapshot("s")).unwrap();
+    assert!((16 * FOUR..17 * FOUR).contains(&taken), "the snapshot of an image reserves its size: {taken}");
+    fixture.node().delete_snapshot(delete_snapshot("s")).unwrap();
     let start = std::time::Instant::now();
     while room() < before - FOUR {
-        assert!(start.elapsed() < PATIENCE, "room for {} of {before}", room());
+        assert!(start.elapsed() < TIMEOUT, "room for {} of {before}", room());
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(scene.store.volume(&id("v")).unwrap().capacity(), Bytes(16 << 22));
-    scene.finish();
+    assert_eq!(fixture.store.volume(&id("v")).unwrap().capacity(), Bytes(16 << 22));
+    fixture.finish();
 }

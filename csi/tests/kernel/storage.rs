@@ -1,4 +1,4 @@
-//! The data file system is mounted, unmounted and replaced while the driver runs.
+//! Tests in which the data file system is mounted, unmounted and replaced while the driver runs.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
 use tonic::Code;
 
-use crate::scene::{Scene, path_from};
+use crate::scene::{Fixture, path_from};
 use crate::support::*;
 
 fn bind_mount_at(source: &Path, target: &Path) {
@@ -21,24 +21,24 @@ fn bind_mount_at(source: &Path, target: &Path) {
 
 #[test]
 fn the_driver_waits_for_its_file_system_and_detects_its_loss() {
-    let mut scene = Scene::without_driver();
-    scene.volume("v", VolumeKind::Filesystem);
-    let (here, data) = (path_from("LOOPFS_TEST_XFS"), scene.scratch().join("data"));
+    let mut fixture = Fixture::without_driver();
+    fixture.volume("v", VolumeKind::Filesystem);
+    let (here, data) = (path_from("LOOPFS_TEST_XFS"), fixture.scratch().join("data"));
     fs::create_dir(&data).unwrap();
-    scene.directories.data = data.clone();
-    let target = scene.target("target");
-    let driver = Driver::start(&scene.directories);
-    assert_refused(driver.settled(), Code::FailedPrecondition, &["nothing is mounted there"]);
-    assert!(!scene.directories.registration_socket().exists());
+    fixture.directories.data = data.clone();
+    let target = fixture.target("target");
+    let driver = Driver::start(&fixture.directories);
+    assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &["nothing is mounted there"]);
+    assert!(!fixture.directories.registration_socket().exists());
 
     bind_mount_at(&here, &data);
     driver.wait_until_ready();
     driver.node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    wait_for(&scene.directories.registration_socket());
+    wait_for(&fixture.directories.registration_socket());
 
     umount2(&data, MntFlags::MNT_DETACH).unwrap();
     assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &["nothing is mounted there"]);
-    let other = scene.target("other");
+    let other = fixture.target("other");
     let refused = driver.node_publish_volume(publish("v", &other, mount(&[])));
     assert_refused(refused, Code::FailedPrecondition, &["nothing is mounted there"]);
     assert!(!other.exists());
@@ -52,41 +52,45 @@ fn the_driver_waits_for_its_file_system_and_detects_its_loss() {
     driver.node_unpublish_volume(unpublish("v", &target)).unwrap();
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_file_system_without_quotas_is_refused_with_the_mount_option() {
-    let mut scene = Scene::without_driver();
-    scene.directories.data = path_from("LOOPFS_TEST_XFS_NOQUOTA");
-    let driver = Driver::start(&scene.directories);
-    assert_refused(driver.settled(), Code::FailedPrecondition, &["project quotas are off", "prjquota"]);
-    assert!(!scene.directories.registration_socket().exists());
+    let mut fixture = Fixture::without_driver();
+    fixture.directories.data = path_from("LOOPFS_TEST_XFS_NOQUOTA");
+    let driver = Driver::start(&fixture.directories);
+    assert_refused(
+        driver.wait_for_probe(),
+        Code::FailedPrecondition,
+        &["project quotas are off", "prjquota"],
+    );
+    assert!(!fixture.directories.registration_socket().exists());
     driver.stop();
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_file_system_other_than_the_recorded_one_is_refused() {
-    let mut scene = Scene::without_driver();
-    let (here, data) = (path_from("LOOPFS_TEST_XFS"), scene.scratch().join("data"));
+    let mut fixture = Fixture::without_driver();
+    let (here, data) = (path_from("LOOPFS_TEST_XFS"), fixture.scratch().join("data"));
     fs::create_dir(&data).unwrap();
     bind_mount_at(&here, &data);
     let other = "00000000-1111-4222-8333-444444444444";
-    fs::write(scene.scratch().join("data.filesystem-uuid"), other).unwrap();
-    scene.directories.data = data.clone();
-    let driver = Driver::start(&scene.directories);
-    let uuid = scene.store.filesystem_uuid().to_string();
-    assert_refused(driver.settled(), Code::FailedPrecondition, &[other, &uuid]);
-    assert!(!scene.directories.registration_socket().exists());
+    fs::write(fixture.scratch().join("data.filesystem-uuid"), other).unwrap();
+    fixture.directories.data = data.clone();
+    let driver = Driver::start(&fixture.directories);
+    let uuid = fixture.store.filesystem_uuid().to_string();
+    assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &[other, &uuid]);
+    assert!(!fixture.directories.registration_socket().exists());
     driver.stop();
     umount2(&data, MntFlags::empty()).unwrap();
-    scene.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_disk_that_was_lazily_unmounted_and_mounted_again_is_reopened() {
-    let (scene, disk, driver) = Scene::on_scratch_disk();
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
     let mounted = |path: &Path| mountinfo::at(&mountinfo::read().unwrap(), path).unwrap().id;
@@ -94,11 +98,11 @@ fn a_disk_that_was_lazily_unmounted_and_mounted_again_is_reopened() {
     umount2(&disk.data, MntFlags::MNT_DETACH).unwrap();
     disk.mount();
     assert_ne!(mounted(&disk.data), before);
-    let target = scene.target("target");
+    let target = fixture.target("target");
     let start = std::time::Instant::now();
     while let Err(refused) = driver.node_publish_volume(publish("v", &target, mount(&[]))) {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{}", refused.message());
-        assert!(start.elapsed() < PATIENCE, "{}", refused.message());
+        assert!(start.elapsed() < TIMEOUT, "{}", refused.message());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     fs::write(target.join("file"), "kept").unwrap();
@@ -107,14 +111,14 @@ fn a_disk_that_was_lazily_unmounted_and_mounted_again_is_reopened() {
     driver.delete_volume(delete("v")).unwrap();
     driver.stop();
     drop(disk);
-    scene.finish();
+    fixture.finish();
 }
 
 #[track_caller]
 fn wait_for(path: &Path) {
     let start = std::time::Instant::now();
     while !path.exists() {
-        assert!(start.elapsed() < PATIENCE, "{} does not appear", path.display());
+        assert!(start.elapsed() < TIMEOUT, "{} does not appear", path.display());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }

@@ -1,4 +1,4 @@
-//! The data disk is frozen, shut down or unmounted while volumes are published.
+//! Tests in which the data disk is frozen, shut down or unmounted while volumes are published.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Scene, id};
+use crate::scene::{Fixture, id};
 use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
@@ -63,16 +63,16 @@ impl Drop for Failure<'_> {
     }
 }
 
-/// Publishes two Filesystem volumes, and a Block volume unless the file system is to be shut down: a loop device would keep
-/// the file system that has shut down in use. Returns their names.
-fn publish_volumes(driver: &Driver, scene: &Scene, kind: Kind) -> Vec<&'static str> {
+/// Publishes two Filesystem volumes. Also publishes a Block volume unless the file system is to be shut down: a loop
+/// device would keep the shut-down file system in use. Returns their names.
+fn publish_volumes(driver: &Driver, fixture: &Fixture, kind: Kind) -> Vec<&'static str> {
     let mut volumes = vec![("first", mount(&[])), ("second", mount(&[]))];
     if !matches!(kind, Kind::ShutDown) {
         volumes.push(("image", block()));
     }
     for (volume, capability) in &volumes {
         driver.create_volume(create(volume, 1 << 20, capability.clone())).unwrap();
-        driver.node_publish_volume(publish(volume, &scene.target(volume), capability.clone())).unwrap();
+        driver.node_publish_volume(publish(volume, &fixture.target(volume), capability.clone())).unwrap();
     }
     volumes.into_iter().map(|(volume, _)| volume).collect()
 }
@@ -112,17 +112,17 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, says: &st
 #[case::shut_down(Kind::ShutDown, "shut down")]
 #[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
 fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Kind, #[case] says: &str) {
-    let (scene, disk, driver) = Scene::on_scratch_disk();
-    let volumes = publish_volumes(&driver, &scene, kind);
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
+    let volumes = publish_volumes(&driver, &fixture, kind);
 
     let failure = Failure::begin(kind, &disk);
     assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[says]);
     for volume in &volumes {
-        assert_storage_failed(&driver, volume, &scene.target(volume), says);
+        assert_storage_failed(&driver, volume, &fixture.target(volume), says);
     }
     // Each call is made twice, because an orchestrator repeats a call whose response was lost.
     for volume in volumes.iter().chain(&volumes) {
-        let target = scene.target(volume);
+        let target = fixture.target(volume);
         driver.node_unpublish_volume(unpublish(volume, &target)).unwrap();
         assert!(!target.exists());
         let elsewhere = driver.node_get_volume_stats(stats(volume, &target));
@@ -132,63 +132,63 @@ fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Ki
     drop(failure);
     driver.wait_until_ready();
     for volume in volumes {
-        driver.node_unstage_volume(unstage(volume, &scene.target("staging"))).unwrap();
+        driver.node_unstage_volume(unstage(volume, &fixture.target("staging"))).unwrap();
         driver.delete_volume(delete(volume)).unwrap();
     }
     driver.stop();
     drop(disk);
-    scene.finish();
+    fixture.finish();
 }
 
-/// The driver has not detected the failure of the disk yet.
+/// The driver has not yet detected the failure of the disk.
 #[rstest]
 #[case::frozen(Kind::Frozen)]
 #[case::shut_down(Kind::ShutDown)]
 #[case::unmounted(Kind::Unmounted)]
 fn unpublishing_succeeds_before_the_driver_has_detected_the_failure(#[case] kind: Kind) {
-    let (scene, disk, driver) = Scene::on_scratch_disk();
-    let volumes = publish_volumes(&driver, &scene, kind);
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
+    let volumes = publish_volumes(&driver, &fixture, kind);
     let failure = Failure::begin(kind, &disk);
     for volume in &volumes {
-        driver.node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
-        assert!(!scene.target(volume).exists());
+        driver.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
+        assert!(!fixture.target(volume).exists());
     }
     // From now on the driver has detected the failure, and has no file of the failed disk open.
     assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[]);
     drop(failure);
     driver.wait_until_ready();
     for volume in volumes {
-        unstage_when_free(&driver, &scene, volume);
+        unstage_when_free(&driver, &fixture, volume);
         driver.delete_volume(delete(volume)).unwrap();
     }
     driver.stop();
     drop(disk);
-    scene.finish();
+    fixture.finish();
 }
 
 /// Unstages a volume. Waits for the cleanup that the unpublish call may have left to the background.
-fn unstage_when_free(driver: &Driver, scene: &Scene, volume: &str) {
+fn unstage_when_free(driver: &Driver, fixture: &Fixture, volume: &str) {
     let start = Instant::now();
-    while let Err(refused) = driver.node_unstage_volume(unstage(volume, &scene.target("staging"))) {
+    while let Err(refused) = driver.node_unstage_volume(unstage(volume, &fixture.target("staging"))) {
         assert_eq!(refused.code(), Code::Aborted, "{}", refused.message());
-        assert!(start.elapsed() < PATIENCE, "the volume is never free again");
+        assert!(start.elapsed() < TIMEOUT, "the volume is never free again");
     }
 }
 
 #[test]
 fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() {
-    let (scene, disk, driver) = Scene::on_scratch_disk();
-    let volumes = publish_volumes(&driver, &scene, Kind::Frozen);
+    let (fixture, disk, driver) = Fixture::on_scratch_disk();
+    let volumes = publish_volumes(&driver, &fixture, Kind::Frozen);
     driver.create_volume(create("new", 1 << 20, mount(&[]))).unwrap();
     let store = VolumeStore::open(&disk.data, StoreOptions::default()).unwrap();
     std::thread::scope(|scope| {
         let failure = Failure::begin(Kind::Frozen, &disk);
-        // The lock for publication records, held by a process that waits for the disk.
+        // The lock on publication records is held by a process that waits for the disk.
         scope.spawn(|| store.record_publication(&id("new"), Path::new("/pods/new")).unwrap());
         wait_until_locked(&disk.data.join(".loopfs/users"));
         for volume in &volumes {
-            driver.node_unpublish_volume(unpublish(volume, &scene.target(volume))).unwrap();
-            assert!(!scene.target(volume).exists());
+            driver.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
+            assert!(!fixture.target(volume).exists());
         }
         drop(failure);
     });
@@ -196,18 +196,18 @@ fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() 
     drop(store);
     driver.wait_until_ready();
     for volume in volumes.into_iter().chain(["new"]) {
-        unstage_when_free(&driver, &scene, volume);
+        unstage_when_free(&driver, &fixture, volume);
         driver.delete_volume(delete(volume)).unwrap();
     }
     driver.stop();
     drop(disk);
-    scene.finish();
+    fixture.finish();
 }
 
 fn wait_until_locked(directory: &Path) {
     let start = Instant::now();
     while Flock::lock(File::open(directory).unwrap(), FlockArg::LockExclusiveNonblock).is_ok() {
-        assert!(start.elapsed() < PATIENCE, "{} is not locked", directory.display());
+        assert!(start.elapsed() < TIMEOUT, "{} is not locked", directory.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

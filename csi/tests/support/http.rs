@@ -1,9 +1,9 @@
-//! The part of HTTP that a probe needs.
+//! A minimal HTTP client for the endpoints of the driver.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// Returns the status and the body of a response.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
@@ -12,11 +12,11 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
 
 pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 

@@ -1,4 +1,4 @@
-//! A driver in this process, and a client that calls it like an orchestrator.
+//! The test support: a driver in this process, and a client that calls it like an orchestrator.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(crate) const DRIVER: &str = "csi.loopfs.dev";
 pub(crate) const NODE: &str = "node-1";
 
 /// The timeout of waits in tests, longer than any operation takes even under emulation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The directories of a driver, as in the DaemonSet.
 pub(crate) struct Directories {
@@ -37,7 +37,7 @@ pub(crate) struct Directories {
 
 impl Directories {
     /// Creates the directories in `scratch`, except for the data directory.
-    pub(crate) fn make(scratch: &Path, data: &Path) -> Self {
+    pub(crate) fn create(scratch: &Path, data: &Path) -> Self {
         let [kubelet, registration] = ["kubelet", "registration"].map(|name| scratch.join(name));
         for directory in [&kubelet, &registration] {
             std::fs::create_dir_all(directory).unwrap();
@@ -92,7 +92,7 @@ impl Directories {
 
 /// A client of a driver. Each call blocks.
 pub(crate) struct Client {
-    /// The timeout of a call: the HTTP client does not always detect that its peer has exited.
+    /// Cancelled when the driver has exited, because the HTTP client does not always detect that its peer has exited.
     ended: CancellationToken,
     runtime: Runtime,
     node: NodeClient<Channel>,
@@ -103,24 +103,24 @@ pub(crate) struct Client {
 macro_rules! calls {
     ($($service:ident . $call:ident ($request:ident) -> $response:ident;)*) => {
         $(pub(crate) fn $call(&self, request: wire::$request) -> Result<wire::$response, Status> {
-            self.answer(async { self.$service.clone().$call(request).await.map(Response::into_inner) })
+            self.block_on(async { self.$service.clone().$call(request).await.map(Response::into_inner) })
         })*
     };
 }
 
 #[allow(dead_code, reason = "each test binary makes other calls")]
 impl Client {
-    fn answer<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    fn block_on<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                answer = tokio::time::timeout(PATIENCE, call) => answer.expect("no answer"),
+                response = tokio::time::timeout(TIMEOUT, call) => response.expect("the call timed out"),
                 () = self.ended.cancelled() => Err(Status::from_error("the driver has ended".into())),
             }
         })
     }
 
-    /// Calls, and disconnects without a response once `until` has returned.
+    /// Makes the call, and disconnects without a response once `until` has returned.
     pub(crate) fn publish_and_hang_up(
         &self,
         request: wire::NodePublishVolumeRequest,
@@ -135,7 +135,7 @@ impl Client {
             });
             self.runtime.block_on(async {
                 tokio::select! {
-                    answer = accepted(&mut node, request) => panic!("there is an answer: {answer:?}"),
+                    response = accepted(&mut node, request) => panic!("the call returned a response: {response:?}"),
                     returned = returns => returned.unwrap(),
                 }
             });
@@ -161,7 +161,7 @@ impl Client {
             loop {
                 match Endpoint::try_from(address.clone()).unwrap().connect().await {
                     Ok(channel) => break channel,
-                    Err(error) => assert!(start.elapsed() < PATIENCE, "connect to {address}: {error}"),
+                    Err(error) => assert!(start.elapsed() < TIMEOUT, "connect to {address}: {error}"),
                 }
                 // No event announces the socket of a process that is starting.
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -260,12 +260,13 @@ impl Client {
     }
 
     /// Probes until the driver has opened its storage or failed to, and returns the result.
-    pub(crate) fn settled(&self) -> Result<(), Status> {
-        self.probe_until(|answer| !matches!(answer, Ok(wire::ProbeResponse { ready: Some(false) })))
+    pub(crate) fn wait_for_probe(&self) -> Result<(), Status> {
+        self.probe_until(|response| !matches!(response, Ok(wire::ProbeResponse { ready: Some(false) })))
     }
 
     pub(crate) fn wait_until_ready(&self) {
-        self.probe_until(|answer| matches!(answer, Ok(wire::ProbeResponse { ready: Some(true) }))).unwrap();
+        self.probe_until(|response| matches!(response, Ok(wire::ProbeResponse { ready: Some(true) })))
+            .unwrap();
     }
 
     fn probe_until(
@@ -274,11 +275,11 @@ impl Client {
     ) -> Result<(), Status> {
         let start = Instant::now();
         loop {
-            let answer = self.probe(wire::ProbeRequest {});
-            if settled(&answer) {
-                return answer.map(drop);
+            let response = self.probe(wire::ProbeRequest {});
+            if settled(&response) {
+                return response.map(drop);
             }
-            assert!(start.elapsed() < PATIENCE, "the driver still says {answer:?}");
+            assert!(start.elapsed() < TIMEOUT, "the driver still returns {response:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -291,7 +292,7 @@ async fn accepted(
     loop {
         match node.node_publish_volume(request.clone()).await {
             Err(status) if status.code() == Code::Aborted => {}
-            answer => return answer.map(drop),
+            response => return response.map(drop),
         }
     }
 }
@@ -443,7 +444,7 @@ pub(crate) fn list(max_entries: i32, starting_token: &str) -> wire::ListVolumesR
     wire::ListVolumesRequest { max_entries, starting_token: starting_token.to_owned() }
 }
 
-pub(crate) fn grow(
+pub(crate) fn controller_expand(
     volume: &str,
     required_bytes: i64,
     limit_bytes: i64,
@@ -462,7 +463,7 @@ pub(crate) fn from_volume(
     capability: Option<wire::VolumeCapability>,
 ) -> wire::CreateVolumeRequest {
     let volume = VolumeSource { volume_id: volume.to_owned() };
-    made_from(Source::Volume(volume), create(name, required_bytes, capability))
+    with_source(Source::Volume(volume), create(name, required_bytes, capability))
 }
 
 pub(crate) fn from_snapshot(
@@ -472,10 +473,10 @@ pub(crate) fn from_snapshot(
     capability: Option<wire::VolumeCapability>,
 ) -> wire::CreateVolumeRequest {
     let snapshot = SnapshotSource { snapshot_id: snapshot.to_owned() };
-    made_from(Source::Snapshot(snapshot), create(name, required_bytes, capability))
+    with_source(Source::Snapshot(snapshot), create(name, required_bytes, capability))
 }
 
-fn made_from(source: Source, request: wire::CreateVolumeRequest) -> wire::CreateVolumeRequest {
+fn with_source(source: Source, request: wire::CreateVolumeRequest) -> wire::CreateVolumeRequest {
     let volume_content_source = Some(wire::VolumeContentSource { r#type: Some(source) });
     wire::CreateVolumeRequest { volume_content_source, ..request }
 }
@@ -525,10 +526,10 @@ pub(crate) fn validate(
 
 /// Fails unless the result is an error with this code whose message contains each of these texts.
 #[track_caller]
-pub(crate) fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, says: &[&str]) {
-    let status = answer.expect_err("refused");
+pub(crate) fn assert_refused<T: std::fmt::Debug>(response: Result<T, Status>, code: Code, says: &[&str]) {
+    let status = response.expect_err("refused");
     assert_eq!(status.code(), code, "{}", status.message());
     for text in says {
-        assert!(status.message().contains(text), "{:?} does not say {text:?}", status.message());
+        assert!(status.message().contains(text), "{:?} does not contain {text:?}", status.message());
     }
 }

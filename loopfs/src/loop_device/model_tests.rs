@@ -361,7 +361,7 @@ fn discards_that_cannot_be_masked_leave_nothing_bound(
 
 /// Before Linux 6.9 `LOOP_SET_STATUS64` drops the mask.
 #[test]
-fn a_detach_that_is_taken_back_leaves_discards_masked() {
+fn cancelling_a_detach_leaves_discards_disabled() {
     for (forgets, keeps) in [(true, false), (false, false), (false, true)] {
         old_and_new(
             |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
@@ -395,7 +395,7 @@ fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
 }
 
 #[test]
-fn a_node_of_another_device_is_named_and_binds_nothing() {
+fn a_node_of_another_device_is_an_error_and_is_not_bound() {
     old_and_new(
         |model| model.wrong_node = Some((20, 21)),
         || {

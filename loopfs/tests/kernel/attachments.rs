@@ -1,4 +1,5 @@
-//! How a file's device is known: by a lock of the descriptor that the device keeps.
+//! Tests of the index lock: the descriptor that a loop device holds keeps the lock that identifies the device
+//! of a file.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,7 +16,8 @@ use crate::refusals::with_covered;
 
 const MIB: u64 = 1 << 20;
 
-/// What stands in the way of a lock on all of a file past 4 EiB: where it begins, if anything does.
+/// Returns the start of the first lock that conflicts with a lock on all of the file past 4 EiB, or `None` if
+/// none conflicts.
 fn lock_past_the_end(file: &File) -> Option<i64> {
     let mut found = whole(libc::F_WRLCK);
     found.l_start = 1 << 62;
@@ -34,14 +36,14 @@ fn whole(kind: i32) -> libc::flock {
 }
 
 #[rstest]
-fn the_kernel_keeps_the_lock_as_long_as_the_device_has_the_file(
+fn the_index_lock_lasts_as_long_as_the_device_is_attached(
     #[values(Access::ReadWrite, Access::ReadOnly)] access: Access,
 ) {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
-    // Every descriptor of this process is closed, and only the device has one.
+    // From here on this process has closed all its descriptors, and only the device holds one.
     let binding =
         control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap().binding().clone();
     drop(control);
@@ -50,16 +52,18 @@ fn the_kernel_keeps_the_lock_as_long_as_the_device_has_the_file(
     let control = LoopControl::open().unwrap();
     assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding);
     let user = LoopDevice::open_binding(&binding).unwrap();
-    let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else { panic!("it is held open") };
-    assert!(lock_past_the_end(&image).is_some(), "still bound");
+    let Detach::Deferred(_) = control.detach_all(image.as_fd()).unwrap() else {
+        panic!("the device is open")
+    };
+    assert!(lock_past_the_end(&image).is_some(), "the device is still attached");
     drop(user);
-    assert_eq!(lock_past_the_end(&image), None, "the device is gone, and its descriptor with it");
+    assert_eq!(lock_past_the_end(&image), None, "the device was detached, so its descriptor is closed");
     leaks.check();
 }
 
-/// `LOOP_CONFIGURE` flushes the file, so each change to it would have to be waited for.
+/// `LOOP_CONFIGURE` flushes the file, so attaching would have to wait for any change of the file.
 #[test]
-fn attaching_and_detaching_leave_the_file_as_it_is() {
+fn attaching_and_detaching_do_not_change_the_file() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -68,11 +72,11 @@ fn attaching_and_detaching_leave_the_file_as_it_is() {
         let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
         assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     };
-    // From the first time on attachments of the file are recorded.
+    // After the first attachment the file is tracked.
     once();
     let changed = || image.metadata().map(|file| (file.ctime(), file.ctime_nsec())).unwrap();
     let before = changed();
-    // A time stamp may be as coarse as a tick.
+    // The resolution of a time stamp can be as coarse as a timer tick.
     std::thread::sleep(std::time::Duration::from_millis(50));
     once();
     assert_eq!(changed(), before);
@@ -80,7 +84,7 @@ fn attaching_and_detaching_leave_the_file_as_it_is() {
 }
 
 #[test]
-fn a_file_that_another_program_has_locked_is_not_attached() {
+fn attaching_a_file_that_another_program_has_locked_fails() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -97,7 +101,7 @@ fn a_file_that_another_program_has_locked_is_not_attached() {
 }
 
 #[test]
-fn a_device_without_a_node_is_not_taken_for_absent() {
+fn an_attached_device_without_a_node_is_an_error_and_not_absent() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);

@@ -22,7 +22,7 @@ fn open(volume: &Volume) -> File {
     File::from(volume.open_image(Access::ReadWrite).unwrap())
 }
 
-/// Bytes that no other place of the image has.
+/// Writes pages whose content depends on their offset and the seed, so that each page is unique in the image.
 fn fill(image: &File, from: u64, to: u64, seed: u8) {
     for offset in (from..to).step_by(4096) {
         image.write_all_at(&page(offset, seed), offset).unwrap();
@@ -58,7 +58,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     let leaks = Leaks::watch();
     let store = store();
     let (source, original) = block(&store, "source", 5 * MIB);
-    // In the page cache and nowhere else: the clone has it all the same.
+    // The data is only in the page cache. The clone must contain it all the same.
     fill(&original, 0, 4 * MIB, 1);
     let volume = clone_image(&store, &source, &id("clone"), Bytes(6 * MIB)).unwrap();
     assert_eq!((volume.kind(), volume.capacity()), (VolumeKind::Block, Bytes(6 * MIB)));
@@ -68,7 +68,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     let clone = open(&volume);
     assert_ne!(clone.metadata().unwrap().ino(), original.metadata().unwrap().ino());
     assert_filled(&clone, 0, 4 * MIB, 1);
-    // Of which the source has one megabyte that was never written.
+    // The last megabyte of the source was never written.
     let mut rest = vec![1; 2 * MIB as usize];
     clone.read_exact_at(&mut rest, 4 * MIB).unwrap();
     assert!(rest.iter().all(|byte| *byte == 0), "no earlier tenant's data");
@@ -78,7 +78,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
     fill(&original, MIB, 2 * MIB, 3);
     assert_filled(&original, 0, MIB, 1);
     assert_filled(&clone, MIB, 2 * MIB, 1);
-    // A clone grows, is cloned, and outlives its source as any other volume.
+    // A clone can be expanded and cloned, and it outlives its source, as any other volume does.
     store.expand(&id("clone"), Bytes(8 * MIB)).unwrap();
     let second = open(&clone_image(&store, &id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
     drop(original);
@@ -91,7 +91,7 @@ fn a_clone_has_the_content_of_its_source_and_is_a_volume_of_its_own() {
 }
 
 #[test]
-fn cloning_again_answers_the_clone_even_when_its_source_is_gone() {
+fn repeating_a_clone_returns_the_clone_even_after_its_source_was_deleted() {
     let store = store();
     let (source, _) = block(&store, "source", MIB);
     let (other, _) = block(&store, "other", MIB);
@@ -124,11 +124,7 @@ fn cloning_again_answers_the_clone_even_when_its_source_is_gone() {
 #[case::of_no_size("source", 0, ErrorKind::InvalidInput)]
 #[case::beyond_any_file("source", u64::MAX, ErrorKind::InvalidInput)]
 #[case::more_than_there_is("source", 1 << 40, ErrorKind::NoSpace)]
-fn a_clone_that_cannot_be_leaves_nothing(
-    #[case] source: &str,
-    #[case] capacity: u64,
-    #[case] expected: ErrorKind,
-) {
+fn a_failed_clone_leaves_nothing(#[case] source: &str, #[case] capacity: u64, #[case] expected: ErrorKind) {
     let leaks = Leaks::watch();
     let store = store();
     drop(block(&store, "source", 4 * MIB));
@@ -137,14 +133,14 @@ fn a_clone_that_cannot_be_leaves_nothing(
     let error = clone_image(&store, &id(source), &id("clone"), Bytes(capacity)).unwrap_err();
     assert_eq!(error.kind(), expected, "{error}");
     assert_eq!(store.volume(&id("clone")).unwrap_err().kind(), ErrorKind::NotFound);
-    // A refusal for want of space counts anew.
+    // The refused call made the store recount.
     assert_close(store.space().unwrap().available.0, before.0);
     remove(&store, &[&id("source"), &id("directory")]);
     leaks.check();
 }
 
 #[test]
-fn calls_for_one_clone_at_once_make_one() {
+fn concurrent_calls_for_one_clone_create_one_volume() {
     let store = store();
     let (source, original) = block(&store, "source", MIB);
     fill(&original, 0, MIB, 5);
@@ -157,16 +153,21 @@ fn calls_for_one_clone_at_once_make_one() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    assert_eq!(store.space().unwrap().available.0, before.0 - MIB - 2 * margin(MIB), "promised once");
+    assert_eq!(
+        store.space().unwrap().available.0,
+        before.0 - MIB - 2 * margin(MIB),
+        "the space is reserved once"
+    );
     drop(original);
     remove(&store, &[&source, &clone]);
 }
 
-/// Up to Linux 6.14 a device has direct I/O and blocks of 512 bytes on a file that shares blocks too. Later ones
-/// know that such a file takes direct writes in whole blocks, and grant only one of the two to a device that is
-/// attached after the clone was made. One that was attached before keeps both.
+/// Up to Linux 6.14 a device on a file with shared blocks can have both direct I/O and 512-byte blocks. Later
+/// kernels know that such a file accepts direct writes only in whole blocks. They grant only one of the two
+/// to a device that is attached after the file was cloned. A device that was attached before the clone keeps
+/// both.
 #[test]
-fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
+fn cloning_an_attached_image_does_not_change_its_device() {
     let leaks = Leaks::watch();
     let store = store();
     let control = LoopControl::open().unwrap();
@@ -180,14 +181,14 @@ fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
     let volume = clone_image(&store, &source, &id("clone"), Bytes(4 * MIB)).unwrap();
     let clone = open(&volume);
     assert_filled(&clone, 0, 4096, 7);
-    assert!(control.find(clone.as_fd()).unwrap().is_empty(), "the clone has the hint of its source");
+    assert!(control.find(clone.as_fd()).unwrap().is_empty(), "the clone has the index lock of its source");
     let status = device.status().unwrap();
     assert_eq!((status.direct_io, status.block_size), (true, 512));
     through.write_all(&[9; 512]).unwrap();
     through.sync_all().unwrap();
     let mut written = [0; 512];
     original.read_exact_at(&mut written, 4096).unwrap();
-    assert_eq!(written, [9; 512], "writes of one sector go on");
+    assert_eq!(written, [9; 512], "writes of one sector still succeed");
     clone.read_exact_at(&mut written, 4096).unwrap();
     assert_eq!(written, [0; 512], "and do not reach the clone");
 
@@ -225,7 +226,7 @@ fn a_clone_of_an_attached_image_leaves_the_device_as_it_is() {
 )]
 fn a_clone_is_attached_with(
     #[case] direct_io: DirectIo,
-    #[case] asked: BlockSize,
+    #[case] requested: BlockSize,
     #[case] block_size: u32,
     #[case] granted: bool,
 ) {
@@ -234,11 +235,11 @@ fn a_clone_is_attached_with(
     let (source, original) = block(&store, "source", MIB);
     fill(&original, 0, MIB, 1);
     let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
-    let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(asked);
+    let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(requested);
     let device = control.attach(clone.as_fd(), &options).unwrap();
     let status = device.status().unwrap();
     assert_eq!((status.block_size, status.direct_io), (block_size, granted));
-    // Whatever the way of writing, it takes nothing from the source.
+    // However the device writes, it must not change the source.
     let through = File::options().write(true).open(device.path()).unwrap();
     through.write_all_at(&vec![8; block_size as usize], u64::from(block_size)).unwrap();
     through.sync_all().unwrap();
@@ -252,13 +253,13 @@ fn a_clone_is_attached_with(
     remove(&store, &[&source, &id("clone")]);
 }
 
-/// What an image that shares blocks is promised beyond its size.
+/// Returns the bytes that the store reserves for an image with shared blocks beyond its size.
 fn margin(size: u64) -> u64 {
     size / 128 + MIB
 }
 
 #[test]
-fn shared_blocks_are_promised_to_each_volume_and_counted_once() {
+fn shared_blocks_are_reserved_for_each_volume_and_counted_once() {
     let store = store();
     let (source, original) = block(&store, "source", 32 * MIB);
     fill(&original, 0, 32 * MIB, 1);
@@ -272,20 +273,21 @@ fn shared_blocks_are_promised_to_each_volume_and_counted_once() {
     let with_margins = |images| 32 * MIB + images * margin(32 * MIB);
     clone_image(&store, &source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
     assert_eq!(store.space().unwrap().available.0, before - with_margins(2));
-    // One that counts anew also sees the blocks of the file system's own records.
+    // A recount also sees the blocks of the file system's own metadata.
     assert_close(recount(), before - with_margins(2));
     clone_image(&store, &source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
     assert_close(store.space().unwrap().available.0, before - 32 * MIB - with_margins(3));
     assert_close(recount(), before - 32 * MIB - with_margins(3));
-    // Written, they are the clone's own; nothing changes in what is promised.
+    // The written blocks now belong to the clone alone. The reservation does not change.
     let clone = open(&store.volume(&id("clone-1")).unwrap());
-    // Every second block, so that there are more extents than one question answers.
+    // Writing every second block creates more extents than one FIEMAP call returns.
     for offset in (0..20 * MIB).step_by(8192) {
         clone.write_all_at(&page(offset, 2), offset).unwrap();
     }
     clone.sync_all().unwrap();
     assert_close(recount(), before - 32 * MIB - with_margins(3));
-    // Deleted, and still shared: the blocks stay, and the promise too until the trash is emptied.
+    // The deleted source still shares its blocks. The blocks and the reservation stay until the trash is
+    // emptied.
     assert!(store.delete(&source).unwrap());
     drop(original);
     assert_close(recount(), before - 32 * MIB - with_margins(3));
@@ -300,14 +302,14 @@ fn shared_blocks_are_promised_to_each_volume_and_counted_once() {
     assert_close(recount(), before + 32 * MIB);
 }
 
-/// The same but for a few blocks of directories, inodes and extent trees.
+/// Allows for a few blocks of directories, inodes and extent trees.
 #[track_caller]
 fn assert_close(found: u64, expected: u64) {
     assert!(found.abs_diff(expected) <= MIB / 2, "{found} instead of {expected}");
 }
 
 #[test]
-fn a_clone_is_overwritten_whole_on_a_file_system_full_of_promises() {
+fn a_clone_can_be_overwritten_when_all_space_is_reserved() {
     const SIZE: u64 = 24 * MIB;
     let leaks = Leaks::watch();
     let store = store();
@@ -315,7 +317,7 @@ fn a_clone_is_overwritten_whole_on_a_file_system_full_of_promises() {
     fill(&original, 0, SIZE, 1);
     original.sync_all().unwrap();
     let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(SIZE)).unwrap());
-    // All that can be promised is, and taken at once.
+    // Another volume takes all the remaining available space.
     let restarted = crate::environment::store();
     let rest = restarted.space().unwrap().available.0 / 4096 * 4096;
     drop(block(&restarted, "rest", rest));
@@ -323,7 +325,7 @@ fn a_clone_is_overwritten_whole_on_a_file_system_full_of_promises() {
         restarted.create(&id("more"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
 
-    // In an order that leaves no two neighbours together, and both volumes.
+    // Writes both volumes in an order in which no two adjacent blocks are written one after the other.
     for seed in [2, 3] {
         for start in (0..32).map(|n| n * 13 % 32 * 4096) {
             for offset in (start..SIZE).step_by(32 * 4096) {

@@ -1,4 +1,4 @@
-//! The tool `loopfs` against the kernel, run as people run it.
+//! Tests of the tool `loopfs` against the kernel, run with the command lines that users type.
 
 use std::fs::File;
 use std::io::Write;
@@ -29,7 +29,7 @@ impl Tool {
         Command::new(&self.path).args(args).output().expect("the tool runs")
     }
 
-    /// Exit code, standard output and standard error.
+    /// Runs the tool and returns its exit code, standard output and standard error.
     fn run(&self, args: &[&str]) -> (i32, String, String) {
         let Output { status, stdout, stderr } = self.output(args);
         (
@@ -39,24 +39,24 @@ impl Tool {
         )
     }
 
-    /// What it says to people when all is well.
+    /// Runs the tool without `--json` and returns its output. Panics if it fails or prints to standard error.
     fn text(&self, args: &[&str]) -> String {
         let (code, stdout, stderr) = self.run(args);
-        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?} said {stdout}");
+        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?} printed {stdout}");
         stdout
     }
 
-    /// What it says to programs, and with which exit code.
+    /// Runs the tool with `--json` and returns its exit code and the document that it printed.
     fn json(&self, args: &[&str]) -> (i32, Value) {
         let (code, stdout, stderr) = self.run(&[&["--json"], args].concat());
         assert_eq!(stderr, "", "{args:?}");
         (code, serde_json::from_str(&stdout).expect("one JSON document"))
     }
 
-    /// What it says on standard error when it fails.
+    /// Runs the tool and returns what it printed on standard error. Panics if it does not fail.
     fn failure(&self, args: &[&str]) -> String {
         let (code, stdout, stderr) = self.run(args);
-        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?} said {stderr}");
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?} printed {stderr}");
         stderr
     }
 }
@@ -65,7 +65,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-/// Words of the line that starts with `first`.
+/// Returns the words of the line that starts with `first`.
 fn words<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
     let line = table.lines().find(|line| line.split_whitespace().next() == Some(first));
     line.unwrap_or_else(|| panic!("no line {first} in {table}")).split_whitespace().collect()
@@ -133,15 +133,15 @@ fn a_file_is_attached_listed_and_detached() {
 }
 
 #[test]
-fn every_property_that_can_be_asked_is_granted() {
+fn attach_grants_every_property_that_can_be_requested() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     image(directory.path(), "image", 8 * MIB);
     let path = directory.path().join("image");
-    let asked =
+    let requested =
         ["attach", text(&path), "--read-only", "--offset=1MiB", "--size-limit=2MiB", "--direct-io=off"];
     let more = ["--block-size=4KiB", "--label=mine", "--index=70000"];
-    let (code, device) = tool.json(&[&asked[..], &more].concat());
+    let (code, device) = tool.json(&[&requested[..], &more].concat());
     assert_eq!(code, 0);
     for (field, expected) in [
         ("device", json!("/dev/loop70000")),
@@ -155,7 +155,7 @@ fn every_property_that_can_be_asked_is_granted() {
     ] {
         assert_eq!(device[field], expected, "{field} of {device}");
     }
-    // By its binding, which names this attachment.
+    // Detaches the device by its binding, which identifies this attachment.
     let binding = device["binding"].as_str().unwrap();
     assert_eq!(
         tool.json(&["detach", binding]),
@@ -177,13 +177,14 @@ fn a_device_in_use_is_deferred_until_its_last_close() {
     let user = control.attach(file.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
     let (device, binding) = (user.path(), user.binding().to_string());
 
-    let (code, said) = tool.json(&["detach", text(&device), "--wait", "1"]);
-    assert_eq!((code, said), (1, json!({ "outcome": "deferred", "detached": [], "deferred": [binding] })));
-    let (code, said, stderr) = tool.run(&["detach", text(&path)]);
-    assert_eq!((code, stderr.as_str()), (1, ""), "an answer, although not the one hoped for");
-    assert!(said.contains("is in use and goes at its last close: wait with --wait"), "{said}");
+    let (code, printed) = tool.json(&["detach", text(&device), "--wait", "1"]);
+    assert_eq!((code, printed), (1, json!({ "outcome": "deferred", "detached": [], "deferred": [binding] })));
+    let (code, printed, stderr) = tool.run(&["detach", text(&path)]);
+    assert_eq!((code, stderr.as_str()), (1, ""), "a deferred detach is a result and prints no error");
+    assert!(printed.contains("is in use and goes at its last close: wait with --wait"), "{printed}");
 
-    // As the text says, it can be taken back; without a user it then stays.
+    // As the message says, the deferred detach can be cancelled. The device then stays attached without a
+    // user.
     assert_eq!(tool.text(&["attach", "--ensure", text(&path)]), format!("{}\n", text(&device)));
     drop(user);
     assert_eq!(LoopDevice::open_path(&device).unwrap().binding().to_string(), binding);
@@ -202,12 +203,12 @@ fn limits_are_set_shown_and_listed() {
 
     let refused = tool.failure(&["quota", "show", path]);
     assert!(refused.contains("is in no project") && refused.contains("--id"), "{refused}");
-    let said = tool.text(&["quota", "set", path, "--id=4901", "--bytes=4MiB", "--inodes=100"]);
-    assert_eq!(words(&said, "bytes"), ["bytes", "0B", "-", "4MiB", "-"]);
-    assert_eq!(words(&said, "inodes"), ["inodes", "0", "-", "100", "-"]);
+    let printed = tool.text(&["quota", "set", path, "--id=4901", "--bytes=4MiB", "--inodes=100"]);
+    assert_eq!(words(&printed, "bytes"), ["bytes", "0B", "-", "4MiB", "-"]);
+    assert_eq!(words(&printed, "inodes"), ["inodes", "0", "-", "100", "-"]);
     assign_project(File::open(path).unwrap(), project).unwrap();
 
-    // The directory's project now, and only one of the limits.
+    // Without `--id` the command uses the directory's project. It sets only one of the limits.
     let set = tool.json(&["quota", "set", path, "--bytes=8MiB", "--soft-bytes=2MiB"]);
     let expected = json!({
         "id": 4901,
@@ -226,12 +227,12 @@ fn limits_are_set_shown_and_listed() {
 
     let mut file = File::create(directory.path().join("file")).unwrap();
     file.write_all(&vec![1; 3 * MIB as usize]).unwrap();
-    // Only what is allocated starts the grace period.
+    // Only allocated blocks start the grace period.
     file.sync_all().unwrap();
     drop(file);
     let shown = tool.text(&["quota", "show", path]);
     let grace = words(&shown, "bytes")[4];
-    assert!(grace == "6d" || grace == "7d", "a week to come below the soft limit: {shown}");
+    assert!(grace == "6d" || grace == "7d", "the grace period is a week: {shown}");
 
     directory.close().unwrap();
     let root = File::open(xfs()).unwrap();
@@ -246,7 +247,7 @@ fn limits_are_set_shown_and_listed() {
 }
 
 #[test]
-fn a_tree_is_put_into_a_project_and_what_leaves_it_is_found() {
+fn tag_puts_a_tree_into_a_project_and_audit_finds_strays() {
     let leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let (path, project) = (text(directory.path()), ProjectId::new(4903).unwrap());
@@ -275,13 +276,14 @@ fn a_tree_is_put_into_a_project_and_what_leaves_it_is_found() {
         "{audited}"
     );
     assert_eq!(audited["strays"], json!([{ "path": "below", "id": 4904, "inherits": true }]));
-    // Against another project everything else is a stray, and no name commands the terminal.
-    let (code, said, stderr) = tool.run(&["quota", "audit", path, "--id=4904"]);
+    // In an audit for another project everything else is a stray. The tool escapes control characters in the
+    // printed names.
+    let (code, printed, stderr) = tool.run(&["quota", "audit", path, "--id=4904"]);
     assert_eq!((code, stderr.as_str()), (1, ""));
-    assert!(said.contains("2 with another id") && said.contains("below/file\\u{1b}[2J"), "{said}");
-    assert!(!said.contains('\u{1b}'), "{said}");
+    assert!(printed.contains("2 with another id") && printed.contains("below/file\\u{1b}[2J"), "{printed}");
+    assert!(!printed.contains('\u{1b}'), "{printed}");
 
-    // A file with two names is left alone and said to be.
+    // A file with two names is skipped and reported.
     std::fs::hard_link(&file, directory.path().join("below/link")).unwrap_err();
     assert_eq!(tool.json(&["quota", "assign", path, "--id=4903"]).0, 0);
     std::fs::hard_link(&file, directory.path().join("below/link")).unwrap();
@@ -298,7 +300,7 @@ fn a_tree_is_put_into_a_project_and_what_leaves_it_is_found() {
 }
 
 #[test]
-fn volumes_are_listed_with_what_is_wrong_with_them() {
+fn volumes_are_listed_with_their_conditions() {
     let leaks = Leaks::watch();
     let (tool, data, store) = (Tool::find(), xfs(), store());
     let data = text(&data);
@@ -341,7 +343,7 @@ fn volumes_are_listed_with_what_is_wrong_with_them() {
     );
     assign_project(directory_of(data, "cli-directory"), project).unwrap();
 
-    // A volume whose limits somebody took away does not hide the others.
+    // A volume whose limits were removed does not hide the other volumes.
     let root = File::open(data).unwrap();
     quota(&root).clear_limits(project).unwrap();
     let listed = tool.text(&["store", "list", data]);
@@ -368,7 +370,7 @@ fn directory_of(data: &str, volume: &str) -> File {
 }
 
 #[test]
-fn looking_for_a_store_makes_none_and_records_nothing() {
+fn listing_without_a_store_creates_and_records_nothing() {
     let (tool, data) = (Tool::find(), xfs());
     drop(store());
     let format = data.join(".loopfs/format");
@@ -377,13 +379,13 @@ fn looking_for_a_store_makes_none_and_records_nothing() {
     let (kept, aside) = (std::fs::read(&format).unwrap(), std::fs::read(&record).unwrap());
     std::fs::remove_file(&format).unwrap();
     let refused = tool.failure(&["store", "list", text(&data)]);
-    assert!(refused.contains("is gone from it"), "recorded, and lost: {refused}");
+    assert!(refused.contains("is gone from it"), "the recorded store is missing: {refused}");
     std::fs::remove_file(&record).unwrap();
     let refused = tool.failure(&["store", "list", text(&data)]);
     assert!(refused.contains("there is no store"), "{refused}");
     assert!(!format.exists() && !record.exists());
 
-    // A store whose file system is mounted somewhere for the first time can be looked at.
+    // A store whose file system is mounted for the first time somewhere can be listed.
     std::fs::write(&format, kept).unwrap();
     assert_eq!(tool.json(&["store", "list", text(&data)]).0, 0);
     assert!(!record.exists());
@@ -410,7 +412,7 @@ fn a_relative_data_directory_is_checked_like_an_absolute_one() {
     assert_eq!(space_in(&xfs(), "."), (true, String::new()));
     assert_eq!(space_in(&xfs(), "volumes/.."), (true, String::new()));
 
-    // A plain directory of a mounted XFS, whose name alone says nothing of its parent.
+    // A plain directory of a mounted XFS. A path such as `.` does not contain the parent's name.
     let plain = directory();
     let name = text(Path::new(plain.path().file_name().unwrap())).to_owned();
     for (current, directory) in

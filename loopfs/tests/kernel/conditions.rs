@@ -1,4 +1,4 @@
-//! Volumes that are not as they were made.
+//! Tests of volumes that changed after they were created.
 
 use std::fs::File;
 
@@ -11,7 +11,7 @@ use crate::environment::{Leaks, clone_image, id, store};
 use crate::store::{MIB, entry, remove};
 
 #[test]
-fn a_directory_that_does_not_hand_its_project_down_is_reported() {
+fn a_directory_without_project_inheritance_is_reported() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("tenant"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -29,7 +29,7 @@ fn a_directory_that_does_not_hand_its_project_down_is_reported() {
 }
 
 #[test]
-fn an_image_that_was_cut_off_is_no_smaller_volume() {
+fn a_truncated_image_is_not_treated_as_a_smaller_volume() {
     let leaks = Leaks::watch();
     let (store, id, copy) = (store(), id("cut"), id("copy"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -44,7 +44,7 @@ fn an_image_that_was_cut_off_is_no_smaller_volume() {
         panic!("{:?}", stats.condition)
     };
     assert!(message.contains("4 MiB") && message.contains("restore"), "{message}");
-    // It must not be made to look whole.
+    // No call may make the image look complete again.
     for refused in [
         store.expand(&id, Bytes(8 * MIB)).map(drop),
         clone_image(&store, &id, &copy, Bytes(4 * MIB)).map(drop),
@@ -55,11 +55,11 @@ fn an_image_that_was_cut_off_is_no_smaller_volume() {
     assert_eq!(
         store.expand(&id, Bytes(MIB)).unwrap().capacity(),
         Bytes(4 * MIB),
-        "a repetition changes nothing"
+        "repeating the calls changes nothing"
     );
     assert_eq!(std::fs::metadata(entry(&id)).unwrap().len(), 4 * MIB - 4096);
 
-    // Restored.
+    // The owner restores the length.
     image.set_len(4 * MIB).unwrap();
     assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
     let clone = clone_image(&store, &id, &copy, Bytes(5 * MIB)).unwrap();
@@ -78,11 +78,11 @@ fn an_image_that_was_cut_off_is_no_smaller_volume() {
 }
 
 #[test]
-fn a_size_that_was_not_recorded_is_recorded_by_a_repetition() {
+fn repeating_an_expansion_records_a_missing_size() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("grown"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
-    // As a process that dies between the two leaves it.
+    // A process that dies between the two steps leaves this state.
     let image = File::options().write(true).open(entry(&id)).unwrap();
     image.set_len(4 * MIB).unwrap();
     assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
@@ -95,7 +95,7 @@ fn a_size_that_was_not_recorded_is_recorded_by_a_repetition() {
 }
 
 #[test]
-fn what_can_be_written_to_says_so() {
+fn verifying_a_writable_store_and_the_loop_control_succeeds() {
     let store = store();
     store.verify().unwrap();
     store.prove_writable().unwrap();

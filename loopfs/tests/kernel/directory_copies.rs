@@ -1,4 +1,5 @@
-//! Volumes and snapshots with the content of a directory. What of each file is taken over is tested with the trees.
+//! Tests of volumes and snapshots with the content of a directory. The tests of project trees check which
+//! attributes of a file are copied.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -37,8 +38,8 @@ fn count(directory: &str) -> usize {
     std::fs::read_dir(xfs().join(directory)).unwrap().count()
 }
 
-/// Without what a test that failed has left.
-fn fresh() -> VolumeStore {
+/// Opens the store and removes what a failed test may have left.
+fn clean_store() -> VolumeStore {
     let store = store();
     for id in store.list().unwrap() {
         store.delete(&id).unwrap();
@@ -55,7 +56,7 @@ fn clone(store: &VolumeStore, source: &str, name: &str, capacity: u64) -> loopfs
     store.clone_from(ContentSource::Volume(&id(source)), &id(name), &spec(capacity))
 }
 
-/// A volume with that many files, of 4096 bytes each, in two directories.
+/// Creates a volume with `files` files of 4096 bytes each, in two directories.
 fn filled(store: &VolumeStore, name: &str, capacity: u64, files: u64) {
     store.create(&id(name), &spec(capacity)).unwrap();
     for directory in ["a", "b"] {
@@ -64,7 +65,7 @@ fn filled(store: &VolumeStore, name: &str, capacity: u64, files: u64) {
             std::fs::write(path(name).join(directory).join(file.to_string()), [file as u8; 4096]).unwrap();
         }
     }
-    // What waits to be allocated has more room set aside for it than it takes.
+    // Until delayed allocation is done, the file system reserves more blocks than the files need.
     nix::unistd::sync();
 }
 
@@ -89,14 +90,14 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&str]) {
     assert_eq!((count("staging"), count("trash")), (0, 0));
 }
 
-fn settle() {
+fn wait_for_background_frees() {
     quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
 #[test]
-fn a_clone_of_a_directory_has_its_content_and_a_limit_of_its_own() {
+fn a_clone_of_a_directory_has_its_content_and_its_own_limit() {
     let leaks = Leaks::watch();
-    let store = fresh();
+    let store = clean_store();
     filled(&store, "source", 4 * MIB, 20);
     std::fs::set_permissions(path("source"), std::fs::Permissions::from_mode(0o2750)).unwrap();
     std::fs::hard_link(path("source/a/0"), path("source/a/linked")).unwrap();
@@ -120,7 +121,7 @@ fn a_clone_of_a_directory_has_its_content_and_a_limit_of_its_own() {
     let projects = ["source", "clone"].map(|name| project_of(File::open(path(name)).unwrap()).unwrap());
     assert_ne!(projects[0], projects[1]);
 
-    // The limit holds in what was copied, and each goes its own way.
+    // The limit applies to the copied content, and changes of one volume do not affect the other.
     let error = std::fs::write(path("clone/a/large"), vec![1; 9 << 20]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     std::fs::remove_file(path("clone/a/large")).unwrap();
@@ -136,11 +137,11 @@ fn a_clone_of_a_directory_has_its_content_and_a_limit_of_its_own() {
 }
 
 #[test]
-fn a_volume_that_is_full_can_be_cloned_to_one_of_its_size() {
+fn a_full_volume_can_be_cloned_at_the_same_size() {
     let leaks = Leaks::watch();
-    let store = fresh();
+    let store = clean_store();
     store.create(&id("source"), &spec(4 * MIB)).unwrap();
-    // Blocks and inodes, both to the last.
+    // Uses up both the blocks and the inodes.
     let full = (0..).find_map(|file| {
         let name = format!("{file}-{}", "long".repeat(20));
         let content = vec![7; if file < 900 { 4096 } else { 0 }];
@@ -158,26 +159,26 @@ fn a_volume_that_is_full_can_be_cloned_to_one_of_its_size() {
 }
 
 #[test]
-fn a_snapshot_of_a_directory_keeps_its_content_and_is_promised_what_it_uses() {
+fn a_snapshot_of_a_directory_keeps_its_content_and_reserves_its_usage() {
     let leaks = Leaks::watch();
-    settle();
-    let store = fresh();
+    wait_for_background_frees();
+    let store = clean_store();
     let available = || store.space().unwrap().available.0;
     filled(&store, "source", 64 * MIB, 400);
     let used = store.stats(&id("source")).unwrap().used.0;
-    // With the inodes that the files took.
+    // This count includes the inodes of the files.
     let before = recount();
     let snapshot = store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
     assert_eq!((snapshot.kind(), snapshot.source()), (VolumeKind::Filesystem, &id("source")));
-    assert_eq!(snapshot.capacity(), Bytes(64 * MIB), "of its source");
+    assert_eq!(snapshot.capacity(), Bytes(64 * MIB), "a snapshot has the capacity of its source");
     assert!(snapshot.used().unwrap().0.abs_diff(used) <= MIB / 8, "{:?}", snapshot.used());
-    let promised = before - snapshot.used().unwrap().0;
-    assert_eq!(available(), promised);
-    assert_close(recount(), promised);
+    let remaining = before - snapshot.used().unwrap().0;
+    assert_eq!(available(), remaining);
+    assert_close(recount(), remaining);
     let project = project_of(File::open(xfs().join("snapshots/one")).unwrap()).unwrap();
     let root = File::open(xfs()).unwrap();
     let usage = quota(&root).usage(ProjectId::new(project).unwrap()).unwrap().unwrap();
-    assert_eq!(usage.limits.bytes.hard, Some(usage.bytes), "it never grows");
+    assert_eq!(usage.limits.bytes.hard, Some(usage.bytes), "a snapshot cannot be expanded");
     assert_eq!(usage.limits.inodes.hard, Some(usage.inodes));
     drop(snapshot);
 
@@ -187,7 +188,7 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_is_promised_what_it_uses() {
     assert_eq!(store.recover().unwrap(), Recovered::default());
     remove(&store, &["source"], &[]);
     store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
-    assert_eq!(inode(), first, "repeated");
+    assert_eq!(inode(), first, "a repeated call returns the same snapshot");
 
     let one = snapshot_id("one");
     let restore =
@@ -198,7 +199,7 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_is_promised_what_it_uses() {
     assert_eq!(restored.bytes_per_inode().unwrap(), Some(VolumeSpec::BYTES_PER_INODE));
     remove(&store, &[], &["one"]);
     assert_filled(path("restored"), 400);
-    assert_eq!(restore("restored", 64 * MIB).unwrap().capacity(), Bytes(64 * MIB), "its source is gone");
+    assert_eq!(restore("restored", 64 * MIB).unwrap().capacity(), Bytes(64 * MIB), "its source was deleted");
     assert_eq!(restore("another", 64 * MIB).unwrap_err().kind(), ErrorKind::NotFound);
     drop(restored);
     remove(&store, &["restored"], &[]);
@@ -208,7 +209,7 @@ fn a_snapshot_of_a_directory_keeps_its_content_and_is_promised_what_it_uses() {
 #[test]
 fn an_empty_directory_can_be_snapshotted() {
     let leaks = Leaks::watch();
-    let store = fresh();
+    let store = clean_store();
     store.create(&id("source"), &spec(MIB)).unwrap();
     let snapshot = store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
     assert_eq!((snapshot.used().unwrap(), snapshot.capacity()), (Bytes(0), Bytes(MIB)));
@@ -230,13 +231,13 @@ fn an_empty_directory_can_be_snapshotted() {
     ErrorKind::WouldShrink
 )]
 #[case::more_than_there_is("source", spec(1 << 40), ErrorKind::NoSpace)]
-fn a_clone_that_cannot_be_leaves_nothing(
+fn a_failed_clone_leaves_nothing(
     #[case] source: &str,
     #[case] spec: VolumeSpec,
     #[case] expected: ErrorKind,
 ) {
     let leaks = Leaks::watch();
-    let store = fresh();
+    let store = clean_store();
     filled(&store, "source", 4 * MIB, 10);
     let before = store.space().unwrap().available.0;
     let error = store.clone_from(ContentSource::Volume(&id(source)), &id("clone"), &spec).unwrap_err();
@@ -256,11 +257,12 @@ fn assert_close(found: u64, expected: u64) {
     assert!(found.abs_diff(expected) <= MIB / 2, "{found} instead of {expected}");
 }
 
-/// Files count in full for each volume, and are on the disk once. That must not hide what the file system takes.
+/// The files count in full for each volume but occupy the disk once. The count must still see the space that
+/// the file system itself uses.
 #[test]
-fn shared_files_are_promised_to_each_volume() {
-    settle();
-    let store = fresh();
+fn shared_files_are_reserved_for_each_volume() {
+    wait_for_background_frees();
+    let store = clean_store();
     store.create(&id("source"), &spec(100 * MIB)).unwrap();
     std::fs::write(path("source/large"), vec![1; 90 << 20]).unwrap();
     File::open(path("source/large")).unwrap().sync_all().unwrap();
@@ -271,23 +273,23 @@ fn shared_files_are_promised_to_each_volume() {
         assert_close(store.space().unwrap().available.0, before - copies * 100 * MIB);
         assert_close(recount(), before - copies * 100 * MIB);
     }
-    // Written anew, nothing is shared any more, and all that was promised is there.
+    // After the rewrite nothing is shared any more, and all the reserved space is available.
     for copy in 1..=3 {
         std::fs::write(path(&format!("clone-{copy}/large")), vec![2; 90 << 20]).unwrap();
     }
     File::open(path("clone-3/large")).unwrap().sync_all().unwrap();
-    settle();
+    wait_for_background_frees();
     assert_close(recount(), before - 300 * MIB);
     remove(&store, &["source", "clone-1", "clone-2", "clone-3"], &[]);
-    settle();
+    wait_for_background_frees();
     assert_close(recount(), before + 100 * MIB);
 }
 
 #[test]
-fn calls_for_one_clone_at_once_make_one() {
+fn concurrent_calls_for_one_clone_create_one_volume() {
     let leaks = Leaks::watch();
-    settle();
-    let store = fresh();
+    wait_for_background_frees();
+    let store = clean_store();
     filled(&store, "source", 4 * MIB, 100);
     let before = store.space().unwrap().available.0;
     let inodes: Vec<u64> = std::thread::scope(|scope| {
@@ -307,7 +309,7 @@ fn calls_for_one_clone_at_once_make_one() {
     leaks.check();
 }
 
-/// Set in a process of this program that runs one of the tests below as the one that is to be stopped or killed.
+/// Set in a child process of this program, which runs one of the tests below as the process to stop or kill.
 const CHILD: &str = "LOOPFS_TEST_CHILD";
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -315,7 +317,7 @@ fn child(test: &str) -> Child {
     let name = format!("directory_copies::{test}");
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new(program);
-    // What it counts is not to be read as this program's.
+    // Another volume takes all the remaining available space.
     command
         .args(["--exact", &name, "--test-threads=1"])
         .env(CHILD, "1")
@@ -342,11 +344,11 @@ fn eventually(mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A process that is stopped in the middle of a copy of `source`.
-struct Stopped(Child);
+/// A process that was stopped in the middle of copying `source`.
+struct StoppedCopy(Child);
 
-impl Stopped {
-    /// Makes the source as large as it takes to meet the process in the middle.
+impl StoppedCopy {
+    /// Enlarges the source until the process can be stopped in the middle of the copy.
     fn in_the_middle_of(test: &str, store: &VolumeStore) -> (Self, u64) {
         for files in [1000, 4000, 16000] {
             filled(store, "source", 64 * MIB, files);
@@ -370,35 +372,35 @@ impl Stopped {
             store.delete(&id("source")).unwrap();
             store.empty_trash().unwrap();
         }
-        panic!("it is always over before it is stopped");
+        panic!("the copy always completes before the process is stopped");
     }
 
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
     }
 
-    /// proc_pid_stat(5).
+    /// Returns the state of the process as in proc_pid_stat(5).
     fn state(&self) -> char {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()
     }
 
-    fn go_on(&mut self) -> ExitStatus {
+    fn resume(&mut self) -> ExitStatus {
         self.signal(Signal::SIGCONT);
         self.0.wait().unwrap()
     }
 }
 
 #[test]
-fn a_copy_under_way_is_left_alone_by_recovery_and_hinders_nobody() {
+fn recovery_and_other_operations_ignore_a_copy_in_progress() {
     if is_child() {
         as_child().unwrap();
         return;
     }
     let leaks = Leaks::watch();
-    let store = fresh();
-    let test = "a_copy_under_way_is_left_alone_by_recovery_and_hinders_nobody";
-    let (mut stopped, files) = Stopped::in_the_middle_of(test, &store);
+    let store = clean_store();
+    let test = "recovery_and_other_operations_ignore_a_copy_in_progress";
+    let (mut stopped, files) = StoppedCopy::in_the_middle_of(test, &store);
     assert_eq!(store.recover().unwrap(), Recovered::default());
     let before = store.space().unwrap().available.0;
     assert_close(recount(), before);
@@ -409,7 +411,7 @@ fn a_copy_under_way_is_left_alone_by_recovery_and_hinders_nobody() {
         assert_eq!(store.empty_trash().unwrap(), 1);
     }
     assert_eq!(count("staging"), 1);
-    assert!(stopped.go_on().success());
+    assert!(stopped.resume().success());
     assert_filled(path("clone"), files);
     assert_eq!(store.stats(&id("clone")).unwrap().condition, Condition::Healthy);
     assert_eq!(store.recover().unwrap(), Recovered::default());
@@ -418,42 +420,42 @@ fn a_copy_under_way_is_left_alone_by_recovery_and_hinders_nobody() {
 }
 
 #[test]
-fn a_copy_whose_maker_is_killed_is_taken_away_by_recovery() {
+fn recovery_removes_the_copy_of_a_killed_process() {
     if is_child() {
         as_child().unwrap();
         return;
     }
     let leaks = Leaks::watch();
-    settle();
-    let store = fresh();
+    wait_for_background_frees();
+    let store = clean_store();
     let before = store.space().unwrap().available.0;
-    let test = "a_copy_whose_maker_is_killed_is_taken_away_by_recovery";
-    let (mut stopped, _) = Stopped::in_the_middle_of(test, &store);
+    let test = "recovery_removes_the_copy_of_a_killed_process";
+    let (mut stopped, _) = StoppedCopy::in_the_middle_of(test, &store);
     stopped.signal(Signal::SIGKILL);
     stopped.0.wait().unwrap();
     assert_eq!(store.recover().unwrap(), Recovered { unfinished: 1, ..Recovered::default() });
     assert_eq!((store.list().unwrap(), count("staging"), count("trash")), (vec![id("source")], 0, 1));
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     assert_eq!(store.empty_trash().unwrap(), 1);
     remove(&store, &["source"], &[]);
-    settle();
+    wait_for_background_frees();
     assert_close(store.space().unwrap().available.0, before);
     leaks.check();
 }
 
 #[test]
-fn a_source_that_is_deleted_while_it_is_copied_makes_no_volume() {
+fn deleting_the_source_during_a_copy_creates_no_volume() {
     if is_child() {
         assert_eq!(as_child().unwrap_err().kind(), ErrorKind::NotFound);
         return;
     }
     let leaks = Leaks::watch();
-    let store = fresh();
-    let test = "a_source_that_is_deleted_while_it_is_copied_makes_no_volume";
-    let (mut stopped, _) = Stopped::in_the_middle_of(test, &store);
+    let store = clean_store();
+    let test = "deleting_the_source_during_a_copy_creates_no_volume";
+    let (mut stopped, _) = StoppedCopy::in_the_middle_of(test, &store);
     assert!(store.delete(&id("source")).unwrap());
     store.empty_trash().unwrap();
-    assert!(stopped.go_on().success());
+    assert!(stopped.resume().success());
     assert_eq!((store.list().unwrap(), count("staging")), (Vec::<VolumeId>::new(), 0));
     store.empty_trash().unwrap();
     assert_eq!((store.recover().unwrap(), count("trash")), (Recovered::default(), 0));
@@ -461,21 +463,21 @@ fn a_source_that_is_deleted_while_it_is_copied_makes_no_volume() {
 }
 
 #[test]
-fn what_was_promised_by_a_process_that_was_killed_is_taken_back() {
+fn the_reservation_of_a_killed_process_is_released() {
     if is_child() {
         let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
         store.create(&id("killed"), &spec(64 * MIB)).unwrap();
         return;
     }
     let leaks = Leaks::watch();
-    settle();
-    let store = fresh();
+    wait_for_background_frees();
+    let store = clean_store();
     let available = || store.space().unwrap().available.0;
     let before = available();
-    // The process waits for this after it has reserved the space, and before it sets the limit.
+    // The process waits for this lock after it reserved the space and before it sets the limit.
     let ids = File::open(xfs().join(".loopfs/project-ids")).unwrap();
     let ids = Flock::lock(ids, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
-    let mut process = child("what_was_promised_by_a_process_that_was_killed_is_taken_back");
+    let mut process = child("the_reservation_of_a_killed_process_is_released");
     eventually(|| count("staging") == 1);
     process.kill().unwrap();
     process.wait().unwrap();
@@ -487,7 +489,7 @@ fn what_was_promised_by_a_process_that_was_killed_is_taken_back() {
     leaks.check();
 }
 
-/// The directory that the process had not tagged.
+/// Removes the directory that the process had not tagged.
 fn remove_staged(store: &VolumeStore) {
     assert_eq!(store.recover().unwrap(), Recovered { unfinished: 1, ..Recovered::default() });
 }

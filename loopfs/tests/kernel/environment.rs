@@ -1,4 +1,4 @@
-//! Where the tests run, and what they must leave behind: nothing.
+//! The environment of the tests, and the check that a test leaves nothing behind.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -33,12 +33,12 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(path_from("LOOPFS_TEST_SCRATCH")).expect("a scratch directory")
 }
 
-/// A directory on the quota file system, outside the store.
+/// Creates a directory on the quota file system, outside the store.
 pub(crate) fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(xfs()).expect("a directory on the XFS")
 }
 
-/// Counts what tests could leak, and fails the test that did.
+/// The number of resources that a test could leak. The check fails the test that leaked one.
 pub(crate) struct Leaks {
     before: Vec<String>,
 }
@@ -72,13 +72,14 @@ impl Leaks {
     }
 }
 
-/// The store as the first process after a reboot finds it: what is promised is counted from the volumes.
+/// Opens the store as the first process after a reboot does, which counts the reservations from the volumes.
 pub(crate) fn store() -> VolumeStore {
     drop(std::fs::remove_file(xfs().join(".loopfs/promised")));
     VolumeStore::open(&xfs(), StoreOptions::default()).expect("the store")
 }
 
-/// The test that calls this, in a process of its own, which finds `value` in the environment variable `variable`.
+/// Returns a command that runs the calling test in a process of its own, with `value` in the environment
+/// variable `variable`.
 pub(crate) fn this_test_again(variable: &str, value: impl AsRef<OsStr>) -> Command {
     let thread = std::thread::current();
     let test = thread.name().expect("the thread has the name of its test");
@@ -99,7 +100,7 @@ pub(crate) fn quota(file: &impl AsFd) -> ProjectQuota<'_> {
     ProjectQuota::of(file.as_fd())
 }
 
-/// A Block volume with the content of another.
+/// Creates a Block volume with the content of another volume.
 pub(crate) fn clone_image(
     store: &VolumeStore,
     source: &VolumeId,
@@ -109,7 +110,7 @@ pub(crate) fn clone_image(
     store.clone_from(ContentSource::Volume(source), id, &VolumeSpec::new(VolumeKind::Block, capacity))
 }
 
-/// A preallocated file for a loop device.
+/// Creates a preallocated file for a loop device.
 pub(crate) fn image(directory: &Path, name: &str, size: u64) -> File {
     let file =
         File::options().read(true).write(true).create_new(true).open(directory.join(name)).expect("an image");
@@ -117,7 +118,8 @@ pub(crate) fn image(directory: &Path, name: &str, size: u64) -> File {
     file
 }
 
-/// Whether the running kernel is this version or a later one, where behaviour differs between them.
+/// Returns `true` if the running kernel is this version or a later one. Tests use it where kernels behave
+/// differently.
 pub(crate) fn linux_at_least(major: u32, minor: u32) -> bool {
     let uname = nix::sys::utsname::uname().expect("uname");
     let release = uname.release().to_str().expect("a release in ASCII");

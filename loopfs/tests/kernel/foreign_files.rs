@@ -1,4 +1,4 @@
-//! Files that their owner gave the project id of another volume.
+//! Tests of files whose owner gave them the project id of another volume.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,11 +15,11 @@ use crate::store::{MIB, entry};
 
 const HOLDER: u64 = 64 * MIB;
 const VICTIM: u64 = 16 * MIB;
-/// What the file system's own records may take, or give back, in the meantime.
+/// The bytes that the file system's own metadata may allocate or free in the meantime.
 const TOLERANCE: u64 = MIB;
 
-/// Two volumes. The owner of the first one has given 4 MiB of files the project id of the second one.
-struct Scene {
+/// Two volumes. The owner of the first volume gave 4 MiB of its files the project id of the second one.
+struct Fixture {
     leaks: Leaks,
     store: VolumeStore,
     holder: VolumeId,
@@ -28,7 +28,7 @@ struct Scene {
     before: Bytes,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         let leaks = Leaks::watch();
         let (store, holder, victim) = (store(), id("holder"), id("victim"));
@@ -38,19 +38,19 @@ impl Scene {
         }
         let project = project_of(File::open(entry(&victim)).unwrap()).unwrap();
         let project = ProjectId::new(project).unwrap();
-        let scene = Self { leaks, store, holder, victim, project, before };
-        fs::create_dir(scene.loot()).unwrap();
-        assign_project(File::open(scene.loot()).unwrap(), project).unwrap();
+        let fixture = Self { leaks, store, holder, victim, project, before };
+        fs::create_dir(fixture.foreign_directory()).unwrap();
+        assign_project(File::open(fixture.foreign_directory()).unwrap(), project).unwrap();
         for name in ["a", "b"] {
-            let mut file = File::create(scene.loot().join(name)).unwrap();
+            let mut file = File::create(fixture.foreign_directory().join(name)).unwrap();
             file.write_all(&vec![1; 2 * MIB as usize]).unwrap();
             file.sync_all().unwrap();
         }
-        scene
+        fixture
     }
 
-    fn loot(&self) -> std::path::PathBuf {
-        entry(&self.holder).join("loot")
+    fn foreign_directory(&self) -> std::path::PathBuf {
+        entry(&self.holder).join("foreign_directory")
     }
 
     fn condition(&self, id: &VolumeId) -> (Option<AbnormalReason>, String) {
@@ -65,7 +65,7 @@ impl Scene {
     }
 
     fn files(&self, charged: ChargedTo) -> ForeignFiles {
-        ForeignFiles { volume: self.holder.clone(), charged, names: 3, example: "loot".into() }
+        ForeignFiles { volume: self.holder.clone(), charged, names: 3, example: "foreign_directory".into() }
     }
 
     fn charged(&self) -> Bytes {
@@ -74,7 +74,8 @@ impl Scene {
         quota(&root).usage(self.project).unwrap().map_or(Bytes(0), |usage| usage.bytes)
     }
 
-    /// What is reserved since the scene began, as it is remembered and as another process counts it.
+    /// Checks the bytes reserved since the fixture was created, both the kept total and the count of another
+    /// process.
     #[track_caller]
     fn assert_reserved(&self, expected: u64) {
         for space in [self.store.space().unwrap(), store().space().unwrap()] {
@@ -94,109 +95,110 @@ impl Scene {
 }
 
 #[test]
-fn files_charged_to_another_volume_are_found_named_and_repaired() {
-    let scene = Scene::new();
-    assert!(scene.store.stats(&scene.victim).unwrap().used >= Bytes(4 * MIB), "the victim is charged");
-    assert_eq!(scene.condition(&scene.holder).0, None, "nothing was searched yet");
+fn files_charged_to_another_volume_are_found_reported_and_repaired() {
+    let fixture = Fixture::new();
+    assert!(fixture.store.stats(&fixture.victim).unwrap().used >= Bytes(4 * MIB), "the victim is charged");
+    assert_eq!(fixture.condition(&fixture.holder).0, None, "no search ran yet");
 
-    assert_eq!(scene.search(), [scene.files(ChargedTo::Volume(scene.victim.clone()))]);
-    let (reason, message) = scene.condition(&scene.holder);
+    assert_eq!(fixture.search(), [fixture.files(ChargedTo::Volume(fixture.victim.clone()))]);
+    let (reason, message) = fixture.condition(&fixture.holder);
     assert_eq!(reason, Some(AbnormalReason::FilesInForeignProject));
-    assert!(message.contains("volume victim") && message.contains("loot"), "{message}");
-    let (reason, message) = scene.condition(&scene.victim);
+    assert!(message.contains("volume victim") && message.contains("foreign_directory"), "{message}");
+    let (reason, message) = fixture.condition(&fixture.victim);
     assert_eq!(reason, Some(AbnormalReason::ChargedForForeignFiles));
-    assert!(message.contains("volume holder") && message.contains("loot"), "{message}");
-    let recorded = [scene.holder.clone(), scene.victim.clone()].into();
+    assert!(message.contains("volume holder") && message.contains("foreign_directory"), "{message}");
+    let recorded = [fixture.holder.clone(), fixture.victim.clone()].into();
     let evidence = ForeignEvidence { recorded, ..ForeignEvidence::default() };
-    assert_eq!(scene.store.foreign_evidence().unwrap(), evidence);
-    // Of the victim alone nothing can be said: its record stays.
-    assert_eq!(scene.store.find_foreign_files(Some(&[scene.victim.clone()].into()), || ()).unwrap(), []);
-    assert_eq!(scene.condition(&scene.victim).0, Some(AbnormalReason::ChargedForForeignFiles));
+    assert_eq!(fixture.store.foreign_evidence().unwrap(), evidence);
+    // A search of the victim alone finds nothing about it, so its record stays.
+    assert_eq!(fixture.store.find_foreign_files(Some(&[fixture.victim.clone()].into()), || ()).unwrap(), []);
+    assert_eq!(fixture.condition(&fixture.victim).0, Some(AbnormalReason::ChargedForForeignFiles));
 
-    assert_eq!(scene.store.repair_project(&scene.holder).unwrap(), 3);
-    assert_eq!(scene.search(), []);
-    for id in [&scene.holder, &scene.victim] {
-        assert_eq!(scene.condition(id), (None, String::new()));
+    assert_eq!(fixture.store.repair_project(&fixture.holder).unwrap(), 3);
+    assert_eq!(fixture.search(), []);
+    for id in [&fixture.holder, &fixture.victim] {
+        assert_eq!(fixture.condition(id), (None, String::new()));
     }
-    assert_eq!(scene.store.foreign_evidence().unwrap(), ForeignEvidence::default());
-    assert!(scene.store.stats(&scene.victim).unwrap().used < Bytes(MIB));
-    assert!(scene.store.stats(&scene.holder).unwrap().used >= Bytes(4 * MIB));
-    scene.assert_reserved(HOLDER + VICTIM);
-    scene.end();
+    assert_eq!(fixture.store.foreign_evidence().unwrap(), ForeignEvidence::default());
+    assert!(fixture.store.stats(&fixture.victim).unwrap().used < Bytes(MIB));
+    assert!(fixture.store.stats(&fixture.holder).unwrap().used >= Bytes(4 * MIB));
+    fixture.assert_reserved(HOLDER + VICTIM);
+    fixture.end();
 }
 
 #[test]
-fn a_volume_that_files_of_another_one_have_filled_is_evidence() {
-    let scene = Scene::new();
-    assert_eq!(scene.store.foreign_evidence().unwrap().full, [].into());
-    let mut file = File::create(scene.loot().join("c")).unwrap();
+fn a_volume_filled_by_files_of_another_volume_is_reported_as_full() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.store.foreign_evidence().unwrap().full, [].into());
+    let mut file = File::create(fixture.foreign_directory().join("c")).unwrap();
     let full = (0..).find_map(|_| file.write_all(&[1; 1 << 16]).err()).unwrap();
     assert_eq!(full.raw_os_error(), Some(nix::libc::ENOSPC));
     drop(file);
-    assert_eq!(scene.store.foreign_evidence().unwrap().full, [scene.project].into());
-    scene.end();
+    assert_eq!(fixture.store.foreign_evidence().unwrap().full, [fixture.project].into());
+    fixture.end();
 }
 
 #[test]
-fn a_deleted_volume_gives_back_all_but_what_foreign_files_take() {
-    let scene = Scene::new();
-    assert!(scene.store.delete(&scene.victim).unwrap());
+fn a_deleted_volume_releases_all_space_but_that_of_foreign_files() {
+    let fixture = Fixture::new();
+    assert!(fixture.store.delete(&fixture.victim).unwrap());
     for _ in 0..2 {
-        assert_eq!(scene.store.empty_trash().unwrap(), 0, "its project id does not drain");
-        // What the files take is reserved once, beside the volume that holds them: that is not charged for them.
-        scene.assert_reserved(HOLDER + scene.charged().0);
+        assert_eq!(fixture.store.empty_trash().unwrap(), 0, "its project id does not drain");
+        // The files' bytes are reserved once, in addition to the volume that holds the files, because that
+        // volume is not charged for them.
+        fixture.assert_reserved(HOLDER + fixture.charged().0);
     }
-    let more = File::options().append(true).open(scene.loot().join("a")).unwrap();
+    let more = File::options().append(true).open(fixture.foreign_directory().join("a")).unwrap();
     let refused = (&more).write_all(&vec![1; MIB as usize]).and_then(|()| more.sync_all()).unwrap_err();
     assert_eq!(
         refused.raw_os_error(),
         Some(nix::libc::ENOSPC),
-        "the deleted volume must not grow: {refused}"
+        "the deleted volume must not be expanded: {refused}"
     );
     drop(more);
-    let evidence = scene.store.foreign_evidence().unwrap();
-    assert_eq!((evidence.undrained, evidence.recorded), ([scene.project].into(), [].into()));
+    let evidence = fixture.store.foreign_evidence().unwrap();
+    assert_eq!((evidence.undrained, evidence.recorded), ([fixture.project].into(), [].into()));
 
-    let [found] = scene.search().try_into().unwrap();
+    let [found] = fixture.search().try_into().unwrap();
     assert!(matches!(&found.charged, ChargedTo::Deleted(name) if name.starts_with("victim.")), "{found:?}");
-    let (reason, message) = scene.condition(&scene.holder);
+    let (reason, message) = fixture.condition(&fixture.holder);
     assert_eq!(reason, Some(AbnormalReason::FilesInForeignProject));
     assert!(message.contains("the deleted volume victim"), "{message}");
 
-    assert_eq!(scene.store.repair_project(&scene.holder).unwrap(), 3);
-    assert_eq!(scene.store.empty_trash().unwrap(), 1, "the project id is free");
-    scene.assert_reserved(HOLDER);
-    assert_eq!(scene.store.foreign_evidence().unwrap().undrained, [].into());
-    scene.end();
+    assert_eq!(fixture.store.repair_project(&fixture.holder).unwrap(), 3);
+    assert_eq!(fixture.store.empty_trash().unwrap(), 1, "the project id is free");
+    fixture.assert_reserved(HOLDER);
+    assert_eq!(fixture.store.foreign_evidence().unwrap().undrained, [].into());
+    fixture.end();
 }
 
 #[test]
 fn a_deleted_volume_is_freed_when_the_foreign_files_are_removed() {
-    let scene = Scene::new();
-    assert!(scene.store.delete(&scene.victim).unwrap());
-    assert_eq!(scene.store.empty_trash().unwrap(), 0);
-    fs::remove_file(scene.loot().join("a")).unwrap();
-    assert_eq!(scene.store.empty_trash().unwrap(), 0);
-    scene.assert_reserved(HOLDER + scene.charged().0);
-    assert!(scene.charged() < Bytes(3 * MIB));
-    fs::remove_dir_all(scene.loot()).unwrap();
-    assert_eq!(scene.store.empty_trash().unwrap(), 1);
-    scene.assert_reserved(HOLDER);
-    scene.end();
+    let fixture = Fixture::new();
+    assert!(fixture.store.delete(&fixture.victim).unwrap());
+    assert_eq!(fixture.store.empty_trash().unwrap(), 0);
+    fs::remove_file(fixture.foreign_directory().join("a")).unwrap();
+    assert_eq!(fixture.store.empty_trash().unwrap(), 0);
+    fixture.assert_reserved(HOLDER + fixture.charged().0);
+    assert!(fixture.charged() < Bytes(3 * MIB));
+    fs::remove_dir_all(fixture.foreign_directory()).unwrap();
+    assert_eq!(fixture.store.empty_trash().unwrap(), 1);
+    fixture.assert_reserved(HOLDER);
+    fixture.end();
 }
 
 #[test]
-fn files_in_no_project_are_found_too() {
-    let scene = Scene::new();
-    fs::remove_dir_all(scene.loot()).unwrap();
-    let path = entry(&scene.holder).join("escaped");
+fn files_without_a_project_are_found() {
+    let fixture = Fixture::new();
+    fs::remove_dir_all(fixture.foreign_directory()).unwrap();
+    let path = entry(&fixture.holder).join("escaped");
     fs::create_dir(&path).unwrap();
     assign_project(File::open(&path).unwrap(), ProjectId::new(77).unwrap()).unwrap();
-    let [found] = scene.search().try_into().unwrap();
+    let [found] = fixture.search().try_into().unwrap();
     assert_eq!((&found.charged, found.names), (&ChargedTo::Nothing, 1));
-    assert!(scene.condition(&scene.holder).1.contains("charged to no volume"));
+    assert!(fixture.condition(&fixture.holder).1.contains("charged to no volume"));
     fs::remove_dir(&path).unwrap();
-    assert_eq!(scene.search(), []);
-    assert_eq!(scene.condition(&scene.holder).0, None);
-    scene.end();
+    assert_eq!(fixture.search(), []);
+    assert_eq!(fixture.condition(&fixture.holder).0, None);
+    fixture.end();
 }

@@ -1,4 +1,4 @@
-//! Who grows an image learns that its devices were told.
+//! Tests of expansion: the caller that expands an image learns when the devices have its new size.
 
 use std::os::fd::AsFd;
 use std::sync::Barrier;
@@ -12,22 +12,22 @@ use rstest::rstest;
 use crate::environment::{Leaks, id, store, xfs};
 use crate::store::{MIB, remove};
 
-/// Only spent when something is wrong.
-const LONG: Duration = Duration::from_secs(60);
+/// A timeout that expires only if something is wrong.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn growth_is_seen_by_who_watches_and_awaited_until_that_one_has_recorded_it() {
+fn a_watcher_sees_the_expansion_and_the_waiter_returns_once_the_size_is_recorded() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("image"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
-    assert_eq!(volume.device_size().unwrap(), Some(Bytes(MIB)), "it has no device that could show less");
+    assert_eq!(volume.device_size().unwrap(), Some(Bytes(MIB)), "it has no device with a smaller size");
     assert!(store.wait_for_device_size(&id, Bytes(MIB), Duration::ZERO).unwrap());
 
     let watch = store.watch().unwrap();
     let grown = store.expand(&id, Bytes(2 * MIB)).unwrap();
     assert!(
         !store.wait_for_device_size(&id, Bytes(2 * MIB), Duration::from_millis(1)).unwrap(),
-        "nobody has"
+        "the size was not recorded yet"
     );
     poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
     let changes = watch.read().unwrap();
@@ -35,14 +35,14 @@ fn growth_is_seen_by_who_watches_and_awaited_until_that_one_has_recorded_it() {
     assert!(!changes.overflowed && !changes.ended);
 
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| store.wait_for_device_size(&id, Bytes(2 * MIB), LONG).unwrap());
-        // Whether it waits already or not, it must see this.
+        let waiting = scope.spawn(|| store.wait_for_device_size(&id, Bytes(2 * MIB), TIMEOUT).unwrap());
+        // The waiting thread must see this record, whether it already waits or not.
         grown.record_device_size(Bytes(2 * MIB)).unwrap();
         assert!(waiting.join().unwrap());
     });
     watch.read().unwrap();
     grown.record_device_size(Bytes(2 * MIB)).unwrap();
-    assert!(watch.read().unwrap().volumes.is_empty(), "what is recorded is not written again");
+    assert!(watch.read().unwrap().volumes.is_empty(), "a recorded size is not written again");
 
     drop((watch, volume, grown));
     remove(&store, &id);
@@ -64,7 +64,7 @@ fn a_directory_has_no_devices_to_wait_for() {
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn concurrent_growth_ends_at_the_largest_size_and_reserves_no_more(#[case] kind: VolumeKind) {
+fn concurrent_expansions_end_at_the_largest_size_and_reserve_no_more(#[case] kind: VolumeKind) {
     const PROCESSES: u64 = 4;
     const STEP: u64 = 64 << 10;
     let leaks = Leaks::watch();
@@ -76,7 +76,7 @@ fn concurrent_growth_ends_at_the_largest_size_and_reserves_no_more(#[case] kind:
             for process in 0..PROCESSES {
                 let (id, together) = (&id, &together);
                 scope.spawn(move || {
-                    // As another process has it: nothing is shared but the file system.
+                    // Each process opens the store for itself. They share only the file system.
                     let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
                     let capacity = Bytes((2 + round * PROCESSES + process) * STEP);
                     together.wait();

@@ -1,4 +1,4 @@
-//! Volumes in use are not deleted, whoever uses them and whoever deletes.
+//! Tests that a volume in use is not deleted, whichever process uses it and whichever process deletes it.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -12,12 +12,12 @@ use loopfs::{Bytes, Error, ErrorKind};
 use crate::environment::{Leaks, id, scratch, store, xfs};
 use crate::store::{MIB, remove};
 
-fn made(store: &VolumeStore, name: &str, kind: VolumeKind) -> VolumeId {
+fn create(store: &VolumeStore, name: &str, kind: VolumeKind) -> VolumeId {
     store.create(&id(name), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
     id(name)
 }
 
-/// What keeps a volume from being deleted; it is all there after.
+/// Returns the error that prevents the deletion of the volume. Checks that the volume is still complete.
 fn refusal(store: &VolumeStore, id: &VolumeId) -> String {
     let error: Error = store.delete(id).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -26,11 +26,11 @@ fn refusal(store: &VolumeStore, id: &VolumeId) -> String {
 }
 
 #[test]
-fn an_attached_image_is_kept_until_its_device_is_gone_or_is_to_go() {
+fn an_attached_image_cannot_be_deleted_until_its_device_is_detached_or_will_be() {
     let leaks = Leaks::watch();
-    // Another process deletes than attaches.
+    // One process attaches the image and another one deletes it.
     let (store, other) = (store(), store());
-    let id = made(&store, "disk", VolumeKind::Block);
+    let id = create(&store, "disk", VolumeKind::Block);
     let control = LoopControl::open().unwrap();
     for access in [Access::ReadOnly, Access::ReadWrite] {
         let image = store.volume(&id).unwrap().open_image(access).unwrap();
@@ -44,17 +44,17 @@ fn an_attached_image_is_kept_until_its_device_is_gone_or_is_to_go() {
     let user = LoopDevice::open_index(device.index()).unwrap();
     assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
     drop(image);
-    assert!(other.delete(&id).unwrap(), "it goes when its last user closes it");
+    assert!(other.delete(&id).unwrap(), "its device detaches at the last close");
     drop(user);
     store.empty_trash().unwrap();
     leaks.check();
 }
 
 #[test]
-fn an_image_that_is_being_attached_is_kept() {
+fn an_image_that_is_being_attached_cannot_be_deleted() {
     let leaks = Leaks::watch();
     let store = store();
-    let id = made(&store, "disk", VolumeKind::Block);
+    let id = create(&store, "disk", VolumeKind::Block);
     let image = File::open(crate::store::entry(&id)).unwrap();
     image.lock().unwrap();
     assert!(refusal(&store, &id).contains("try again"));
@@ -65,10 +65,10 @@ fn an_image_that_is_being_attached_is_kept() {
 }
 
 #[test]
-fn a_mounted_directory_is_kept() {
+fn a_mounted_directory_cannot_be_deleted() {
     let leaks = Leaks::watch();
     let (store, target) = (store(), scratch());
-    let id = made(&store, "data", VolumeKind::Filesystem);
+    let id = create(&store, "data", VolumeKind::Filesystem);
     let volume = store.volume(&id).unwrap();
     bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
     drop(volume);
@@ -79,15 +79,15 @@ fn a_mounted_directory_is_kept() {
 }
 
 #[test]
-fn a_directory_that_is_shown_where_it_cannot_be_seen_is_kept() {
+fn a_directory_published_in_another_mount_namespace_cannot_be_deleted() {
     let leaks = Leaks::watch();
     let (store, other) = (store(), store());
-    let id = made(&store, "data", VolumeKind::Filesystem);
+    let id = create(&store, "data", VolumeKind::Filesystem);
     let place = Path::new("/var/lib/kubelet/pods/a/mount");
     store.record_publication(&id, place).unwrap();
     assert!(refusal(&other, &id).contains(place.to_str().unwrap()));
 
-    // Shown in two places, and then in one.
+    // The volume is published at two targets, and then at one.
     let target = scratch();
     let volume = store.volume(&id).unwrap();
     bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
@@ -97,22 +97,22 @@ fn a_directory_that_is_shown_where_it_cannot_be_seen_is_kept() {
     assert!(unmount(target.path()).unwrap());
     assert!(
         refusal(&other, &id).contains(target.path().to_str().unwrap()),
-        "nobody has said that it is gone"
+        "no process has removed the publication record"
     );
     store.sync_publication(&id, &mountinfo::read().unwrap()).unwrap();
     remove(&other, &id);
     let gone = store.record_publication(&id, place).unwrap_err();
-    assert_eq!(gone.kind(), ErrorKind::NotFound, "it is not to be shown any more");
+    assert_eq!(gone.kind(), ErrorKind::NotFound, "the deleted volume cannot be published again");
     leaks.check();
 }
 
 #[test]
-fn a_process_that_begins_anew_knows_what_is_shown() {
+fn a_restarted_process_restores_the_publication_records() {
     let leaks = Leaks::watch();
     let (store, target) = (store(), scratch());
     let (shown, not) =
-        (made(&store, "shown", VolumeKind::Filesystem), made(&store, "not", VolumeKind::Filesystem));
-    // One process was killed between the record and the mount; another one kept no records.
+        (create(&store, "shown", VolumeKind::Filesystem), create(&store, "not", VolumeKind::Filesystem));
+    // One process was killed between writing the record and mounting. Another process wrote no records.
     store.record_publication(&not, Path::new("/pods/a")).unwrap();
     bind_mount(
         store.volume(&shown).unwrap().open_dir().unwrap().as_fd(),
@@ -123,17 +123,17 @@ fn a_process_that_begins_anew_knows_what_is_shown() {
     store.sync_publications(&mountinfo::read().unwrap()).unwrap();
     remove(&store, &not);
     assert!(unmount(target.path()).unwrap());
-    assert!(refusal(&store, &shown).contains(target.path().to_str().unwrap()), "it is written down");
+    assert!(refusal(&store, &shown).contains(target.path().to_str().unwrap()), "the publication is recorded");
     store.sync_publications(&[]).unwrap();
     remove(&store, &shown);
     leaks.check();
 }
 
 #[test]
-fn what_was_shown_before_the_machine_was_started_is_not_shown_now() {
+fn publication_records_from_before_a_reboot_are_ignored() {
     let leaks = Leaks::watch();
     let store = store();
-    let id = made(&store, "data", VolumeKind::Filesystem);
+    let id = create(&store, "data", VolumeKind::Filesystem);
     let record = xfs().join(".loopfs/users").join(id.as_str());
     std::os::unix::fs::symlink("5f0c2e9a-0000-4000-8000-000000000000 /pods/a", &record).unwrap();
     remove(&store, &id);

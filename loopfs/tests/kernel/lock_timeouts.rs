@@ -1,4 +1,4 @@
-//! Locks of the store that another process holds and does not release.
+//! Tests of store locks that another process holds and does not release.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::environment::{Leaks, id, store, xfs};
 use crate::store::{MIB, entry, remove};
 
 #[test]
-fn a_call_that_waits_too_long_for_a_lock_fails_and_names_the_file() {
+fn a_call_that_times_out_on_a_lock_fails_and_names_the_file() {
     let leaks = Leaks::watch();
     drop(store());
     let options = StoreOptions { lock_timeout: Duration::from_millis(20), ..StoreOptions::default() };
@@ -40,7 +40,7 @@ fn a_call_that_waits_too_long_for_a_lock_fails_and_names_the_file() {
             assert!(error.to_string().contains(part), "{part} is missing in: {error}");
         }
     }
-    // Nothing was left, and with the locks free all of it works.
+    // The refused calls left nothing behind. Once the locks are free, all of them succeed.
     assert_eq!(store.volume(&directory).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(store.expand(&image, Bytes(2 * MIB)).unwrap().capacity(), Bytes(2 * MIB));
     create().unwrap();

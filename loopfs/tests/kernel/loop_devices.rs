@@ -33,7 +33,7 @@ fn read_at(path: &std::path::Path, offset: u64, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_asked_is_what_the_kernel_reports() {
+fn the_kernel_reports_the_requested_properties() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -49,7 +49,7 @@ fn what_is_asked_is_what_the_kernel_reports() {
     assert_eq!(read_at(&directory.path().join("image"), 4096, 18), b"through the device");
     assert!(
         matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)),
-        "it is held open here"
+        "this test holds the device open"
     );
     drop(device);
     assert!(control.find(image.as_fd()).unwrap().is_empty());
@@ -79,7 +79,7 @@ fn direct_io_and_block_size_follow_the_options(
 #[case(0)]
 #[case(513)]
 #[case(8192)]
-fn a_block_size_that_cannot_be_is_refused(#[case] block_size: u32) {
+fn an_invalid_block_size_is_refused(#[case] block_size: u32) {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -90,26 +90,27 @@ fn a_block_size_that_cannot_be_is_refused(#[case] block_size: u32) {
 }
 
 #[test]
-fn attaching_again_answers_the_same_device() {
+fn attaching_again_returns_the_same_device() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let options = AttachOptions::new(Access::ReadWrite);
     let first = control.ensure_attached(image.as_fd(), &options).unwrap().binding().clone();
-    // Another process, and after a restart: nothing is remembered but what the kernel has.
+    // This control acts as another process or as the process after a restart. Only the kernel's state is
+    // shared.
     let restarted = LoopControl::open().unwrap();
     assert_eq!(restarted.ensure_attached(image.as_fd(), &options).unwrap().binding(), &first);
     let other = options.block_size(BlockSize::Exact(4096));
     let error = restarted.ensure_attached(image.as_fd(), &other).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached, "repeated");
+    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached, "detaching again succeeds");
     leaks.check();
 }
 
 #[test]
-fn a_renamed_image_is_found_and_a_new_file_of_its_name_is_not_it() {
+fn a_renamed_image_is_found_and_a_new_file_of_its_old_name_is_not_confused_with_it() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let original = image(directory.path(), "image", MIB);
@@ -143,7 +144,7 @@ fn a_read_only_device_refuses_writes_beside_a_writable_one() {
 }
 
 #[test]
-fn capacity_follows_the_file_up_and_never_down() {
+fn the_capacity_follows_a_growing_file_and_never_a_shrinking_one() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -151,7 +152,11 @@ fn capacity_follows_the_file_up_and_never_down() {
     image.set_len(4 * MIB).unwrap();
     assert_eq!(device.status().unwrap().size, Bytes(MIB));
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(4 * MIB));
-    assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(4 * MIB), "repeated");
+    assert_eq!(
+        device.refresh_capacity(&image).unwrap(),
+        Bytes(4 * MIB),
+        "refreshing again returns the same capacity"
+    );
     image.set_len(2 * MIB).unwrap();
     assert_eq!(device.refresh_capacity(&image).unwrap_err().kind(), ErrorKind::WouldShrink);
     assert_eq!(device.status().unwrap().size, Bytes(4 * MIB));
@@ -160,7 +165,7 @@ fn capacity_follows_the_file_up_and_never_down() {
 }
 
 #[test]
-fn a_reused_index_is_not_taken_for_the_old_device() {
+fn a_reused_index_is_not_confused_with_the_old_device() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let (first, second) = (image(directory.path(), "first", MIB), image(directory.path(), "second", MIB));
@@ -198,22 +203,24 @@ fn the_same_file_attached_after_a_detach_is_another_binding() {
 }
 
 #[test]
-fn a_device_that_is_open_elsewhere_goes_at_its_last_close() {
+fn a_device_that_is_open_elsewhere_is_detached_at_its_last_close() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
     let holder = File::open(device.path()).unwrap();
-    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
+    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("the device is open") };
     assert!(control.find(image.as_fd()).unwrap()[0].status().unwrap().auto_clear);
-    let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else { panic!("it is held open") };
+    let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else {
+        panic!("the device is open")
+    };
     drop(holder);
     assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 }
 
 #[test]
-fn attaching_takes_back_a_deferred_detach() {
+fn attaching_cancels_a_deferred_detach() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -226,12 +233,16 @@ fn attaching_takes_back_a_deferred_detach() {
     let again = control.ensure_attached(image.as_fd(), &options).unwrap();
     assert_eq!(again.binding(), &binding);
     drop((holder, again));
-    assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), &binding, "it went at the last close");
+    assert_eq!(
+        control.find(image.as_fd()).unwrap()[0].binding(),
+        &binding,
+        "the last close detached the device"
+    );
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
-fn devices_open_by_path_number_and_index_alike() {
+fn a_device_can_be_opened_by_path_number_and_index() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -246,13 +257,13 @@ fn devices_open_by_path_number_and_index_alike() {
 }
 
 #[test]
-fn direct_io_that_cannot_be_had_is_an_error_and_leaves_nothing() {
+fn unavailable_direct_io_is_an_error_and_leaves_nothing() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let scratch = scratch();
     let image = image(scratch.path(), "image", MIB);
-    // Whether tmpfs takes O_DIRECT depends on the kernel (it does from Linux 6.6 on); whichever
-    // way, the answer is a device with direct I/O or an error, and Prefer always succeeds.
+    // Whether tmpfs accepts O_DIRECT depends on the kernel; it does from Linux 6.6 on. In both cases
+    // attaching returns a device with direct I/O or an error, and `Prefer` always succeeds.
     match control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)) {
         Ok(device) => assert!(device.status().unwrap().direct_io),
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotHonoured, "{error}"),
@@ -307,7 +318,7 @@ fn idle_devices_are_removed_on_request() {
 }
 
 #[test]
-fn a_part_of_a_file_is_shown_and_another_part_is_a_conflict() {
+fn a_part_of_a_file_is_attached_and_another_part_is_a_conflict() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", 4 * MIB);
@@ -345,7 +356,7 @@ fn a_binding_is_stored_and_opened_again() {
 }
 
 #[test]
-fn an_auto_clear_device_goes_with_its_last_user() {
+fn an_autoclear_device_is_detached_with_its_last_user() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -361,7 +372,7 @@ fn an_auto_clear_device_goes_with_its_last_user() {
 }
 
 #[test]
-fn the_index_is_the_one_that_is_asked() {
+fn a_requested_index_is_used() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -381,12 +392,12 @@ fn the_index_is_the_one_that_is_asked() {
 }
 
 #[test]
-fn a_node_can_be_made_where_there_is_none() {
+fn a_missing_device_node_can_be_created() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    // On tmpfs, which is not mounted nodev.
+    // The nodes are created on a tmpfs that is not mounted nodev.
     let nodes = scratch();
     device.make_node(File::open(nodes.path()).unwrap().as_fd(), "disk", 0o600).unwrap();
     let node = nodes.path().join("disk");
@@ -426,7 +437,7 @@ fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
     let start = Barrier::new(THREADS + 1);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // As other programs do it: the lowest free index, over and over.
+            // Other programs request the lowest free index in the same way, again and again.
             let others = LoopControl::with_pool(PoolOptions { range: 0..1, keep_idle: 0 }).unwrap();
             start.wait();
             for round in 0..THREADS * ROUNDS / 4 {
@@ -435,11 +446,14 @@ fn thirty_two_threads_beside_a_program_that_takes_free_devices() {
                 assert_eq!(
                     read_at(&device.path(), 0, 512),
                     [round as u8; 512],
-                    "somebody else had the device"
+                    "another thread or program used the device"
                 );
                 let binding = device.binding().clone();
                 drop(device);
-                assert!(LoopDevice::open_binding(&binding).is_ok(), "somebody else detached the device");
+                assert!(
+                    LoopDevice::open_binding(&binding).is_ok(),
+                    "another thread or program detached the device"
+                );
                 if let Detach::Deferred(pending) = others.detach_all(foreign.as_fd()).unwrap() {
                     assert_eq!(pending.wait(Duration::from_secs(10)).unwrap(), Detach::Detached);
                 }

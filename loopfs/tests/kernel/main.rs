@@ -1,9 +1,9 @@
-//! Tests against the kernel: loop devices, mounts, XFS project quotas and the store. They need
-//! root and a machine to themselves; `cargo harness test --lane kernel` gives them one.
+//! Tests against the kernel: loop devices, mounts, XFS project quotas and the store. They need root and a
+//! machine of their own; `cargo harness test --lane kernel` provides it.
 //!
-//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA` one without
-//! quotas, `LOOPFS_TEST_SCRATCH` a tmpfs, `LOOPFS_TEST_TOOL` the program `loopfs`. Without them the
-//! tests fail: a skipped test must not look like a passed one.
+//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota`, `LOOPFS_TEST_XFS_NOQUOTA` is one without quotas,
+//! `LOOPFS_TEST_SCRATCH` is a tmpfs, and `LOOPFS_TEST_TOOL` is the program `loopfs`. The tests fail if one of
+//! them is missing, because a skipped test must not look like a passed one.
 
 mod attachments;
 mod clones;

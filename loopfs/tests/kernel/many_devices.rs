@@ -1,4 +1,4 @@
-//! A node full of Block volumes.
+//! Tests of a node with thousands of Block volumes.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +9,7 @@ use loopfs::{Bytes, ErrorKind};
 
 use crate::environment::{Leaks, id, store};
 
-/// Some 136 KiB of kernel memory each, of the 2 GiB that the machine has.
+/// Each device uses about 136 KiB of kernel memory. The machine has 2 GiB.
 const DEVICES: usize = 4000;
 const ACCESSES: [Access; 2] = [Access::ReadWrite, Access::ReadOnly];
 const THREADS: usize = 8;
@@ -19,7 +19,7 @@ fn loop_devices() -> usize {
     all.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("loop")).count()
 }
 
-/// Several at once, so that they wait for the disk together.
+/// Runs the work in several threads, so that they wait for the disk concurrently.
 fn for_each<T: Send>(volumes: &[VolumeId], work: impl Fn(&VolumeId) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -38,7 +38,7 @@ fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
     let leaks = Leaks::watch();
     let devices_before = loop_devices();
     let store = store();
-    // A range of its own, so that idle devices of other tests are not among those counted.
+    // The pool has its own range, so that idle devices of other tests are not counted.
     let options = PoolOptions { range: 0x3_0000..0x4_0000, keep_idle: DEVICES };
     let control = LoopControl::with_pool(options.clone()).unwrap();
     let volumes: Vec<VolumeId> = (0..DEVICES / ACCESSES.len()).map(|n| id(&format!("many-{n}"))).collect();
@@ -47,7 +47,7 @@ fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
     let bindings: Vec<[Binding; 2]> = for_each(&volumes, |id| {
         store.create(id, &VolumeSpec::new(VolumeKind::Block, Bytes(4096))).unwrap();
         ACCESSES.map(|access| {
-            // One that is open for writing would have every device asked.
+            // If the image were open for writing, attaching would query every device.
             let image = image(id, Access::ReadOnly);
             let device = control.attach(image.as_fd(), &AttachOptions::new(access)).unwrap();
             device.binding().clone()
@@ -61,7 +61,7 @@ fn four_thousand_devices_are_attached_found_listed_detached_and_removed() {
     for binding in bindings.iter().flatten() {
         assert_eq!(listed.get(&binding.index), Some(binding));
     }
-    // Another process, which has attached none of them.
+    // This control acts as another process, which has attached none of the devices.
     let other = LoopControl::with_pool(options).unwrap();
     assert_eq!(other.idle(), 0);
     for (id, bindings) in volumes.iter().zip(&bindings).step_by(31) {

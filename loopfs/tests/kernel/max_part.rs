@@ -1,4 +1,5 @@
-//! The loop module with partitions, which leave fewer indices. The module is loaded again for it, as no test has a device then.
+//! Tests of the loop module with partitions, which leave fewer indices. Each test reloads the module, since no other
+//! test has a device at that time.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -12,10 +13,10 @@ use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module}
 
 use crate::environment::{Leaks, directory, image};
 
-/// Where the test machine has it.
+/// The path of the module on the test machine.
 const MODULE: &str = "/modules/loop.ko";
 
-/// The module with other parameters, until it is dropped.
+/// The loop module loaded with other parameters. Dropping it reloads the module with its defaults.
 struct Reloaded;
 
 impl Reloaded {
@@ -27,7 +28,7 @@ impl Reloaded {
 
 impl Drop for Reloaded {
     fn drop(&mut self) {
-        // A test that has failed may have left a device attached, and its own message is the one that counts.
+        // A failed test may have left a device attached. Its own message must not be hidden by a panic here.
         if !std::thread::panicking() {
             reload(c"");
         }
@@ -35,7 +36,7 @@ impl Drop for Reloaded {
 }
 
 fn reload(parameters: &CStr) {
-    // Many at once, where the module would remove one after the other.
+    // This removes many devices concurrently. The module would remove them one after the other.
     LoopControl::open().unwrap().remove_idle(0);
     delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK).expect("unload the loop module");
     finit_module(File::open(MODULE).unwrap(), parameters, ModuleInitFlags::empty()).expect("load it again");
@@ -62,8 +63,9 @@ fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
         assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
         drop((control, image));
 
-        // The kernel looks for partitions when it attaches a device, and so has the beginning of a read-only device in its page
-        // cache: what is written there through the writable one afterwards is not seen.
+        // When the kernel attaches a device, it looks for partitions and so reads the beginning of a read-only device
+        // into that device's page cache. The test that this one skips would not see data that is written there later
+        // through the writable device.
         let cached = "a_read_only_device_refuses_writes_beside_a_writable_one";
         let tests = ["loop_devices::", "--test-threads=1", "--skip", "thirty_two_threads", "--skip", cached];
         let output = Command::new(std::env::current_exe().unwrap()).args(tests).output().unwrap();
@@ -75,7 +77,7 @@ fn the_default_range_fits_fifteen_partitions_and_devices_work_there() {
 }
 
 #[test]
-fn the_default_range_fits_the_most_partitions() {
+fn the_default_range_fits_the_maximum_number_of_partitions() {
     let leaks = Leaks::watch();
     {
         let _module = Reloaded::with(c"max_part=255");

@@ -1,4 +1,4 @@
-//! A kernel that has not loaded the loop module yet.
+//! Tests on a kernel that has not loaded the loop module yet.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,17 +10,18 @@ use nix::kmod::{DeleteModuleFlags, delete_module};
 
 use crate::environment::{Leaks, directory, image};
 
-/// Longer than a background thread of an earlier test keeps a device open.
-const UNLOAD_TIME: Duration = Duration::from_secs(60);
+/// The timeout for unloading the module. It is longer than a background thread of an earlier test keeps a
+/// device open.
+const UNLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Has the kernel forget the loop driver, and with it all its devices.
+/// Unloads the loop module, which removes all loop devices.
 fn unload_loop_module() {
     LoopControl::open().unwrap().remove_idle(0);
     let start = Instant::now();
     loop {
         match delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK) {
             Ok(()) => break,
-            Err(Errno::EAGAIN | Errno::EBUSY) if start.elapsed() < UNLOAD_TIME => {
+            Err(Errno::EAGAIN | Errno::EBUSY) if start.elapsed() < UNLOAD_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(errno) => panic!("unload the loop module: {errno}"),

@@ -10,7 +10,7 @@ use nix::mount::{MntFlags, umount2};
 use crate::environment::{Leaks, directory, image, scratch, xfs};
 
 #[test]
-fn a_bind_mount_has_its_own_flags_whatever_the_source_has() {
+fn a_bind_mount_has_its_own_flags_and_not_those_of_the_source() {
     let leaks = Leaks::watch();
     // The source is mounted nosuid, nodev and noexec.
     let (source, target) = (directory(), scratch());
@@ -44,7 +44,7 @@ fn a_bind_mount_has_its_own_flags_whatever_the_source_has() {
 }
 
 #[test]
-fn unmounting_is_repeatable_and_takes_stacked_mounts() {
+fn unmounting_is_idempotent_and_removes_stacked_mounts() {
     let leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let opened = File::open(source.path()).unwrap();
@@ -58,7 +58,7 @@ fn unmounting_is_repeatable_and_takes_stacked_mounts() {
 }
 
 #[test]
-fn a_busy_mount_says_so_and_stays() {
+fn unmounting_a_busy_mount_fails_and_leaves_it_mounted() {
     let (source, target) = (directory(), scratch());
     File::create(source.path().join("file")).unwrap();
     bind_mount(File::open(source.path()).unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
@@ -69,13 +69,14 @@ fn a_busy_mount_says_so_and_stays() {
 }
 
 #[test]
-fn a_block_device_is_shown_by_binding_its_node() {
+fn a_block_device_is_published_by_bind_mounting_its_node() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", 1 << 20);
     let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    // On the file system that is mounted nodev: the flag belongs to the mount, and this is another.
+    // The directory is on a file system that is mounted nodev. The flag belongs to the mount, and the bind
+    // mount is another mount.
     let target = directory.path().join("device");
     File::create(&target).unwrap();
     bind_mount(
@@ -84,7 +85,7 @@ fn a_block_device_is_shown_by_binding_its_node() {
         MountFlags { nosuid: true, ..MountFlags::default() },
     )
     .unwrap();
-    assert_eq!(File::open(&target).unwrap().metadata().unwrap().len(), 0, "a device node");
+    assert_eq!(File::open(&target).unwrap().metadata().unwrap().len(), 0, "the target is a device node");
     assert_eq!(loopfs::loop_device::LoopDevice::open_path(&target).unwrap().binding(), device.binding());
     assert!(unmount(&target).unwrap());
     drop(device);

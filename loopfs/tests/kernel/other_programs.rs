@@ -1,4 +1,4 @@
-//! Programs that use loop devices without this library.
+//! Tests with programs that use loop devices without this library.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -20,7 +20,8 @@ fn detach(index: u32) {
     assert_eq!(LoopDevice::open_index(index).unwrap().detach().unwrap(), Detach::Detached);
 }
 
-/// The image of a volume has its attachments recorded from the beginning, and still it is seen.
+/// The image of a volume is tracked from its creation on. The library must still find the attachment of
+/// another program.
 #[test]
 fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
     let leaks = Leaks::watch();
@@ -34,20 +35,24 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
     let error = control.attach(image.as_fd(), &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert!(error.to_string().contains(&format!("/dev/loop{theirs}")), "{error}");
-    // It goes through the page cache, which is not what is asked.
+    // The device of losetup uses the page cache, which is not the requested direct I/O.
     assert_eq!(
         control.ensure_attached(image.as_fd(), &options).unwrap_err().kind(),
         ErrorKind::AlreadyExists
     );
     assert_eq!(control.find(image.as_fd()).unwrap()[0].index(), theirs);
-    // Beside a read-only device as well.
+    // The check also works if a read-only device of the library is attached.
     let read_only = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
     assert_eq!(control.attach(image.as_fd(), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(read_only);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached, "theirs, too");
+    assert_eq!(
+        control.detach_all(image.as_fd()).unwrap(),
+        Detach::Detached,
+        "the device of the other program is detached as well"
+    );
     assert!(control.find(image.as_fd()).unwrap().is_empty());
 
-    // A descriptor that is open for writing, without a device, prevents no attachment.
+    // A descriptor that is open for writing but belongs to no device does not prevent attaching.
     let writer = volume.open_image(Access::ReadWrite).unwrap();
     for image in [image.as_fd(), writer.as_fd()] {
         drop(control.attach(image, &options).unwrap());
@@ -59,7 +64,7 @@ fn a_volume_that_losetup_has_attached_gets_no_second_writable_device() {
 }
 
 #[test]
-fn a_repeated_attachment_is_open_for_writing_as_the_first_one_is() {
+fn a_repeated_attachment_is_writable_like_the_first_one() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -75,9 +80,9 @@ fn a_repeated_attachment_is_open_for_writing_as_the_first_one_is() {
     leaks.check();
 }
 
-/// `LOOP_CTL_GET_FREE` names the same device again and again while a program has it open exclusively.
+/// While a program has a device open exclusively, `LOOP_CTL_GET_FREE` returns that device again and again.
 #[test]
-fn while_a_free_device_cannot_be_bound_other_programs_get_their_turn() {
+fn other_programs_can_bind_a_free_device_that_the_library_cannot_bind() {
     let leaks = Leaks::watch();
     let directory = directory();
     let (image, foreign) = (image(directory.path(), "image", MIB), image(directory.path(), "foreign", MIB));
@@ -89,7 +94,7 @@ fn while_a_free_device_cannot_be_bound_other_programs_get_their_turn() {
     let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any).deadline(Duration::from_secs(60));
     std::thread::scope(|scope| {
         let attach = scope.spawn(|| control.attach(image.as_fd(), &any));
-        // As systemd takes it. Only afterwards the device can be bound.
+        // systemd takes a free device in the same way. Only afterwards can the device be bound.
         let loops = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
         let turn = Flock::lock(loops, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
         drop(holder);
@@ -101,13 +106,13 @@ fn while_a_free_device_cannot_be_bound_other_programs_get_their_turn() {
 }
 
 #[test]
-fn a_node_of_another_device_is_named_and_binds_nothing() {
+fn a_node_of_another_device_is_an_error_and_is_not_bound() {
     let leaks = Leaks::watch();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
     let exact = |index| AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(index));
-    // Makes both devices, and leaves them idle.
+    // Creates both devices and leaves them idle.
     for index in [50_000, 50_001] {
         let device = control.attach(image.as_fd(), &exact(index)).unwrap();
         assert_eq!(device.detach().unwrap(), Detach::Detached);
@@ -123,9 +128,9 @@ fn a_node_of_another_device_is_named_and_binds_nothing() {
     leaks.check();
 }
 
-/// `LOOP_SET_STATUS64` drops the mask before Linux 6.9.
+/// Before Linux 6.9 `LOOP_SET_STATUS64` enables discards again.
 #[test]
-fn a_detach_that_is_taken_back_leaves_discards_masked() {
+fn cancelling_a_detach_leaves_discards_disabled() {
     use loopfs::loop_device::Discard;
     let leaks = Leaks::watch();
     let directory = directory();
@@ -134,7 +139,7 @@ fn a_detach_that_is_taken_back_leaves_discards_masked() {
     let masked = AttachOptions::new(Access::ReadWrite).discard(Discard::Disabled);
     let device = control.attach(image.as_fd(), &masked).unwrap();
     let user = LoopDevice::open_index(device.index()).unwrap();
-    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
+    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("the device is open") };
     assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Disabled);
     let writable = File::options().write(true).open(user.path()).unwrap();
     assert_eq!(test_support::discard(&writable, 0, MIB).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));

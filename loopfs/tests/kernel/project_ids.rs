@@ -1,4 +1,4 @@
-//! Ids given out, given up, and found again after a crash.
+//! Tests of project ids: allocation, release and recovery after a crash.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ use crate::environment::{
 
 const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
-/// Set in a child process: the lock file.
+/// Set in a child process; the value is the path of the lock file.
 const CHILD: &str = "LOOPFS_TEST_LOCK";
 
 fn project(id: u32) -> ProjectId {
@@ -34,7 +34,7 @@ fn all(range: &RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
     (range.start().get()..=range.end().get()).map(project).collect()
 }
 
-/// As another process has it: nothing is shared but the lock file.
+/// Opens the ids as another process does. The instances share only the lock file.
 fn open(lock: &Path, range: RangeInclusive<ProjectId>) -> ProjectIds {
     let lock = File::options().read(true).write(true).create(true).truncate(false).open(lock).unwrap();
     ProjectIds::new(File::open(xfs()).unwrap().as_fd(), lock.as_fd(), range).unwrap()
@@ -45,7 +45,7 @@ fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 }
 
 #[test]
-fn a_range_is_used_up_exactly_and_then_says_so() {
+fn a_range_is_exhausted_after_all_its_ids_are_allocated() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_000_001, 8));
     let ids = open(&scratch.path().join("lock"), range.clone());
@@ -57,10 +57,10 @@ fn a_range_is_used_up_exactly_and_then_says_so() {
         assert!(error.to_string().contains(&end.to_string()), "{error}");
     }
     assert_eq!(ids.release(project(6_000_005)).unwrap(), Release::Freed);
-    assert_eq!(ids.reserve(SOME).unwrap(), project(6_000_005), "the only gap");
+    assert_eq!(ids.reserve(SOME).unwrap(), project(6_000_005), "the allocator finds the only free id");
     for id in taken {
         assert_eq!(ids.release(id).unwrap(), Release::Freed);
-        assert_eq!(ids.release(id).unwrap(), Release::Freed, "repeated");
+        assert_eq!(ids.release(id).unwrap(), Release::Freed, "releasing again succeeds");
     }
     leaks.check();
 }
@@ -70,11 +70,11 @@ fn processes_and_threads_never_share_an_id() {
     const EACH: u32 = 20;
     const PROCESSES: u32 = 3;
     const THREADS: u32 = 2;
-    // Exactly as many as are taken: one given out twice would be one too few for somebody.
+    // The range has exactly as many ids as are allocated. If an id were allocated twice, another allocation would fail.
     let range = range(6_100_001, PROCESSES * THREADS * EACH);
     if let Some(lock) = std::env::var_os(CHILD) {
         let ids = open(lock.as_ref(), range);
-        // The parent closes it when all are ready.
+        // The parent closes the input when all children are ready.
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -107,7 +107,7 @@ fn processes_and_threads_never_share_an_id() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_nothing_that_recovery_does_not_free() {
+fn recovery_frees_everything_that_a_killed_process_leaves() {
     let range = range(6_700_001, 64);
     if let Some(lock) = std::env::var_os(CHILD) {
         let ids = open(lock.as_ref(), range);
@@ -128,16 +128,20 @@ fn a_process_that_is_killed_leaves_nothing_that_recovery_does_not_free() {
         let mut child = this_test_again(CHILD, &lock).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let seen = lines.by_ref().filter(|line| line.contains("once more")).take(rounds).count();
-        // Wherever it is by now: between this and the next line are all steps.
+        // The kill can hit any step, because the child performs all steps between this line and the next.
         child.kill().unwrap();
-        assert_eq!((seen, child.wait().unwrap().signal()), (rounds, Some(9)), "it ended by itself");
+        assert_eq!(
+            (seen, child.wait().unwrap().signal()),
+            (rounds, Some(9)),
+            "the child exited before the kill"
+        );
         match std::fs::remove_dir(&left) {
             Ok(()) => {}
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
         }
         let reclaimed = open(&lock, range.clone()).recover(&HashSet::new()).unwrap();
         assert_eq!(reclaimed.draining, []);
-        assert!(reclaimed.freed.len() <= 1, "one at a time was under way: {reclaimed:?}");
+        assert!(reclaimed.freed.len() <= 1, "the child allocates one id at a time: {reclaimed:?}");
         assert_eq!(used(range.clone()), HashSet::new());
     }
     place.close().unwrap();
@@ -145,7 +149,7 @@ fn a_process_that_is_killed_leaves_nothing_that_recovery_does_not_free() {
 }
 
 #[test]
-fn what_a_crash_leaves_after_each_step_is_recovered_and_nothing_else() {
+fn recovery_frees_what_a_crash_leaves_at_each_step_and_nothing_else() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_200_001, 1000));
     let lock = scratch.path().join("lock");
@@ -163,19 +167,27 @@ fn what_a_crash_leaves_after_each_step_is_recovered_and_nothing_else() {
     drop(before);
 
     let after = open(&lock, range.clone());
-    let carried = HashSet::from([of_living]);
-    let reclaimed = after.recover(&carried).unwrap();
+    let assigned = HashSet::from([of_living]);
+    let reclaimed = after.recover(&assigned).unwrap();
     assert_eq!(
         reclaimed.freed.iter().copied().collect::<HashSet<_>>(),
         HashSet::from([reserved, of_removed])
     );
     let draining: Vec<_> = reclaimed.draining.iter().map(|usage| (usage.id, usage.inodes)).collect();
-    assert_eq!(draining, [(of_unnamed, Inodes(1))], "a directory that nobody named is charged all the same");
+    assert_eq!(
+        draining,
+        [(of_unnamed, Inodes(1))],
+        "a directory that is not named to recovery is charged all the same"
+    );
     assert_eq!(used(range.clone()), HashSet::from([of_living, of_unnamed]));
 
     unnamed.close().unwrap();
-    assert_eq!(after.retry_draining(&carried).unwrap().freed, [of_unnamed]);
-    assert_eq!(after.recover(&carried).unwrap(), loopfs::project_quota::Reclaimed::default(), "repeated");
+    assert_eq!(after.retry_draining(&assigned).unwrap().freed, [of_unnamed]);
+    assert_eq!(
+        after.recover(&assigned).unwrap(),
+        loopfs::project_quota::Reclaimed::default(),
+        "a second recovery finds nothing to do"
+    );
     assert_eq!(used(range.clone()), HashSet::from([of_living]));
     let limits = quota(&root).usage(of_living).unwrap().unwrap().limits;
     assert_eq!((limits.bytes.hard, limits.inodes.hard), (Some(Bytes(MIB)), Some(Inodes(64))));
@@ -183,7 +195,7 @@ fn what_a_crash_leaves_after_each_step_is_recovered_and_nothing_else() {
     living.close().unwrap();
     assert_eq!(after.release(of_living).unwrap(), Release::Freed);
     for id in foreign {
-        assert!(quota(&root).usage(id).unwrap().is_some(), "an id of others was touched");
+        assert!(quota(&root).usage(id).unwrap().is_some(), "recovery changed an id outside the range");
         assert_eq!(after.release(id).unwrap_err().kind(), ErrorKind::InvalidInput);
         quota(&root).clear_limits(id).unwrap();
     }
@@ -191,7 +203,7 @@ fn what_a_crash_leaves_after_each_step_is_recovered_and_nothing_else() {
 }
 
 #[test]
-fn an_id_with_an_open_file_drains_and_is_not_given_out_meanwhile() {
+fn an_id_with_an_open_file_drains_and_is_not_allocated() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_300_001, 1));
     let lock = scratch.path().join("lock");
@@ -200,23 +212,27 @@ fn an_id_with_an_open_file_drains_and_is_not_given_out_meanwhile() {
     let id = ids.create(File::open(directory.path()).unwrap(), SOME).unwrap();
     let file = File::create(directory.path().join("file")).unwrap();
     directory.close().unwrap();
-    let Release::Draining(usage) = ids.release(id).unwrap() else { panic!("a file is charged to it") };
+    let Release::Draining(usage) = ids.release(id).unwrap() else { panic!("a file is charged to the id") };
     assert_eq!(
         (usage.id, usage.inodes),
         (id, Inodes(2)),
-        "the file, and the directory that it keeps from going"
+        "the open file, and the directory that it keeps from being freed"
     );
     assert_eq!(ids.draining(), [id]);
     assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
-    // Another process, or this one after a crash, finds the same.
+    // Another process, or this one after a crash, finds the same state.
     let other = open(&lock, range);
     assert_eq!(other.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(other.recover(&HashSet::new()).unwrap().draining.len(), 1);
 
     drop(file);
     assert_eq!(other.retry_draining(&HashSet::new()).unwrap().freed, [id]);
-    assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().freed, [id], "what was freed by another is free");
+    assert_eq!(
+        ids.retry_draining(&HashSet::new()).unwrap().freed,
+        [id],
+        "an id that another process freed is free"
+    );
     assert_eq!((ids.draining(), other.draining()), (vec![], vec![]));
     assert_eq!(ids.reserve(SOME).unwrap(), id);
     assert_eq!(ids.release(id).unwrap(), Release::Freed);
@@ -224,7 +240,7 @@ fn an_id_with_an_open_file_drains_and_is_not_given_out_meanwhile() {
 }
 
 #[test]
-fn an_id_that_another_process_freed_and_gave_out_again_is_left_to_its_new_owner() {
+fn an_id_that_another_process_freed_and_reallocated_is_not_released() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_400_001, 1));
     let lock = scratch.path().join("lock");
@@ -237,13 +253,13 @@ fn an_id_that_another_process_freed_and_gave_out_again_is_left_to_its_new_owner(
     let second = directory();
     assert_eq!(other.create(File::open(second.path()).unwrap(), SOME).unwrap(), id);
 
-    // Not even where the caller does not know that somebody carries it.
+    // The id is kept even if the caller does not know that a directory uses it.
     assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
     assert_eq!(
         ids.retry_draining(&HashSet::from([id])).unwrap(),
         loopfs::project_quota::Reclaimed::default()
     );
-    assert_eq!(ids.draining(), [], "it is forgotten");
+    assert_eq!(ids.draining(), [], "the id is no longer listed as draining");
     let usage = quota(&File::open(xfs()).unwrap()).usage(id).unwrap().unwrap();
     assert_eq!(usage.limits.bytes.hard, Some(Bytes(MIB)), "the new owner lost its limit");
     second.close().unwrap();
@@ -252,7 +268,7 @@ fn an_id_that_another_process_freed_and_gave_out_again_is_left_to_its_new_owner(
 }
 
 #[test]
-fn what_cannot_be_made_leaves_no_id_and_no_tag() {
+fn a_failed_creation_leaves_no_id_and_no_tag() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_500_001, 4));
     let ids = open(&scratch.path().join("lock"), range.clone());
@@ -282,17 +298,14 @@ fn what_cannot_be_made_leaves_no_id_and_no_tag() {
 }
 
 #[test]
-fn a_thousand_ids_are_distinct_and_lie_together() {
+fn a_thousand_ids_are_distinct_and_adjacent() {
     let leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(7_000_001, 1 << 24));
     let ids = open(&scratch.path().join("lock"), range.clone());
     let taken: Vec<_> = (0..1000).map(|_| ids.reserve(SOME).unwrap().get()).collect();
     assert_eq!(used(range).len(), 1000);
     let near = taken.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
-    assert!(
-        near >= 998,
-        "each new block of quota records is one that stays for ever: {near} of 999 are near"
-    );
+    assert!(near >= 998, "XFS never frees a block of quota records: {near} of 999 ids are near");
     assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), 1000);
     leaks.check();
 }
@@ -306,7 +319,7 @@ fn an_empty_range_is_refused() {
 }
 
 #[test]
-fn two_stores_do_not_take_the_limits_of_each_others_volumes() {
+fn two_stores_do_not_release_the_limits_of_each_others_volumes() {
     let leaks = Leaks::watch();
     drop(store());
     let options = StoreOptions { project_ids: range(6_600_001, 1), ..StoreOptions::default() };
@@ -316,22 +329,22 @@ fn two_stores_do_not_take_the_limits_of_each_others_volumes() {
     let held = a.create(&id("held"), &spec).unwrap().open_dir().unwrap();
     assert!(a.delete(&id("held")).unwrap());
     a.empty_trash().unwrap();
-    assert_eq!(b.create(&id("anew"), &spec).unwrap_err().kind(), ErrorKind::NoSpace, "the id is draining");
+    assert_eq!(b.create(&id("new"), &spec).unwrap_err().kind(), ErrorKind::NoSpace, "the id is draining");
 
     drop(held);
     assert_eq!(b.recover().unwrap().released_ids, 1);
-    b.create(&id("anew"), &spec).unwrap();
+    b.create(&id("new"), &spec).unwrap();
     a.empty_trash().unwrap();
     assert_eq!(
         a.space().unwrap().reserved,
         Bytes(MIB),
-        "what the id was limited to before was released again"
+        "the earlier limit of the id was released a second time"
     );
-    assert_eq!(b.volume(&id("anew")).unwrap().capacity(), Bytes(MIB));
-    assert_eq!(a.stats(&id("anew")).unwrap().capacity, Bytes(MIB));
+    assert_eq!(b.volume(&id("new")).unwrap().capacity(), Bytes(MIB));
+    assert_eq!(a.stats(&id("new")).unwrap().capacity, Bytes(MIB));
 
-    // And it goes as any other.
-    assert!(a.delete(&id("anew")).unwrap());
+    // The volume can be deleted as any other.
+    assert!(a.delete(&id("new")).unwrap());
     assert_eq!(a.empty_trash().unwrap(), 1);
     assert_eq!(used(range(6_600_001, 1)), HashSet::new());
     leaks.check();

@@ -1,4 +1,4 @@
-//! Each refusal provoked, and told from the others.
+//! Tests that provoke each error of project quotas and check that the errors can be distinguished.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -22,9 +22,9 @@ use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quot
 
 const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
-/// A user without any capability.
+/// A user without capabilities.
 pub(crate) const NOBODY: u32 = 65534;
-/// Set in the child; says which directory it works on.
+/// Set in the child process; the value is the directory that it works on.
 const CHILD: &str = "LOOPFS_TEST_CHILD";
 
 fn project(id: u32) -> ProjectId {
@@ -42,17 +42,17 @@ pub(crate) fn assert_refused<T: std::fmt::Debug>(
     assert!(error.to_string().contains(remedy), "no remedy ({remedy}) in: {error}");
 }
 
-/// Runs the rest of this test as a user without capabilities, on a directory that this user owns: in a
-/// process of its own, which is this test again. None in the parent, once the child has passed.
-pub(crate) fn as_nobody() -> Option<PathBuf> {
+/// Runs the rest of this test as a user without capabilities, on a directory that this user owns. The user needs a
+/// process of its own, which runs this test again. Returns `None` in the parent once the child has passed.
+pub(crate) fn run_without_capabilities() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(CHILD) {
         return Some(path.into());
     }
     let owned = directory();
     chown(owned.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     let test = std::thread::current().name().expect("the thread has the name of its test").to_owned();
-    // One process for that user: libtest then cannot start a thread for the test and runs it in the only one
-    // there is; and only a process of one thread may enter a user namespace.
+    // The user may have only one process. libtest then cannot start a thread for the test and runs it in its only
+    // thread. Only a process with one thread may enter a user namespace.
     let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
     setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
@@ -70,8 +70,8 @@ pub(crate) fn as_nobody() -> Option<PathBuf> {
 }
 
 #[test]
-fn without_capabilities() {
-    let Some(owned) = as_nobody() else { return };
+fn quota_calls_without_capabilities_are_refused() {
+    let Some(owned) = run_without_capabilities() else { return };
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4101));
     let denied = ErrorKind::PermissionDenied;
@@ -82,17 +82,21 @@ fn without_capabilities() {
     let mut ids = quota.ids(id..=id);
     assert_refused(ids.next().unwrap(), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     assert!(ids.next().is_none(), "an error ends the list");
-    assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing, "that anybody may ask");
+    assert_eq!(
+        quota.enforcement().unwrap(),
+        Enforcement::Enforcing,
+        "the enforcement state can be queried without capabilities"
+    );
 
-    assert_eq!(project_of(&root).unwrap(), 0, "and this");
+    assert_eq!(project_of(&root).unwrap(), 0, "the project id can be read without capabilities");
     assert_refused(assign_project(&root, id), denied, Errno::EPERM, "owner");
-    // The documented weakness, so that a kernel that closes it is noticed.
+    // This is the documented weakness. The assertion fails if a kernel removes it.
     assign_project(File::open(owned).unwrap(), id).unwrap();
 }
 
 #[test]
-fn in_a_user_namespace_with_all_its_capabilities() {
-    let Some(owned) = as_nobody() else { return };
+fn capabilities_in_a_user_namespace_do_not_suffice() {
+    let Some(owned) = run_without_capabilities() else { return };
     unshare(CloneFlags::CLONE_NEWUSER).unwrap();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4102));
@@ -103,12 +107,12 @@ fn in_a_user_namespace_with_all_its_capabilities() {
     assert_refused(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
     assert_refused(assign_project(&root, id), refused, Errno::EPERM, "initial one");
-    // Here the owner cannot leave its project.
+    // In a user namespace the owner cannot move its files to another project.
     assert_refused(assign_project(File::open(owned).unwrap(), id), refused, Errno::EINVAL, "initial one");
 }
 
 #[test]
-fn without_quotas_on_xfs() {
+fn an_xfs_without_quotas_is_refused() {
     let root = File::open(xfs_without_quota()).unwrap();
     let (quota, id) = (quota(&root), project(4103));
     let off = ErrorKind::NotEnforced;
@@ -117,14 +121,18 @@ fn without_quotas_on_xfs() {
     assert_refused(quota.clear_limits(id), off, Errno::ENOSYS, "option prjquota");
     assert_refused(quota.ids(id..=id).next().unwrap(), off, Errno::ENOSYS, "option prjquota");
     for error in [quota.set_limits(id, SOME).unwrap_err(), quota.require_enforcing().unwrap_err()] {
-        assert_eq!((error.kind(), error.errno()), (off, None), "asked before, not tried");
+        assert_eq!(
+            (error.kind(), error.errno()),
+            (off, None),
+            "the library queries the state before and does not try"
+        );
         assert!(error.to_string().contains("option prjquota"), "{error}");
     }
     quota.finish_inactivation(id).unwrap();
 }
 
 #[test]
-fn on_a_file_system_that_knows_no_project_quotas() {
+fn a_file_system_without_support_for_project_quotas_is_refused() {
     let scratch = scratch();
     let root = File::open(scratch.path()).unwrap();
     let (quota, id) = (quota(&root), project(4104));
@@ -137,10 +145,10 @@ fn on_a_file_system_that_knows_no_project_quotas() {
 }
 
 #[test]
-fn with_a_descriptor_that_cannot_be_read_from() {
+fn an_o_path_descriptor_suffices_for_quota_calls_only() {
     let root = File::options().read(true).custom_flags(OFlag::O_PATH.bits()).open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4105));
-    // The quota calls ask for no more than the file system.
+    // The quota calls only need a descriptor of the file system.
     quota.set_limits(id, SOME).unwrap();
     assert!(quota.usage(id).unwrap().is_some());
     quota.clear_limits(id).unwrap();
@@ -151,7 +159,7 @@ fn with_a_descriptor_that_cannot_be_read_from() {
 }
 
 #[test]
-fn through_a_read_only_mount() {
+fn changes_through_a_read_only_mount_are_refused() {
     let leaks = Leaks::watch();
     let (directory, target) = (directory(), scratch());
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
@@ -170,7 +178,7 @@ fn through_a_read_only_mount() {
     leaks.check();
 }
 
-/// The file system without quotas, mounted otherwise for one test.
+/// The file system without quotas, mounted with other options for one test.
 struct Remounted {
     path: PathBuf,
     source: PathBuf,
@@ -195,14 +203,14 @@ impl Remounted {
 
 impl Drop for Remounted {
     fn drop(&mut self) {
-        // Either may have failed before; what counts is how it is mounted in the end.
+        // Either call may have failed before. Only the final mount matters.
         umount(&self.path).ok();
         self.mount("noquota", MsFlags::empty()).ok();
     }
 }
 
 #[test]
-fn where_usage_is_only_counted() {
+fn limits_are_refused_if_usage_is_counted_but_not_enforced() {
     let counted = Remounted::with("pqnoenforce", MsFlags::empty());
     let root = File::open(&counted.path).unwrap();
     let (quota, id) = (quota(&root), project(4107));
@@ -212,11 +220,15 @@ fn where_usage_is_only_counted() {
         assert_eq!(error.kind(), ErrorKind::NotEnforced);
         assert!(error.to_string().contains("instead of pqnoenforce"), "{error}");
     }
-    assert_eq!(quota.usage(id).unwrap(), None, "nothing was set");
+    assert_eq!(quota.usage(id).unwrap(), None, "no limit was set");
 
     let directory = tempfile::tempdir_in(&counted.path).unwrap();
     assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(1), "counted");
+    assert_eq!(
+        quota.usage(id).unwrap().unwrap().inodes,
+        Inodes(1),
+        "usage is counted although limits are not enforced"
+    );
     quota.clear_limits(id).unwrap();
     directory.close().unwrap();
     drop(root);
@@ -228,7 +240,7 @@ fn where_usage_is_only_counted() {
 }
 
 #[test]
-fn on_a_read_only_file_system() {
+fn changes_on_a_read_only_file_system_are_refused() {
     let read_only = Remounted::with("prjquota", MsFlags::empty());
     mount(
         None::<&Path>,

@@ -28,7 +28,7 @@ fn stored_hard(bytes: u64, inodes: u64) -> StoredLimits {
     }
 }
 
-/// Writes until refused; answers how much went in, and the errno.
+/// Writes until a write fails. Returns the number of bytes written and the errno.
 fn fill(path: &std::path::Path) -> (u64, Errno) {
     let mut file = File::create(path).unwrap();
     let mut written = 0;
@@ -37,13 +37,13 @@ fn fill(path: &std::path::Path) -> (u64, Errno) {
             Ok(count) => written += count as u64,
             Err(error) => return (written, Errno::from_raw(error.raw_os_error().unwrap())),
         }
-        // Space of delayed allocation is charged at once; without this its estimate would be too.
+        // Space of delayed allocation is charged immediately. Without this call its estimate would be charged as well.
         file.sync_data().unwrap();
     }
 }
 
 #[test]
-fn enforcement_is_told_apart() {
+fn enforcement_states_are_distinguished() {
     assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
     assert_eq!(quota(&File::open(xfs_without_quota()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);
     assert_eq!(quota(&File::open(scratch().path()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);
@@ -92,19 +92,19 @@ fn the_inode_limit_holds() {
 }
 
 #[test]
-fn limits_are_rounded_up_to_blocks_and_say_so() {
+fn limits_are_rounded_up_to_blocks_and_returned_as_stored() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4003));
     let stored = quota.set_limits(id, limits(1_234_567, 100)).unwrap();
     assert_eq!(stored, stored_hard(302 * 4096, 100));
     quota.clear_limits(id).unwrap();
     let error = quota.set_limits(id, limits(0, 100)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "0 would be unlimited");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "the kernel treats 0 as unlimited");
     assert_eq!(quota.usage(id).unwrap(), None);
 }
 
 #[test]
-fn only_the_limits_asked_are_changed() {
+fn only_the_requested_limits_are_changed() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4006));
     quota.set_limits(id, limits(MIB, 100)).unwrap();
@@ -118,7 +118,7 @@ fn only_the_limits_asked_are_changed() {
     assert_eq!((stored.bytes, stored.inodes.hard), (Bounds::UNLIMITED, Some(Inodes(7))));
     quota.clear_limits(id).unwrap();
     assert_eq!(quota.set_limits(id, Limits::KEEP).unwrap(), StoredLimits::UNLIMITED);
-    assert_eq!(quota.usage(id).unwrap(), None, "an id that is only looked at stays unused");
+    assert_eq!(quota.usage(id).unwrap(), None, "querying an id does not use it");
 }
 
 #[test]
@@ -126,11 +126,11 @@ fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
     let leaks = Leaks::watch();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4007));
-    let asked = Limits {
+    let requested = Limits {
         bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
         inodes: Limit::SoftHard { soft: Inodes(2), hard: Inodes(4) },
     };
-    let stored = quota.set_limits(id, asked).unwrap();
+    let stored = quota.set_limits(id, requested).unwrap();
     assert_eq!(stored.bytes, Bounds { soft: Some(Bytes(MIB)), hard: Some(Bytes(2 * MIB)) });
     assert_eq!(stored.inodes, Bounds { soft: Some(Inodes(2)), hard: Some(Inodes(4)) });
     let directory = directory();
@@ -141,19 +141,24 @@ fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
     let file = directory.path().join("file");
     std::fs::write(&file, vec![1; 4096]).unwrap();
     let usage = quota.usage(id).unwrap().unwrap();
-    assert_eq!((usage.bytes_grace_ends, usage.inodes_grace_ends), (None, None), "at the limit, not above it");
-    // Now, for making a file takes room for its name in the directory too.
+    assert_eq!(
+        (usage.bytes_grace_ends, usage.inodes_grace_ends),
+        (None, None),
+        "the usage is at the soft limit, not above it"
+    );
+    // The soft limit of bytes is exceeded now too, because creating a file also needs space for its name in
+    // the directory.
     File::create(directory.path().join("another")).unwrap();
     assert_eq!(fill(&file), (2 * MIB, Errno::ENOSPC));
     let usage = quota.usage(id).unwrap().unwrap();
     let week = Duration::from_secs(7 * 24 * 3600);
     for ends in [usage.bytes_grace_ends, usage.inodes_grace_ends] {
         let left = ends.expect("a grace period").duration_since(SystemTime::now()).unwrap();
-        // XFS keeps the time in units of four seconds.
+        // XFS stores the time in units of four seconds.
         assert!(left <= week + Duration::from_secs(4) && left > week / 2, "{left:?}");
     }
 
-    // A hard limit alone takes the soft one with it, and the size is the hard limit again.
+    // Setting only a hard limit also changes the soft limit. statfs then reports the hard limit as the size.
     assert_eq!(quota.set_limits(id, limits(2 * MIB, 4)).unwrap(), stored_hard(2 * MIB, 4));
     let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
     assert_eq!((statfs.blocks() * statfs.fragment_size(), statfs.files()), (2 * MIB, 4));
@@ -164,7 +169,7 @@ fn a_soft_limit_may_be_exceeded_for_the_grace_period_and_statfs_shows_it() {
 }
 
 #[test]
-fn limits_that_the_kernel_would_pass_over_in_silence_are_refused() {
+fn limits_that_the_kernel_would_silently_ignore_are_refused() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4008));
     quota.set_limits(id, limits(MIB, 100)).unwrap();
@@ -178,14 +183,14 @@ fn limits_that_the_kernel_would_pass_over_in_silence_are_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert_eq!(quota.usage(id).unwrap().unwrap().limits, stored_hard(MIB, 100));
     }
-    // The most that is accepted is kept as it is and does not wrap round.
+    // The maximum accepted value is stored unchanged and does not wrap round.
     let most = i64::MAX as u64 - 4095;
     assert_eq!(quota.set_limits(id, limits(most, u64::MAX)).unwrap(), stored_hard(most, u64::MAX));
     quota.clear_limits(id).unwrap();
 }
 
 #[test]
-fn lowering_a_limit_below_the_usage_stops_growth_only() {
+fn lowering_a_limit_below_the_usage_only_prevents_further_use() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4009));
     quota.set_limits(id, limits(2 * MIB, 16)).unwrap();
@@ -218,7 +223,7 @@ fn ids_are_listed_in_order_and_within_the_range() {
     };
     assert_eq!(listed(5001, 5899), [5001, 5003]);
     assert_eq!(listed(5002, 5900), [5003, 5900]);
-    assert_eq!(listed(5901, u32::MAX - 1), [u32::MAX - 1], "and the search does not wrap");
+    assert_eq!(listed(5901, u32::MAX - 1), [u32::MAX - 1], "the search does not wrap");
     for id in ids {
         quota.clear_limits(project(id)).unwrap();
     }
@@ -226,7 +231,7 @@ fn ids_are_listed_in_order_and_within_the_range() {
 }
 
 #[test]
-fn what_comes_from_another_project_is_refused_and_what_goes_keeps_its_id() {
+fn moving_a_file_into_a_project_is_refused_and_moving_it_out_keeps_its_id() {
     let leaks = Leaks::watch();
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4010));
@@ -242,7 +247,11 @@ fn what_comes_from_another_project_is_refused_and_what_goes_keeps_its_id() {
     assert_eq!(errno(std::fs::hard_link(&coming, inside.path().join("x"))), Err(Some(Errno::EXDEV)));
     std::fs::rename(&going, outside.path().join("gone")).unwrap();
     assert_eq!(project_of(File::open(outside.path().join("gone")).unwrap()).unwrap(), id.get());
-    assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(2), "the directory, and what went");
+    assert_eq!(
+        quota.usage(id).unwrap().unwrap().inodes,
+        Inodes(2),
+        "the directory and the file that was moved out"
+    );
     inside.close().unwrap();
     outside.close().unwrap();
     quota.finish_inactivation(id).unwrap();
@@ -260,8 +269,8 @@ fn files_inherit_the_project_and_their_owner_can_leave_it() {
     let nested = directory.path().join("nested");
     std::fs::create_dir(&nested).unwrap();
     assert_eq!(project_of(File::open(&nested).unwrap()).unwrap(), id.get());
-    // The documented weakness, so that a kernel that closes it is noticed. Taken by the owner,
-    // without capabilities, in a thread of its own: credentials are per thread in Linux.
+    // This is the documented weakness. The assertion fails if a kernel removes it. The owner acts without
+    // capabilities in a thread of its own, because Linux keeps credentials per thread.
     chown(&nested, Some(1000), Some(1000)).unwrap();
     assert_eq!(std::fs::metadata(&nested).unwrap().uid(), 1000);
     std::thread::spawn({

@@ -1,5 +1,5 @@
-//! Each refusal of loop devices, mounts and the store that can be provoked, and what it says.
-//! Those of quotas are in `quota_refusals`.
+//! Tests that provoke the errors of loop devices, mounts and the store and check their messages. Those of
+//! quotas are in `quota_refusals`.
 
 use std::fs::{File, Permissions};
 use std::os::fd::AsFd;
@@ -19,7 +19,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{major, minor};
 
 use crate::environment::{Leaks, clone_image, directory, id, image, linux_at_least, scratch, store, xfs};
-use crate::quota_refusals::as_nobody;
+use crate::quota_refusals::run_without_capabilities;
 
 const MIB: u64 = 1 << 20;
 const READ_WRITE: Access = Access::ReadWrite;
@@ -30,7 +30,7 @@ fn assert_refused<T: std::fmt::Debug>(result: loopfs::Result<T>, kind: ErrorKind
     assert_eq!((error.kind(), error.errno()), (kind, errno.map(|errno| errno as i32)), "{error}");
 }
 
-/// Runs `work` where an empty tmpfs covers `path`, in a mount namespace that goes with its thread.
+/// Runs `work` while an empty tmpfs covers `path`, in a mount namespace that lasts as long as its thread.
 pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> T {
     let covered = || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -43,14 +43,14 @@ pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send)
 }
 
 #[test]
-fn without_the_host_s_dev_there_is_no_loop_control() {
+fn opening_the_loop_control_without_the_host_s_dev_fails() {
     let error = with_covered("/dev", LoopControl::open).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::NotFound, Some(libc::ENOENT)));
     assert!(error.to_string().contains("load the loop module"), "no remedy in: {error}");
 }
 
 #[test]
-fn without_a_node_a_device_is_not_bound_and_not_taken_for_absent() {
+fn without_a_node_a_device_is_not_bound_and_not_reported_as_absent() {
     let leaks = Leaks::watch();
     let directory = directory();
     let (image, bound) = (image(directory.path(), "image", MIB), image(directory.path(), "bound", MIB));
@@ -66,7 +66,7 @@ fn without_a_node_a_device_is_not_bound_and_not_taken_for_absent() {
 }
 
 #[test]
-fn without_sysfs_devices_cannot_be_listed() {
+fn listing_devices_without_sysfs_fails() {
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
     let control = LoopControl::open().unwrap();
@@ -77,13 +77,13 @@ fn without_sysfs_devices_cannot_be_listed() {
 }
 
 #[test]
-fn without_proc_there_is_no_mount_table() {
+fn reading_the_mount_table_without_proc_fails() {
     assert_refused(with_covered("/proc", mountinfo::read), ErrorKind::NotFound, Some(Errno::ENOENT));
 }
 
 #[test]
-fn without_capabilities() {
-    let Some(owned) = as_nobody() else { return };
+fn operations_without_capabilities_are_refused() {
+    let Some(owned) = run_without_capabilities() else { return };
     let denied = ErrorKind::PermissionDenied;
     assert_refused(LoopControl::open(), denied, Some(Errno::EACCES));
     let source = File::open(&owned).unwrap();
@@ -93,7 +93,7 @@ fn without_capabilities() {
 }
 
 #[test]
-fn a_range_of_indices_can_be_used_up() {
+fn an_exhausted_range_of_indices_is_an_error() {
     let leaks = Leaks::watch();
     let directory = directory();
     let images: Vec<File> = (0..3).map(|n| image(directory.path(), &format!("image-{n}"), MIB)).collect();
@@ -116,7 +116,7 @@ fn a_range_of_indices_can_be_used_up() {
 }
 
 #[test]
-fn files_that_cannot_be_attached() {
+fn attaching_an_unsuitable_file_fails() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -127,7 +127,7 @@ fn files_that_cannot_be_attached() {
     assert_refused(control.attach(terminal.as_fd(), &options), ErrorKind::InvalidInput, Some(Errno::EINVAL));
     drop(is_directory);
 
-    // On a mount that is read-only a file is attached read-only and not otherwise.
+    // A file on a read-only mount can only be attached read-only.
     image(directory.path(), "image", MIB);
     let read_only = scratch();
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
@@ -144,7 +144,7 @@ fn files_that_cannot_be_attached() {
 }
 
 #[test]
-fn a_label_is_cut_where_a_character_ends() {
+fn a_long_label_is_truncated_at_a_character_boundary() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -156,7 +156,7 @@ fn a_label_is_cut_where_a_character_ends() {
 }
 
 #[test]
-fn what_is_no_bound_loop_device_is_not_opened_as_one() {
+fn opening_anything_but_an_attached_loop_device_fails() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -164,7 +164,7 @@ fn what_is_no_bound_loop_device_is_not_opened_as_one() {
     let (index, number, path) = (device.index(), device.device_number().unwrap(), device.path());
     assert_eq!(device.detach().unwrap(), Detach::Detached);
     let absent = ErrorKind::NotFound;
-    // Idle, and never made.
+    // The index is free and its device was never created.
     assert_refused(LoopDevice::open_index(index), absent, None);
     assert_refused(LoopDevice::open_device_number(number), absent, None);
     assert_refused(LoopDevice::open_path(&path), absent, None);
@@ -172,7 +172,7 @@ fn what_is_no_bound_loop_device_is_not_opened_as_one() {
     let never = DeviceNumber { major: 4000, minor: 1 };
     assert_refused(LoopDevice::open_device_number(never), absent, Some(Errno::ENOENT));
     assert_refused(LoopDevice::open_path(Path::new("/dev/absent")), absent, Some(Errno::ENOENT));
-    // Devices of other sorts.
+    // These are devices of other types.
     assert_refused(LoopDevice::open_path(Path::new("/dev/null")), ErrorKind::InvalidInput, None);
     let disk = disk();
     let raw = std::fs::metadata(&disk).unwrap().rdev();
@@ -181,7 +181,7 @@ fn what_is_no_bound_loop_device_is_not_opened_as_one() {
     assert_refused(LoopDevice::open_device_number(number), absent, None);
 }
 
-/// A block device that is no loop device.
+/// Returns the path of a block device that is not a loop device.
 fn disk() -> PathBuf {
     let names = std::fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().file_name());
     let other = names.map(|name| name.into_string().unwrap()).find(|name| !name.starts_with("loop"));
@@ -191,7 +191,7 @@ fn disk() -> PathBuf {
 }
 
 #[test]
-fn a_device_grows_with_its_own_file_only() {
+fn the_capacity_is_refreshed_only_from_the_device_s_own_file() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let (image, other) = (image(directory.path(), "image", MIB), image(directory.path(), "other", 2 * MIB));
@@ -203,7 +203,7 @@ fn a_device_grows_with_its_own_file_only() {
 }
 
 #[test]
-fn a_node_takes_a_capability_to_make_and_a_mount_with_devices_to_open() {
+fn a_node_needs_a_capability_to_create_and_a_mount_with_devices_to_open() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -211,12 +211,12 @@ fn a_node_takes_a_capability_to_make_and_a_mount_with_devices_to_open() {
     let (nodev, nodes) = (File::open(directory.path()).unwrap(), scratch());
     device.make_node(nodev.as_fd(), "node", 0o666).unwrap();
     let refused = File::open(directory.path().join("node")).unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "the tests' XFS is mounted nodev");
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "the XFS of the tests is mounted nodev");
 
     std::fs::set_permissions(nodes.path(), Permissions::from_mode(0o777)).unwrap();
     let target = File::open(nodes.path()).unwrap();
     std::thread::scope(|scope| {
-        // Credentials are per thread in Linux; that of the file system takes CAP_MKNOD along.
+        // Linux keeps credentials per thread. Changing the file system user also drops CAP_MKNOD.
         scope.spawn(|| {
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(1000));
             let made = device.make_node(target.as_fd(), "node", 0o600);
@@ -227,10 +227,10 @@ fn a_node_takes_a_capability_to_make_and_a_mount_with_devices_to_open() {
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
-/// Also while somebody holds the device exclusively, as a mount does; Linux 6.19 refuses to change anything on it
-/// then, 7.3 does not.
+/// Also checks a device that another process holds exclusively, as a mount does. Linux 6.19 then refuses
+/// every change of the device; Linux 7.3 does not.
 #[test]
-fn a_deferred_detach_is_taken_back() {
+fn a_deferred_detach_can_be_cancelled() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", MIB);
@@ -240,7 +240,7 @@ fn a_deferred_detach_is_taken_back() {
         let binding = device.binding().clone();
         let flags = if exclusively { libc::O_EXCL } else { 0 };
         let holder = File::options().read(true).custom_flags(flags).open(device.path()).unwrap();
-        let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("it is held open") };
+        let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("the device is open") };
         assert_eq!(pending.bindings(), std::slice::from_ref(&binding));
         if exclusively && linux_at_least(6, 19) && !linux_at_least(7, 3) {
             assert_refused(pending.clone().cancel(), ErrorKind::Busy, Some(Errno::EBUSY));
@@ -251,14 +251,14 @@ fn a_deferred_detach_is_taken_back() {
         let kept = pending.clone().cancel().unwrap();
         assert_eq!(kept.iter().map(LoopDevice::binding).collect::<Vec<_>>(), [&binding]);
         drop((holder, kept));
-        assert!(LoopDevice::open_binding(&binding).is_ok(), "it went at the last close");
+        assert!(LoopDevice::open_binding(&binding).is_ok(), "the last close detached the device");
         assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-        assert!(pending.cancel().unwrap().is_empty(), "too late, and no error");
+        assert!(pending.cancel().unwrap().is_empty(), "cancelling too late is not an error");
     }
 }
 
 #[test]
-fn mounts_that_cannot_be() {
+fn mounting_on_an_unsuitable_target_fails() {
     let leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let opened = File::open(source.path()).unwrap();
@@ -275,7 +275,7 @@ fn mounts_that_cannot_be() {
     assert_refused(mount(&opened, &at("file/below")), invalid, Some(Errno::ENOTDIR));
     assert_refused(mount(&opened, Path::new("/tmp/a\0b")), invalid, None);
 
-    // What a symbolic link leads to stays mounted.
+    // Unmounting the symbolic link leaves its target mounted.
     mount(&opened, &at("directory")).unwrap();
     assert!(!unmount(&at("link")).unwrap());
     assert!(unmount(&at("directory")).unwrap());
@@ -283,7 +283,7 @@ fn mounts_that_cannot_be() {
 }
 
 #[test]
-fn volumes_that_are_not_there_or_of_the_other_kind() {
+fn operations_on_absent_volumes_or_the_wrong_kind_fail() {
     let store = store();
     let absent = id("absent");
     assert_refused(store.expand(&absent, Bytes(MIB)), ErrorKind::NotFound, None);
@@ -303,11 +303,11 @@ fn volumes_that_are_not_there_or_of_the_other_kind() {
 }
 
 #[test]
-fn a_store_that_became_read_only_changes_nothing_and_says_so() {
+fn a_store_that_became_read_only_refuses_every_change() {
     let block = id("block");
     let spec = VolumeSpec::new(VolumeKind::Block, Bytes(MIB));
     store().create(&block, &spec).unwrap();
-    // The mount is, and not the file system: nothing else on the machine notices.
+    // Only the mount becomes read-only and not the file system, so no other part of the machine is affected.
     let remount = |flags| {
         let nothing = None::<&str>;
         let keep = MsFlags::MS_BIND | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;

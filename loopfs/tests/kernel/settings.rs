@@ -1,4 +1,4 @@
-//! What volumes are made with: block sizes, direct I/O, thick and thin images.
+//! Tests of the settings of volumes: block sizes, direct I/O, thick and thin images.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -36,7 +36,7 @@ fn open(volume: &Volume) -> File {
     File::from(volume.open_image(Access::ReadWrite).unwrap())
 }
 
-/// As whoever publishes the volume attaches it.
+/// Attaches the volume as a driver does to publish it.
 fn attach(control: &LoopControl, volume: &Volume) -> loopfs::Result<LoopDevice> {
     let Image { direct_io, logical_block_size, provisioning } = volume.image().unwrap().unwrap();
     let options = AttachOptions::new(Access::ReadWrite)
@@ -62,7 +62,7 @@ fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
 }
 
 #[test]
-fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
+fn a_thick_image_keeps_its_blocks_after_discards() {
     let leaks = Leaks::watch();
     let (store, control) = (store(), LoopControl::open().unwrap());
     let (id, volume) = block(&store, "thick", &[]);
@@ -79,20 +79,20 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
     image.read_exact_at(&mut content, 0).unwrap();
     assert_eq!(content, [7; 8192]);
 
-    // Grown in use it is as before.
+    // The same holds after an expansion of the attached image.
     store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
     test_support::discard(&through, 4 * MIB, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
 
-    // A detach that is deferred and taken back: LOOP_SET_STATUS64 of earlier kernels lets discards through.
+    // Deferring and cancelling a detach must leave discards disabled. Earlier kernels enable them in LOOP_SET_STATUS64.
     drop(device);
     assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
     let device = attach(&control, &volume).unwrap();
     test_support::discard(&through, 0, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
 
-    // As is left by whoever dies between attaching and masking.
+    // A process that dies between attaching the device and disabling discards leaves this state.
     drop((device, through));
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     let unmasked = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
@@ -108,14 +108,14 @@ fn a_thick_image_keeps_its_blocks_whatever_is_discarded() {
 }
 
 #[test]
-fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
+fn a_thin_image_frees_discarded_blocks_and_keeps_its_reservation() {
     let leaks = Leaks::watch();
     let (store, control) = (store(), LoopControl::open().unwrap());
     let available = || store.space().unwrap().available.0;
     let before = available();
     let (id, volume) = block(&store, "thin", &[("provisioning", "thin")]);
-    let promised = before - available();
-    assert_eq!(promised, 4 * MIB + 4 * MIB / 128 + MIB);
+    let reservation = before - available();
+    assert_eq!(reservation, 4 * MIB + 4 * MIB / 128 + MIB);
     let image = open(&volume);
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (4 * MIB, 0));
     let device = attach(&control, &volume).unwrap();
@@ -131,9 +131,13 @@ fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
     assert_eq!(store.stats(&id).unwrap().used, Bytes(written));
     test_support::discard(&through, 0, MIB).unwrap();
     assert_eq!(allocated(&image), written - MIB);
-    assert_eq!(before - available(), promised);
+    assert_eq!(before - available(), reservation);
     let recounted = crate::environment::store().space().unwrap().available.0;
-    assert!((before - recounted).abs_diff(promised) <= MIB / 8, "{} not {promised}", before - recounted);
+    assert!(
+        (before - recounted).abs_diff(reservation) <= MIB / 8,
+        "{} not {reservation}",
+        before - recounted
+    );
 
     store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (8 * MIB, written - MIB));
@@ -143,13 +147,13 @@ fn a_thin_image_gives_back_what_is_discarded_and_its_space_stays_promised() {
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
     drop((image, volume));
     remove(&store, &[&id]);
-    // Which waits for what the file system frees in the background.
+    // The check waits for the blocks that the file system frees in the background.
     leaks.check();
     assert_eq!(available(), before);
 }
 
 #[test]
-fn a_thin_image_is_filled_in_any_order_on_a_file_system_full_of_promises() {
+fn a_thin_image_can_be_filled_when_all_space_is_reserved() {
     const SIZE: u64 = 24 * MIB;
     let leaks = Leaks::watch();
     let store = store();
@@ -174,9 +178,10 @@ fn a_thin_image_is_filled_in_any_order_on_a_file_system_full_of_promises() {
     leaks.check();
 }
 
-/// Later kernels keep the mask when the index is bound to another file, and newer ones until the index is removed.
+/// Later kernels keep discards disabled when the index is bound to another file. Newer ones keep them disabled until
+/// the index is removed.
 #[test]
-fn an_index_that_was_a_thick_volume_s_takes_the_discards_of_the_next() {
+fn discards_are_enabled_on_an_index_that_a_thick_volume_used() {
     let leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
@@ -202,7 +207,7 @@ fn an_index_that_was_a_thick_volume_s_takes_the_discards_of_the_next() {
 #[case::large(&[("logicalBlockSize", "4096")], LogicalBlockSize::B4096, ImageDirectIo::Preferred)]
 #[case::small_and_direct(&[("directIO", "required"), ("logicalBlockSize", "512")], LogicalBlockSize::B512, ImageDirectIo::Required)]
 #[case::large_and_direct(&[("directIO", "required"), ("logicalBlockSize", "4096")], LogicalBlockSize::B4096, ImageDirectIo::Required)]
-fn a_device_is_as_its_volume_was_made(
+fn a_device_has_the_settings_of_its_volume(
     #[case] settings: &[(&str, &str)],
     #[case] logical_block_size: LogicalBlockSize,
     #[case] direct_io: ImageDirectIo,
@@ -212,7 +217,7 @@ fn a_device_is_as_its_volume_was_made(
     let control = LoopControl::open().unwrap();
     let settings = [settings, &[("provisioning", provisioning)]].concat();
     let (id, _) = block(&store(), "v", &settings);
-    // Recorded, so that another process finds the same.
+    // The settings are recorded, so another process finds the same.
     let restarted = store();
     let volume = restarted.volume(&id).unwrap();
     let image = volume.image().unwrap().unwrap();
@@ -246,7 +251,7 @@ fn a_device_is_as_its_volume_was_made(
     leaks.check();
 }
 
-/// From Linux 6.15 on a file that shares blocks takes direct I/O in whole blocks of the file system only.
+/// From Linux 6.15 on a file with shared blocks accepts direct I/O only in whole blocks of the file system.
 #[rstest]
 #[case::preferred_512("preferred", "512", !linux_at_least(6, 15))]
 #[case::preferred_4096("preferred", "4096", true)]
@@ -263,7 +268,7 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
     let (source, original) = block(&store, "source", &settings);
     assert!(!original.may_share_blocks().unwrap());
     open(&original).write_all_at(&[6; 8192], 0).unwrap();
-    // The device of before keeps what it has.
+    // The device that was attached before keeps its properties.
     let device = attach(&control, &original).unwrap();
     let clone = store.clone_from(ContentSource::Volume(&source), &id("clone"), &spec_of(&settings)).unwrap();
     assert_eq!(clone.image().unwrap(), original.image().unwrap());
@@ -288,7 +293,7 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
         let (kept, written) = content.split_at(unit as usize);
         assert!(kept.iter().all(|found| *found == 6) && written.iter().all(|found| *found == byte));
         assert_eq!(control.detach_all(open(volume).as_fd()).unwrap(), Detach::Detached);
-        // Thick or thin, the clone is what its source is.
+        // The clone is thick or thin like its source.
         let blocks = allocated(&open(volume));
         assert_eq!(blocks >= 4 * MIB, provisioning == "thick", "{blocks}");
     }
@@ -298,7 +303,7 @@ fn a_volume_that_shares_blocks_keeps_its_block_size(
 }
 
 #[test]
-fn a_volume_that_could_not_be_attached_once_it_shares_blocks_is_not_cloned() {
+fn cloning_is_refused_if_the_source_could_not_be_attached_with_shared_blocks() {
     let leaks = Leaks::watch();
     let store = store();
     let (source, volume) = block(&store, "source", &[("directIO", "required"), ("logicalBlockSize", "512")]);
@@ -322,9 +327,9 @@ fn a_volume_that_could_not_be_attached_once_it_shares_blocks_is_not_cloned() {
     leaks.check();
 }
 
-/// As earlier versions made it.
+/// Earlier versions created images like this one.
 #[test]
-fn an_image_that_says_nothing_is_thick_and_has_small_blocks() {
+fn an_image_without_recorded_settings_is_thick_and_has_512_byte_blocks() {
     let store = store();
     let (id, volume) = block(&store, "old", &[("provisioning", "thin"), ("logicalBlockSize", "4096")]);
     let image = open(&volume);
@@ -340,7 +345,7 @@ fn an_image_that_says_nothing_is_thick_and_has_small_blocks() {
     rustix::fs::fsetxattr(&image, "trusted.loopfs.image", b"provisioning=striped", flags).unwrap();
     let error = volume.image().unwrap_err();
     assert!(error.to_string().contains("striped"), "{error}");
-    // It stands in nobody's way.
+    // The invalid volume does not prevent the creation of others.
     drop((image, volume));
     let (other, _) = block(&store, "other", &[]);
     remove(&store, &[&id, &other]);

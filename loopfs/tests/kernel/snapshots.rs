@@ -55,8 +55,9 @@ fn remove(store: &VolumeStore, volumes: &[&str], snapshots: &[&SnapshotId]) {
     assert_eq!(store.empty_trash().unwrap(), volumes.len() + snapshots.len());
 }
 
-/// Waits for what earlier tests removed: the file system frees it in the background, and it is in the way of counting.
-fn settle() {
+/// Waits until the file system has freed, in the background, what earlier tests removed. Otherwise the counts would
+/// differ.
+fn wait_for_background_frees() {
     quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
@@ -65,11 +66,11 @@ fn inode(snapshot: &Snapshot) -> u64 {
 }
 
 #[test]
-fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
+fn a_snapshot_keeps_the_content_of_its_volume_and_outlives_it() {
     let leaks = Leaks::watch();
     let store = store();
     let (source, image) = block(&store, "source", 4 * MIB);
-    // In the page cache and nowhere else.
+    // The data is only in the page cache.
     fill(&image, 4 * MIB, 1);
     let earlier = SystemTime::now();
     let snapshot = store.create_snapshot(&source, &snapshot_id("one")).unwrap();
@@ -77,7 +78,7 @@ fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
     assert_eq!((snapshot.kind(), snapshot.capacity()), (VolumeKind::Block, Bytes(4 * MIB)));
     assert!((earlier..=SystemTime::now()).contains(&snapshot.created()), "{:?}", snapshot.created());
     assert_eq!(snapshot.used().unwrap(), Bytes(4 * MIB));
-    // It is no volume, and its id is none of a volume.
+    // A snapshot is not a volume, and its id is not a volume id.
     assert_eq!(store.snapshots().unwrap(), [snapshot_id("one")]);
     assert_eq!(store.list().unwrap(), [id("source")]);
     assert_eq!(store.volume(&id("one")).unwrap_err().kind(), ErrorKind::NotFound);
@@ -106,11 +107,11 @@ fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
     }
     let restored = restore(&store, snapshot.id(), "restored", 4 * MIB).unwrap();
     assert_filled(&open(&restored), 4 * MIB, 1);
-    // A volume outlives the snapshot it was made from.
+    // A volume outlives the snapshot from which it was created.
     let ids = [snapshot.id().clone(), later.id().clone()];
     drop((snapshot, later, reread));
     remove(&store, &[], &[&ids[0], &ids[1]]);
-    assert!(!store.delete_snapshot(&ids[0]).unwrap(), "repeated");
+    assert!(!store.delete_snapshot(&ids[0]).unwrap(), "deleting again succeeds and deletes nothing");
     assert_filled(&open(&restored), 4 * MIB, 1);
     drop(restored);
     remove(&store, &["restored"], &[]);
@@ -118,7 +119,7 @@ fn a_snapshot_keeps_what_its_volume_held_and_outlives_it() {
 }
 
 #[test]
-fn taking_it_again_answers_the_snapshot_even_when_its_volume_is_gone() {
+fn repeating_a_snapshot_returns_it_even_after_its_volume_was_deleted() {
     let store = store();
     let (source, image) = block(&store, "source", MIB);
     let (other, _) = block(&store, "other", MIB);
@@ -146,7 +147,11 @@ fn taking_it_again_answers_the_snapshot_even_when_its_volume_is_gone() {
     remove(&store, &["source"], &[]);
     assert_eq!(inode(&store.create_snapshot(&source, &one).unwrap()), first);
     remove(&store, &[], &[&one]);
-    assert_eq!(restore(&store, &one, "restored", MIB).unwrap().capacity(), Bytes(MIB), "made before");
+    assert_eq!(
+        restore(&store, &one, "restored", MIB).unwrap().capacity(),
+        Bytes(MIB),
+        "the volume existed before"
+    );
     for error in [
         store.create_snapshot(&source, &one).unwrap_err(),
         store.snapshot(&none).unwrap_err(),
@@ -163,16 +168,16 @@ fn taking_it_again_answers_the_snapshot_even_when_its_volume_is_gone() {
 #[case::as_a_directory(VolumeKind::Filesystem, 4 * MIB, ErrorKind::InvalidInput)]
 #[case::of_no_size(VolumeKind::Block, 0, ErrorKind::InvalidInput)]
 #[case::more_than_there_is(VolumeKind::Block, 1 << 40, ErrorKind::NoSpace)]
-fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
+fn a_failed_restore_leaves_nothing(
     #[case] kind: VolumeKind,
     #[case] capacity: u64,
     #[case] expected: ErrorKind,
 ) {
     let leaks = Leaks::watch();
-    settle();
+    wait_for_background_frees();
     let store = store();
     let (source, image) = block(&store, "source", 4 * MIB);
-    // What was never written is not shared, and a volume that shares nothing is counted without a margin.
+    // Blocks that were never written are not shared. The store counts a volume without shared blocks without a margin.
     fill(&image, 4 * MIB, 1);
     drop(image);
     store.create_snapshot(&source, &snapshot_id("one")).unwrap();
@@ -188,8 +193,8 @@ fn what_cannot_be_made_of_a_snapshot_leaves_nothing(
 }
 
 #[test]
-fn calls_for_one_snapshot_at_once_take_one() {
-    settle();
+fn concurrent_calls_for_one_snapshot_create_one() {
+    wait_for_background_frees();
     let store = store();
     let (source, image) = block(&store, "source", MIB);
     fill(&image, MIB, 5);
@@ -201,12 +206,12 @@ fn calls_for_one_snapshot_at_once_take_one() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    assert_eq!(store.space().unwrap().available.0, before - MIB - margin(MIB), "promised once");
+    assert_eq!(store.space().unwrap().available.0, before - MIB - margin(MIB), "the space is reserved once");
     drop(image);
     remove(&store, &["source"], &[&one]);
 }
 
-/// What an image that shares blocks and is written to is promised beyond its size.
+/// Returns the bytes that the store reserves for a written image with shared blocks beyond its size.
 fn margin(size: u64) -> u64 {
     size / 128 + MIB
 }
@@ -217,9 +222,9 @@ fn assert_close(found: u64, expected: u64) {
 }
 
 #[test]
-fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
+fn a_snapshot_of_an_image_reserves_its_size_and_its_volume_a_margin() {
     const SIZE: u64 = 32 * MIB;
-    settle();
+    wait_for_background_frees();
     let store = store();
     let available = || store.space().unwrap().available.0;
     let recount = || crate::environment::store().space().unwrap().available.0;
@@ -235,18 +240,18 @@ fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
         assert_close(available(), expected);
         assert_close(recount(), expected);
     }
-    // Overwritten, the volume shares nothing any more.
+    // After it was overwritten, the volume shares nothing any more.
     fill(&image, SIZE, 2);
     image.sync_all().unwrap();
     assert_close(recount(), before - 2 * SIZE);
     restore(&store, &ids[0], "restored", SIZE).unwrap();
     assert_close(available(), before - margin(SIZE) - 3 * SIZE);
     assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
-    // Deleted, and promised until the trash is emptied.
+    // The deleted snapshot stays reserved until the trash is emptied.
     assert!(store.delete_snapshot(&ids[0]).unwrap());
     assert_close(recount(), before - margin(SIZE) - 3 * SIZE);
     store.empty_trash().unwrap();
-    // What was made from the one has its blocks in common with the other.
+    // The volume that was created from one snapshot shares its blocks with the other one.
     assert_close(available(), before - margin(SIZE) - 2 * SIZE);
     assert_close(recount(), before - margin(SIZE) - 2 * SIZE);
     drop(image);
@@ -256,7 +261,7 @@ fn a_snapshot_of_an_image_is_promised_its_size_and_its_volume_a_margin() {
 }
 
 #[test]
-fn a_snapshot_holds_when_its_volume_is_overwritten_on_a_full_file_system() {
+fn a_snapshot_is_intact_after_its_volume_is_overwritten_on_a_full_file_system() {
     const SIZE: u64 = 24 * MIB;
     let leaks = Leaks::watch();
     let store = store();
@@ -267,7 +272,7 @@ fn a_snapshot_holds_when_its_volume_is_overwritten_on_a_full_file_system() {
     store.create_snapshot(&source, &one).unwrap();
     let rest = crate::environment::store().space().unwrap().available.0 / 4096 * 4096;
     drop(block(&store, "rest", rest));
-    // In an order that leaves no two neighbours together.
+    // Writes in an order in which no two adjacent blocks are written one after the other.
     for start in (0..32).map(|n| n * 13 % 32 * 4096) {
         for offset in (start..SIZE).step_by(32 * 4096) {
             image.write_all_at(&[2; 4096], offset).unwrap();
@@ -282,24 +287,24 @@ fn a_snapshot_holds_when_its_volume_is_overwritten_on_a_full_file_system() {
 }
 
 #[test]
-fn a_store_of_an_earlier_version_gets_its_directory_of_snapshots_when_it_is_opened_for_use() {
+fn opening_a_store_of_an_earlier_version_for_use_creates_its_snapshots_directory() {
     drop(store());
     std::fs::remove_dir(xfs().join("snapshots")).unwrap();
     let looking = VolumeStore::open_existing(&xfs(), StoreOptions::default()).unwrap();
     assert_eq!(looking.snapshots().unwrap(), []);
     assert_eq!(looking.snapshot(&snapshot_id("one")).unwrap_err().kind(), ErrorKind::NotFound);
-    assert!(!xfs().join("snapshots").exists(), "it was only looked at");
+    assert!(!xfs().join("snapshots").exists(), "opening the store for reading creates nothing");
     let store = store();
     assert_eq!(store.snapshots().unwrap(), []);
     let (source, _) = block(&store, "source", MIB);
     store.create_snapshot(&source, &snapshot_id("one")).unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "a snapshot is nothing half made");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a snapshot is not an incomplete volume");
     store.snapshot(&snapshot_id("one")).unwrap();
     remove(&store, &["source"], &[&snapshot_id("one")]);
 }
 
 #[test]
-fn what_is_no_snapshot_is_not_opened_as_one() {
+fn opening_anything_but_a_snapshot_fails() {
     let store = store();
     let (source, _) = block(&store, "source", MIB);
     store.create_snapshot(&source, &snapshot_id("one")).unwrap();

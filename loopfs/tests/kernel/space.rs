@@ -1,4 +1,5 @@
-//! The reported free capacity: exact again after every operation, whatever was in progress when it was counted.
+//! Tests of the reported free capacity: it is exact again after every operation, whatever operation was in
+//! progress during a count.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -8,18 +9,18 @@ use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::environment::{Leaks, directory, id, store, this_test_again, xfs};
-use crate::store::{MIB, remove, settle};
+use crate::store::{MIB, remove, wait_for_background_frees};
 use crate::trash::CHILD;
 
-/// What the file system takes for directories, inodes and quotas may change by less.
+/// The tolerance for what the file system uses for directories, inodes and quotas.
 const TOLERANCE: u64 = MIB;
 
 /// Compares the kept total with a fresh count.
 #[track_caller]
 fn assert_exact(kept: &VolumeStore) {
-    settle();
+    wait_for_background_frees();
     let available = kept.space().unwrap().available;
-    // It counts the volumes, as the first process after a reboot does.
+    // This store counts the volumes, as the first process after a reboot does.
     let counted = store().space().unwrap().available;
     assert!(available.0.abs_diff(counted.0) < TOLERANCE, "{available} kept, {counted} counted");
 }
@@ -33,7 +34,7 @@ fn a_recount_while_an_image_is_being_created_leaves_the_exact_space_after_it() {
     for _ in 0..30 {
         std::thread::scope(|scope| {
             scope.spawn(|| store.create(&image, &VolumeSpec::new(VolumeKind::Block, size)).unwrap());
-            // A refusal counts again.
+            // The refused call makes the store recount.
             let error = store.create(&id("huge"), &too_much).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
         });
@@ -49,12 +50,12 @@ fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
     const PIECES: i64 = 2000;
     let leaks = Leaks::watch();
     let directory = directory();
-    settle();
+    wait_for_background_frees();
     let before = store().space().unwrap().available;
     for _ in 0..5 {
         let path = directory.path().join("file");
         let file = File::create(&path).unwrap();
-        // In many pieces, so that it takes some time to free them.
+        // The image has many extents, so that freeing it takes some time.
         for piece in 0..PIECES {
             fallocate(&file, FallocateFlags::empty(), piece * 16384, 8192).unwrap();
         }
@@ -68,7 +69,7 @@ fn a_count_includes_no_blocks_that_the_file_system_frees_in_the_background() {
 }
 
 #[test]
-fn a_process_that_is_killed_anywhere_leaves_the_exact_space() {
+fn the_space_is_exact_after_a_process_is_killed_at_any_step() {
     let size = Bytes(4 * MIB);
     if std::env::var_os(CHILD).is_some() {
         let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
@@ -90,7 +91,7 @@ fn a_process_that_is_killed_anywhere_leaves_the_exact_space() {
         let mut child = this_test_again(CHILD, "yes").spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         assert_eq!(lines.filter(|line| line.contains("once more")).take(rounds).count(), rounds);
-        // Wherever it is by now: between this line and the next are all steps.
+        // The kill can hit any step, because the child performs all steps between this line and the next.
         child.kill().unwrap();
         child.wait().unwrap();
         assert_exact(&kept);

@@ -32,7 +32,7 @@ pub(crate) fn remove(store: &VolumeStore, id: &VolumeId) {
 }
 
 #[test]
-fn a_filesystem_volume_is_exactly_as_large_as_asked_and_grows_in_use() {
+fn a_filesystem_volume_has_the_requested_size_and_expands_in_use() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("fs-1"));
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
@@ -53,7 +53,11 @@ fn a_filesystem_volume_is_exactly_as_large_as_asked_and_grows_in_use() {
 
     assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     assert_eq!(size(), (4 * MIB, 2048));
-    assert_eq!(store.expand(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(
+        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
+        Bytes(4 * MIB),
+        "an expansion never makes a volume smaller"
+    );
 
     let stats = store.stats(&id).unwrap();
     assert_eq!(
@@ -70,7 +74,7 @@ fn a_filesystem_volume_is_exactly_as_large_as_asked_and_grows_in_use() {
 }
 
 #[test]
-fn a_block_volume_is_preallocated_zeroed_and_grows() {
+fn a_block_volume_is_preallocated_and_zeroed_and_expands() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("block-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -88,7 +92,11 @@ fn a_block_volume_is_preallocated_zeroed_and_grows() {
     let mut kept = [0; 4];
     image.read_exact_at(&mut kept, 4096).unwrap();
     assert_eq!(&kept, b"kept");
-    assert_eq!(store.expand(&id, Bytes(MIB)).unwrap().capacity(), Bytes(4 * MIB), "never smaller");
+    assert_eq!(
+        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
+        Bytes(4 * MIB),
+        "an expansion never makes a volume smaller"
+    );
     assert_eq!(store.stats(&id).unwrap().capacity, Bytes(4 * MIB));
     drop((image, volume));
     remove(&store, &id);
@@ -98,7 +106,7 @@ fn a_block_volume_is_preallocated_zeroed_and_grows() {
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn creating_again_answers_the_same_volume_and_conflicts_say_what_is_there(#[case] kind: VolumeKind) {
+fn creating_again_returns_the_same_volume_and_conflicts_name_its_properties(#[case] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("twice"));
     let spec = VolumeSpec::new(kind, Bytes(MIB));
@@ -114,7 +122,7 @@ fn creating_again_answers_the_same_volume_and_conflicts_say_what_is_there(#[case
     }
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
     remove(&store, &id);
-    assert!(!store.delete(&id).unwrap(), "repeated");
+    assert!(!store.delete(&id).unwrap(), "deleting again succeeds and deletes nothing");
     assert_eq!(store.volume(&id).unwrap_err().kind(), ErrorKind::NotFound);
     leaks.check();
 }
@@ -122,21 +130,21 @@ fn creating_again_answers_the_same_volume_and_conflicts_say_what_is_there(#[case
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn more_than_there_is_is_refused_with_both_figures_and_leaves_nothing(#[case] kind: VolumeKind) {
+fn a_request_beyond_the_free_space_names_both_sizes_and_leaves_nothing(#[case] kind: VolumeKind) {
     let leaks = Leaks::watch();
     let store = store();
     let space = store.space().unwrap();
-    let asked = Bytes(space.total.0 * 2);
-    let error = store.create(&id("huge"), &VolumeSpec::new(kind, asked)).unwrap_err();
+    let requested = Bytes(space.total.0 * 2);
+    let error = store.create(&id("huge"), &VolumeSpec::new(kind, requested)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);
-    for figure in [asked.to_string(), space.available.to_string()] {
+    for figure in [requested.to_string(), space.available.to_string()] {
         assert!(error.to_string().contains(&figure), "{figure} is missing in: {error}");
     }
     assert!(store.list().unwrap().is_empty());
     assert_eq!((count("staging"), count("trash")), (0, 0));
 
     store.create(&id("small"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
-    let error = store.expand(&id("small"), asked).unwrap_err();
+    let error = store.expand(&id("small"), requested).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert_eq!(store.volume(&id("small")).unwrap().capacity(), Bytes(MIB));
     let metadata = std::fs::symlink_metadata(entry(&id("small"))).unwrap();
@@ -146,7 +154,7 @@ fn more_than_there_is_is_refused_with_both_figures_and_leaves_nothing(#[case] ki
 }
 
 #[test]
-fn a_directory_s_limit_is_space_promised_once() {
+fn the_limit_of_a_directory_is_reserved_once() {
     let store = store();
     let before = store.space().unwrap().available;
     let half = Bytes(before.0 / 2 + MIB);
@@ -154,16 +162,17 @@ fn a_directory_s_limit_is_space_promised_once() {
     store.create(&id("first"), &spec).unwrap();
     let error = store.create(&id("second"), &spec).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    // Counted anew it is the same.
+    // A recount returns the same value.
     assert!(crate::environment::store().space().unwrap().available < half);
     remove(&store, &id("first"));
     store.create(&id("second"), &spec).unwrap();
     remove(&store, &id("second"));
 }
 
-/// The last blocks are not to be had for an image: the file system wants some for its own records meanwhile.
+/// An image cannot use the last blocks, because the file system needs some for its own metadata in the
+/// meantime.
 #[test]
-fn an_image_that_finds_no_blocks_stays_as_it_was() {
+fn a_failed_expansion_leaves_the_image_unchanged() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("block-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -172,56 +181,60 @@ fn an_image_that_finds_no_blocks_stays_as_it_was() {
     image.sync_all().unwrap();
     let before = store.space().unwrap().available;
     let error = store.expand(&id, Bytes(MIB + before.0)).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(libc::ENOSPC)), "not by counting");
+    assert_eq!(
+        (error.kind(), error.errno()),
+        (ErrorKind::NoSpace, Some(libc::ENOSPC)),
+        "the error comes from the kernel and not from the store's count"
+    );
     let metadata = image.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks() * 512), (MIB, MIB));
     let mut kept = [0; 4];
     image.read_exact_at(&mut kept, 4096).unwrap();
     assert_eq!(&kept, b"kept");
     assert_eq!(store.space().unwrap().available, before);
-    // The file system is none the worse for it.
+    // The failed call leaves the file system intact.
     store.expand(&id, Bytes(before.0 / 2)).unwrap();
     drop((image, volume));
     remove(&store, &id);
     leaks.check();
 }
 
-/// What is found to promise by counting.
+/// Returns the available space that a recount finds.
 fn recount() -> u64 {
     store().space().unwrap().available.0
 }
 
-/// Waits for what earlier tests removed: the file system frees it in the background.
-pub(crate) fn settle() {
+/// Waits until the file system has freed, in the background, what earlier tests removed.
+pub(crate) fn wait_for_background_frees() {
     quota(&File::open(xfs()).unwrap()).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
 }
 
 #[rstest]
 #[case::filesystem(VolumeKind::Filesystem)]
 #[case::block(VolumeKind::Block)]
-fn a_deleted_volume_s_space_is_promised_until_the_trash_is_empty(#[case] kind: VolumeKind) {
-    settle();
+fn the_space_of_a_deleted_volume_is_reserved_until_the_trash_is_empty(#[case] kind: VolumeKind) {
+    wait_for_background_frees();
     let (store, id) = (store(), id("deleted"));
     let before = store.space().unwrap().available.0;
     let most = VolumeSpec::new(kind, Bytes(before / 4 * 3));
     store.create(&id, &most).unwrap();
     let taken = store.space().unwrap().available.0;
-    // Making it took a few blocks for directories and inodes.
+    // Creating the volume took a few blocks for directories and inodes.
     assert!(taken.abs_diff(before - most.capacity.round_up().unwrap().0) <= MIB / 8);
     assert!(store.delete(&id).unwrap());
     assert_eq!(store.space().unwrap().available.0, taken);
     assert!(recount().abs_diff(taken) <= MIB / 8, "{} instead of {taken}", recount());
     assert_eq!(store.create(&id, &most).unwrap_err().kind(), ErrorKind::NoSpace);
     store.empty_trash().unwrap();
-    // At once, though the file system frees blocks in the background.
+    // The space is available immediately, though the file system frees blocks in the background.
     store.create(&id, &most).unwrap();
     remove(&store, &id);
 }
 
 #[test]
-fn a_reserved_project_s_limit_is_promised_before_there_is_a_directory() {
+fn the_limit_of_a_reserved_project_is_reserved_before_its_directory_exists() {
     let leaks = Leaks::watch();
-    settle();
+    wait_for_background_frees();
     let before = recount();
     let root = File::open(xfs()).unwrap();
     let reserved = *StoreOptions::default().project_ids.start();
@@ -233,7 +246,7 @@ fn a_reserved_project_s_limit_is_promised_before_there_is_a_directory() {
 }
 
 #[test]
-fn what_one_process_promises_and_frees_another_knows() {
+fn reservations_and_releases_are_visible_to_other_processes() {
     let store = store();
     let other = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
     let available = |store: &VolumeStore| store.space().unwrap().available;
@@ -248,12 +261,13 @@ fn what_one_process_promises_and_frees_another_knows() {
     remove(&other, &id("first"));
     store.create(&id("second"), &spec).unwrap();
     remove(&other, &id("second"));
-    // A refusal counts anew, and then sees the blocks of the file system's own records.
+    // The refused call makes the store recount, and the count then includes the blocks of the file system's
+    // own metadata.
     assert!(available(&store).0.abs_diff(before.0) < MIB);
 }
 
 #[test]
-fn processes_at_once_do_not_promise_the_same_space() {
+fn concurrent_processes_do_not_reserve_the_same_space() {
     const PROCESSES: u64 = 4;
     let leaks = Leaks::watch();
     let before = store().space().unwrap().available;
@@ -280,7 +294,7 @@ fn processes_at_once_do_not_promise_the_same_space() {
 #[rstest]
 #[case::zero(Bytes(0))]
 #[case::beyond_any_file(Bytes(u64::MAX))]
-fn sizes_that_cannot_be_are_refused(#[case] capacity: Bytes) {
+fn invalid_sizes_are_refused(#[case] capacity: Bytes) {
     for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
         let error = store().create(&id("odd"), &VolumeSpec::new(kind, capacity)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -300,7 +314,7 @@ fn the_store_opens_only_on_an_enforcing_xfs() {
     assert_eq!(std::fs::read_dir(tmpfs.path()).unwrap().count(), 0);
     assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
 
-    // A part of the right file system is not its root.
+    // A subdirectory of the right file system is not its root.
     let part = scratch();
     let directory = tempfile::tempdir_in(xfs()).unwrap();
     bind_mount(File::open(directory.path()).unwrap().as_fd(), part.path(), MountFlags::default()).unwrap();
@@ -312,7 +326,7 @@ fn the_store_opens_only_on_an_enforcing_xfs() {
 }
 
 #[test]
-fn another_file_system_than_at_first_is_refused_until_the_record_is_removed() {
+fn a_different_file_system_is_refused_until_the_record_is_removed() {
     let uuid = store().filesystem_uuid().to_string();
     let record =
         xfs().with_file_name(format!("{}.filesystem-uuid", xfs().file_name().unwrap().to_str().unwrap()));
@@ -327,7 +341,11 @@ fn another_file_system_than_at_first_is_refused_until_the_record_is_removed() {
     }
     std::fs::remove_file(&record).unwrap();
     store();
-    assert_eq!(std::fs::read_to_string(&record).unwrap().trim(), uuid, "adopted again");
+    assert_eq!(
+        std::fs::read_to_string(&record).unwrap().trim(),
+        uuid,
+        "the store records the file system again"
+    );
 }
 
 #[test]
@@ -343,7 +361,7 @@ fn a_lost_mount_is_noticed_and_nothing_is_written_below_it() {
 }
 
 #[test]
-fn a_file_system_that_is_mounted_once_more_at_the_same_place_is_to_be_opened_again() {
+fn a_store_must_be_reopened_after_a_second_mount_at_the_same_path() {
     let before = store();
     let data = xfs();
     bind_mount(File::open(&data).unwrap().as_fd(), &data, MountFlags::default()).unwrap();
@@ -355,13 +373,13 @@ fn a_file_system_that_is_mounted_once_more_at_the_same_place_is_to_be_opened_aga
     before.verify().unwrap();
 }
 
-/// The data file system itself is mounted there too, and must stay.
+/// Unmounts the path once. The data file system itself is mounted there too and must stay.
 fn unmount_once(path: &std::path::Path) -> bool {
     nix::mount::umount(path).is_ok()
 }
 
 #[test]
-fn an_owner_that_leaves_the_project_is_reported_and_does_no_harm() {
+fn a_directory_that_left_its_project_is_reported_and_changes_no_other_volume() {
     let leaks = Leaks::watch();
     let store = store();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
@@ -377,7 +395,7 @@ fn an_owner_that_leaves_the_project_is_reported_and_does_no_harm() {
     let Condition::Abnormal { reason: AbnormalReason::ProjectChanged, message: why } =
         store.stats(&tenant).unwrap().condition
     else {
-        panic!("reported as healthy")
+        panic!("the volume is reported as healthy")
     };
     assert!(why.contains(&victims_project.to_string()), "{why}");
     store.expand(&tenant, Bytes(8 * MIB)).unwrap();
@@ -389,7 +407,7 @@ fn an_owner_that_leaves_the_project_is_reported_and_does_no_harm() {
 }
 
 #[test]
-fn hostile_trees_are_removed_and_nothing_outside_is() {
+fn malicious_trees_are_removed_and_nothing_outside_them() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("hostile"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(16 * MIB))).unwrap();
@@ -399,7 +417,7 @@ fn hostile_trees_are_removed_and_nothing_outside_is() {
     symlink("/", entry(&id).join("root")).unwrap();
     nix::unistd::mkfifo(&entry(&id).join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     File::create(entry(&id).join("name\nwith\u{7f} \"odd\" bytes")).unwrap();
-    // Deeper than descriptors or PATH_MAX allow to walk by path.
+    // The tree is too deep for a walk by path or with one descriptor for each level (PATH_MAX).
     let mut deep = entry(&id);
     std::env::set_current_dir(&deep).unwrap();
     for _ in 0..1500 {
@@ -408,7 +426,7 @@ fn hostile_trees_are_removed_and_nothing_outside_is() {
     }
     File::create("bottom").unwrap();
     std::env::set_current_dir("/").unwrap();
-    // A directory that left the project cannot be renamed inside it.
+    // A directory that left the project cannot be renamed within the volume.
     deep.push("foreign");
     std::fs::create_dir_all(deep.join("a/b")).unwrap();
     assign_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
@@ -420,7 +438,7 @@ fn hostile_trees_are_removed_and_nothing_outside_is() {
 }
 
 #[test]
-fn emptying_the_trash_gives_way_between_files_and_holds_no_lock_then() {
+fn emptying_the_trash_yields_between_files_without_holding_locks() {
     let leaks = Leaks::watch();
     let (store, other, id) = (store(), store(), id("full"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -432,7 +450,7 @@ fn emptying_the_trash_gives_way_between_files_and_holds_no_lock_then() {
     let mut turns = 0;
     let removed = store.empty_trash_yielding(|| {
         turns += 1;
-        // It takes every lock there is.
+        // Recovery takes every lock.
         other.recover().unwrap();
     });
     assert_eq!(removed.unwrap(), 1);
@@ -441,7 +459,7 @@ fn emptying_the_trash_gives_way_between_files_and_holds_no_lock_then() {
 }
 
 #[test]
-fn a_deleted_volume_that_is_in_use_keeps_its_project_until_it_is_not() {
+fn a_deleted_volume_keeps_its_project_while_it_is_in_use() {
     let leaks = Leaks::watch();
     let (store, id) = (store(), id("held"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -450,7 +468,7 @@ fn a_deleted_volume_that_is_in_use_keeps_its_project_until_it_is_not() {
     assert!(store.delete(&id).unwrap());
     assert!(store.list().unwrap().is_empty());
     assert_eq!(store.empty_trash().unwrap(), 0);
-    assert_eq!(count("trash"), 1, "the id would be free while it is charged");
+    assert_eq!(count("trash"), 1, "the id would be free while files are charged to it");
     drop(held);
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(count("trash"), 0);
@@ -458,13 +476,13 @@ fn a_deleted_volume_that_is_in_use_keeps_its_project_until_it_is_not() {
 }
 
 #[test]
-fn a_deleted_volume_that_is_still_open_frees_its_project_when_it_is_closed() {
+fn a_deleted_volume_that_is_open_frees_its_project_when_it_is_closed() {
     let leaks = Leaks::watch();
     let (store, id, target) = (store(), id("mounted"), scratch());
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
     drop(volume);
-    // As by a process in a mount that was taken away lazily: no table has it.
+    // A process in a lazily unmounted mount holds the directory like this. No mount table lists it.
     let within = File::open(target.path()).unwrap();
     nix::mount::umount2(target.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
     assert!(store.delete(&id).unwrap());
@@ -480,7 +498,7 @@ fn a_deleted_volume_that_is_still_open_frees_its_project_when_it_is_closed() {
 }
 
 #[test]
-fn what_is_no_volume_is_not_opened_as_one() {
+fn opening_anything_but_a_volume_fails() {
     let store = store();
     symlink("/etc", entry(&id("link"))).unwrap();
     assert_eq!(store.volume(&id("link")).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -491,7 +509,7 @@ fn what_is_no_volume_is_not_opened_as_one() {
 }
 
 #[test]
-fn many_creations_at_once_share_nothing_they_should_not() {
+fn concurrent_creations_do_not_share_project_ids() {
     let leaks = Leaks::watch();
     let store = store();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));

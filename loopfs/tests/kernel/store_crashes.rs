@@ -1,4 +1,4 @@
-//! What a crash leaves at each step of an operation, and that recovery takes away just that.
+//! Tests of what a crash leaves at each step of an operation. Recovery removes exactly that.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -23,17 +23,17 @@ fn reserve(project: u32) -> ProjectId {
 }
 
 #[test]
-fn after_reserving_an_id() {
+fn a_crash_after_reserving_an_id_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     reserve(OURS);
     assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     leaks.check();
 }
 
 #[test]
-fn after_making_the_directory_and_after_tagging_it() {
+fn a_crash_after_creating_or_tagging_the_directory_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     std::fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
@@ -47,7 +47,7 @@ fn after_making_the_directory_and_after_tagging_it() {
 }
 
 #[test]
-fn after_allocating_for_a_larger_image_and_before_making_it_larger() {
+fn a_crash_between_allocating_and_extending_a_larger_image_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     store.create(&id("grown"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
@@ -56,7 +56,7 @@ fn after_allocating_for_a_larger_image_and_before_making_it_larger() {
     assert_eq!(image.metadata().unwrap().blocks() * 512, 2 * MIB);
     assert_eq!(store.recover().unwrap(), Recovered { eof_blocks_freed: 1, ..Recovered::default() });
     assert_eq!(image.metadata().unwrap().blocks() * 512, MIB);
-    assert_eq!(store.recover().unwrap(), Recovered::default(), "repeated");
+    assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     drop(image);
     assert!(store.delete(&id("grown")).unwrap());
     assert_eq!(store.empty_trash().unwrap(), 1);
@@ -64,17 +64,20 @@ fn after_allocating_for_a_larger_image_and_before_making_it_larger() {
 }
 
 #[test]
-fn what_recovery_frees_can_be_promised_again() {
+fn space_that_recovery_frees_can_be_reserved_again() {
     let store = store();
     reserve(OURS);
-    let promised = store.space().unwrap().available;
+    let available_before = store.space().unwrap().available;
     store.recover().unwrap();
-    // Give or take a block that the quota's own records take.
-    assert!(store.space().unwrap().available >= Bytes(promised.0 + MIB - 64 * 1024), "{promised} before");
+    // The tolerance is for a block that the quota's own records may take.
+    assert!(
+        store.space().unwrap().available >= Bytes(available_before.0 + MIB - 64 * 1024),
+        "{available_before} before"
+    );
 }
 
 #[test]
-fn after_moving_a_volume_to_the_trash() {
+fn a_crash_after_moving_a_volume_to_the_trash_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     store.create(&id("deleted"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
@@ -82,26 +85,34 @@ fn after_moving_a_volume_to_the_trash() {
     assert!(store.delete(&id("deleted")).unwrap());
     drop(store);
     let restarted = crate::environment::store();
-    assert_eq!(restarted.recover().unwrap(), Recovered::default(), "the trash still carries the id");
+    assert_eq!(
+        restarted.recover().unwrap(),
+        Recovered::default(),
+        "a directory in the trash still has the id"
+    );
     assert_eq!(restarted.empty_trash().unwrap(), 1);
     leaks.check();
 }
 
 #[test]
-fn after_removing_the_directory_and_before_freeing_its_id() {
+fn a_crash_between_removing_the_directory_and_freeing_its_id_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     reserve(OURS + 1);
     store.create(&id("other"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
-    assert_eq!(store.volume(&id("other")).unwrap().capacity(), Bytes(MIB), "a living volume lost its limit");
+    assert_eq!(
+        store.volume(&id("other")).unwrap().capacity(),
+        Bytes(MIB),
+        "an existing volume lost its limit"
+    );
     assert!(store.delete(&id("other")).unwrap());
     assert_eq!(store.empty_trash().unwrap(), 1);
     leaks.check();
 }
 
 #[test]
-fn ids_of_others_are_left_alone() {
+fn recovery_does_not_change_ids_outside_the_range() {
     let store = store();
     let foreign = reserve(1_048_577);
     assert_eq!(store.recover().unwrap(), Recovered::default());
@@ -111,7 +122,7 @@ fn ids_of_others_are_left_alone() {
 }
 
 #[test]
-fn an_id_that_files_are_charged_to_stays_taken() {
+fn an_id_with_charged_files_stays_allocated() {
     let store = store();
     let project = reserve(OURS + 2);
     let stray = tempfile::tempdir_in(xfs()).unwrap();
@@ -122,7 +133,7 @@ fn an_id_that_files_are_charged_to_stays_taken() {
 }
 
 #[test]
-fn a_half_made_store_is_made_again() {
+fn an_incomplete_store_is_completed() {
     let store = store();
     drop(store);
     std::fs::remove_file(xfs().join(".loopfs/format")).unwrap();
@@ -132,7 +143,7 @@ fn a_half_made_store_is_made_again() {
     crate::environment::store().verify().unwrap();
     assert!(record.exists());
 
-    // With the record in place, a store that is gone was lost, and that is not passed over.
+    // The record exists, so a missing store directory was lost. Opening the store reports the loss.
     std::fs::remove_file(xfs().join(".loopfs/format")).unwrap();
     let error =
         loopfs::volume_store::VolumeStore::open(&xfs(), loopfs::volume_store::StoreOptions::default())

@@ -1,4 +1,5 @@
-//! Emptying the trash: beside other processes, beside what cannot be removed, and beside what is still open.
+//! Tests of emptying the trash: concurrently with other processes, with entries that cannot be removed, and
+//! with entries that are still open.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -17,7 +18,7 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use crate::environment::{Leaks, id, store, this_test_again, xfs};
 use crate::store::{MIB, entry, remove};
 
-/// Set in a child process.
+/// Set in a child process of a test.
 pub(crate) const CHILD: &str = "LOOPFS_TEST_CHILD";
 const SIZE: Bytes = Bytes(4 * MIB);
 
@@ -33,7 +34,7 @@ fn reserved() -> Bytes {
     open().space().unwrap().reserved
 }
 
-/// A volume whose directory is removed while the returned descriptor keeps its project id draining.
+/// Creates a volume and removes its directory. The returned descriptor keeps its project id draining.
 fn draining(store: &VolumeStore, name: &str) -> OwnedFd {
     store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
     let held = store.volume(&id(name)).unwrap().open_dir().unwrap();
@@ -46,7 +47,7 @@ fn draining(store: &VolumeStore, name: &str) -> OwnedFd {
 fn a_draining_id_s_space_is_released_once_when_another_process_frees_the_id() {
     if std::env::var_os(CHILD).is_some() {
         let other = open();
-        // The other process learns of the draining id from the file system.
+        // The other process finds the draining id on the file system.
         println!("draining {}", other.recover().unwrap().busy_ids);
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         other.empty_trash().unwrap();
@@ -89,7 +90,7 @@ fn a_draining_id_s_space_is_released_once_when_recovery_in_another_process_frees
     leaks.check();
 }
 
-/// Makes directories inside each other with a file in each.
+/// Creates nested directories with a file in each.
 fn deep_tree(root: &Path, depth: usize) {
     let mut directory = root.to_owned();
     for _ in 0..depth {
@@ -122,7 +123,7 @@ fn an_entry_that_cannot_be_removed_stays_alone_after_one_call(#[case] obstacle: 
     for name in names {
         store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
         deep_tree(&entry(&id(name)), 12);
-        // All of them, so that none comes last by chance.
+        // Every entry has an obstacle, so the order of removal does not matter.
         let directory = entry(&id(name)).join("obstacle");
         std::fs::create_dir_all(directory.join("stuck")).unwrap();
         deep_tree(&directory, 12);
@@ -148,10 +149,10 @@ fn an_entry_that_cannot_be_removed_stays_alone_after_one_call(#[case] obstacle: 
     let error = store.empty_trash().unwrap_err();
     assert!(error.to_string().contains("stuck") || error.to_string().contains("file"), "{error}");
     let left: Vec<_> = trash().iter().flat_map(|entry| walk(entry)).collect();
-    // The three volumes, what keeps each of them, and the directories that this is in.
+    // Three volumes remain, each with its obstacle and the directories that contain it.
     assert_eq!(left.len(), 3 * 3, "{left:?}");
     assert!(!left.iter().any(|path| path.to_string_lossy().contains("/other.")), "{left:?}");
-    // What is left of a deleted volume is reserved, and not its size.
+    // The store reserves what remains of a deleted volume, not its size.
     assert!(reserved() <= Bytes(3 << 16), "{}", reserved());
 
     for _ in names {
@@ -198,7 +199,7 @@ fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
             }
             assert!(store.delete(&name(n)).unwrap());
         }
-        // As other processes have it: nothing is shared but the file system.
+        // Each process opens the store for itself. They share only the file system.
         let stores: Vec<_> = (0..PROCESSES).map(|_| open()).collect();
         let together = Barrier::new(PROCESSES);
         let mut removed: usize = std::thread::scope(|scope| {
@@ -212,7 +213,7 @@ fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
             let running: Vec<_> = stores.iter().map(empty).collect();
             running.into_iter().map(|process| process.join().unwrap().unwrap()).sum()
         });
-        // What two processes had open at once is left to the next call of each.
+        // The next call of each store removes what two processes had open concurrently.
         removed += stores.iter().map(|store| store.empty_trash().unwrap()).sum::<usize>();
         assert_eq!(removed, EACH);
         assert_eq!(trash(), Vec::<PathBuf>::new());
@@ -221,11 +222,11 @@ fn concurrent_emptying_succeeds_in_every_process_and_counts_each_volume_once() {
     leaks.check();
 }
 
-/// What keeps the blocks of a deleted image.
+/// A user that keeps the blocks of a deleted image.
 enum Holder {
-    /// A loop device that the kernel unbinds when this is closed.
+    /// A loop device that the kernel detaches when it is closed.
     DeferredDetach(LoopDevice),
-    /// An open file, as another program's loop device has one.
+    /// An open file, as the loop device of another program holds one.
     OpenFile(File),
 }
 
@@ -255,10 +256,10 @@ fn a_deleted_image_that_is_open_keeps_its_reservation_until_it_is_closed(
         Holder::OpenFile(File::options().read(true).write(writing).open(entry(&id)).unwrap())
     };
     drop(volume);
-    let promised = reserved();
+    let reservation = reserved();
     assert!(store.delete(&id).unwrap());
-    assert_eq!(store.empty_trash().unwrap(), 0, "its blocks are in use");
-    assert_eq!(reserved(), promised);
+    assert_eq!(store.empty_trash().unwrap(), 0, "the blocks of the image are in use");
+    assert_eq!(reserved(), reservation);
     let directory = VolumeSpec::new(VolumeKind::Filesystem, most);
     let error = store.create(&crate::environment::id("second"), &directory).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
@@ -274,7 +275,7 @@ fn a_deleted_image_that_is_open_keeps_its_reservation_until_it_is_closed(
     leaks.check();
 }
 
-/// A process that died after it had freed the blocks left the entry, and the next one removes it.
+/// A process that died after freeing the blocks leaves the entry. The next process removes it.
 #[test]
 fn a_truncated_image_in_the_trash_is_removed_and_its_reservation_released_in_full() {
     let leaks = Leaks::watch();
@@ -284,7 +285,11 @@ fn a_truncated_image_in_the_trash_is_removed_and_its_reservation_released_in_ful
     assert!(store.delete(&id).unwrap());
     File::options().write(true).open(&trash()[0]).unwrap().set_len(0).unwrap();
     assert_eq!(reserved(), Bytes(2 * SIZE.0));
-    assert_eq!(crate::environment::store().space().unwrap().reserved, Bytes(2 * SIZE.0), "counted again");
+    assert_eq!(
+        crate::environment::store().space().unwrap().reserved,
+        Bytes(2 * SIZE.0),
+        "a recount includes the truncated image"
+    );
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(reserved(), SIZE);
     remove(&store, &crate::environment::id("kept"));

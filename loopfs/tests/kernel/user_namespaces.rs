@@ -1,4 +1,4 @@
-//! Project ids seen from a user namespace whose root owns the directory through an idmapped mount, as in a pod with
+//! Tests of project ids in a user namespace whose root owns the directory through an idmapped mount, as in a pod with
 //! `hostUsers: false`.
 
 use std::fs::{File, Permissions, create_dir, metadata};
@@ -19,20 +19,20 @@ use crate::environment::{Leaks, directory, quota, scratch, xfs};
 use crate::quota_refusals::{NOBODY, assert_refused};
 
 const MIB: u64 = 1 << 20;
-/// Set in the process that enters the user namespace; names the idmapped mount.
+/// Set in the process that enters the user namespace; the value is the path of the idmapped mount.
 const TARGET: &str = "LOOPFS_TEST_IDMAPPED";
-/// What that process prints once its ids are mapped.
+/// The line that the process prints once its ids are mapped.
 const MAPPED: &str = "ids are mapped";
 
 fn project(id: u32) -> ProjectId {
     ProjectId::new(id).unwrap()
 }
 
-/// Starts the current test again as a process of one thread and of one unprivileged user, which alone may enter a user
-/// namespace, and waits until that process has mapped its ids.
+/// Starts the current test again as a process with one thread and as the only process of an unprivileged user. Only
+/// such a process may enter a user namespace. Waits until it has mapped its ids.
 fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
     let test = std::thread::current().name().expect("libtest names the thread after its test").to_owned();
-    // With one process for that user, libtest cannot start a thread for the test, and runs it in its only thread.
+    // If the user may have only one process, libtest cannot start a thread for the test and runs it in its only thread.
     let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
     setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
@@ -65,7 +65,7 @@ fn enter_user_namespace() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// What root of the user namespace can do with its volume: everything but leave the limit.
+/// Checks that root of the user namespace can do everything with its volume except escape its limit.
 fn use_volume(volume: &Path) {
     assert_eq!(metadata(volume).unwrap().uid(), 0, "root owns the volume through the idmapped mount");
     let (nested, file) = (volume.join("nested"), volume.join("file"));
@@ -110,10 +110,10 @@ fn root_of_a_user_namespace_cannot_change_the_project_of_its_idmapped_volume() {
 
     for path in ["nested", "file"] {
         let path = volume.path().join(path);
-        assert_eq!(metadata(&path).unwrap().uid(), 0, "the mount maps owners back to those on the disk");
+        assert_eq!(metadata(&path).unwrap().uid(), 0, "the mount maps owners back to those on disk");
         assert_eq!(project_of(File::open(path).unwrap()).unwrap(), id.get());
     }
-    // In the initial namespace the same owner can: the limit is cooperative there.
+    // In the initial namespace the same owner can change the project: the limit is cooperative there.
     assign_project(File::open(volume.path()).unwrap(), project(9999)).unwrap();
     assert_eq!(project_of(File::open(volume.path()).unwrap()).unwrap(), 9999);
 

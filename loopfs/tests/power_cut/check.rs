@@ -1,4 +1,4 @@
-//! A disk that a power cut left: the store recovers, and nothing is lost or leaked.
+//! Checks a disk after a power cut: the store recovers, and nothing is lost or leaked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::journal;
 use crate::line::Line;
 use crate::work::{content, offset};
 
-/// Less than any volume has; what the file system takes for itself may change by less.
+/// The tolerance for what the file system itself uses. It is smaller than any volume.
 const TOLERANCE: u64 = 1 << 20;
 
 #[test]
@@ -27,14 +27,14 @@ fn nothing_is_lost_and_nothing_leaks() {
     let expected = Expected::of(&lines);
 
     let store = crate::store();
-    // Counted before anything is recovered: what recovery frees must be given back to this count as well.
+    // The space is counted before recovery, which must return the freed space to this count as well.
     store.space().expect("space");
     println!("{} lines; {:?}", lines.len(), store.recover().expect("recover"));
     println!("{} volumes out of the trash", store.empty_trash().expect("empty the trash"));
     assert_eq!(
         store.recover().expect("recover again"),
         Recovered::default(),
-        "recovery leaves nothing to do"
+        "a second recovery finds nothing to do"
     );
     for directory in ["staging", "trash"] {
         assert_eq!(entries(&root.join(directory)), Vec::<String>::new(), "{directory}");
@@ -45,8 +45,8 @@ fn nothing_is_lost_and_nothing_leaks() {
     let of_snapshots = snapshots.iter().map(|snapshot| snapshot_found(snapshot, &root, &expected));
     let found = volumes.iter().map(|volume| found(volume, &root, &expected)).chain(of_snapshots).collect();
     let differences = expected.differences(&found);
-    let said = || lines.iter().map(Line::to_string).collect::<Vec<_>>().join("; ");
-    assert!(differences.is_empty(), "{}\nof what was said: {}", differences.join("\n"), said());
+    let journal_text = || lines.iter().map(Line::to_string).collect::<Vec<_>>().join("; ");
+    assert!(differences.is_empty(), "{}\njournal: {}", differences.join("\n"), journal_text());
     assert_eq!(
         projects_of(&volumes, &snapshots, &root),
         limits(&root),
@@ -54,19 +54,19 @@ fn nothing_is_lost_and_nothing_leaks() {
     );
     let shares = |volume: &Volume| expected.0.get(volume.id().as_str()).is_some_and(|volume| volume.shares);
     for volume in volumes.iter().filter(|volume| volume.kind() == VolumeKind::Block) {
-        has_its_blocks_and_no_more(volume);
+        assert_exactly_preallocated(volume);
     }
 
-    // What volumes share is promised to each of them; the others are counted here.
+    // Shared blocks are reserved for each volume that shares them. The other volumes are counted here.
     let (sharing, volumes): (Vec<Volume>, Vec<Volume>) = volumes.into_iter().partition(shares);
     remove(&store, sharing, snapshots);
-    let unpromised = unpromised(&volumes, &root);
+    let unreserved = unreserved(&volumes, &root);
     let kept = store.space().expect("space");
-    std::fs::remove_file(root.join(".loopfs/promised")).expect("forget what is promised");
+    std::fs::remove_file(root.join(".loopfs/promised")).expect("remove the reservation record");
     let fresh = crate::store().space().expect("space");
-    assert_eq!(fresh.available, unpromised, "what is not promised, counted anew");
+    assert_eq!(fresh.available, unreserved, "the recounted space that is not reserved");
     let off = kept.available.0.abs_diff(fresh.available.0);
-    assert!(off < TOLERANCE, "kept through recovery {kept:?}, counted anew {fresh:?}");
+    assert!(off < TOLERANCE, "the total kept through recovery is {kept:?}, the recount is {fresh:?}");
 
     remove(&store, volumes, Vec::new());
     assert_eq!(usages(&root), [], "project ids without volumes");
@@ -116,7 +116,7 @@ fn snapshot_found(snapshot: &Snapshot, root: &Path, expected: &Expected) -> (Str
     (id.to_owned(), Found { kind: snapshot.kind(), capacity: snapshot.capacity().0, intact })
 }
 
-/// Of the blocks that were written, those that hold what was written to them.
+/// Returns the numbers of the written blocks that hold their content.
 fn intact(id: &str, kind: VolumeKind, path: &Path, expected: &Expected) -> BTreeSet<u64> {
     let written = expected.0.get(id).map(|volume| volume.written.clone()).unwrap_or_default();
     let read = |block: u64| match kind {
@@ -134,8 +134,9 @@ fn image(volume: &Volume, access: Access) -> File {
     File::from(volume.open_image(access).expect("the image"))
 }
 
-/// Truncating a file to the length it has drops what is allocated past it.
-fn has_its_blocks_and_no_more(volume: &Volume) {
+/// Checks that the image is preallocated and has no blocks past its end. Truncating a file to its own length
+/// frees the blocks past its end.
+fn assert_exactly_preallocated(volume: &Volume) {
     let image = image(volume, Access::ReadWrite);
     let before = image.metadata().expect("the image's status");
     assert_eq!(before.len(), volume.capacity().0, "{}", volume.id());
@@ -145,7 +146,7 @@ fn has_its_blocks_and_no_more(volume: &Volume) {
     assert_eq!(before.blocks(), after.blocks(), "{} had blocks past its end", volume.id());
 }
 
-/// Every project id that a directory carries, with its volume's capacity, or what its snapshot uses.
+/// Returns the project id of every directory, with the capacity of its volume or the usage of its snapshot.
 fn projects_of(volumes: &[Volume], snapshots: &[Snapshot], root: &Path) -> BTreeMap<u32, u64> {
     let project = |parent: &str, id: &str| {
         let directory = File::open(root.join(parent).join(id)).expect("a directory");
@@ -154,7 +155,7 @@ fn projects_of(volumes: &[Volume], snapshots: &[Snapshot], root: &Path) -> BTree
     let volumes = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Filesystem);
     let snapshots = snapshots.iter().filter(|snapshot| snapshot.kind() == VolumeKind::Filesystem);
     let of_volumes = volumes.map(|volume| (project("volumes", volume.id().as_str()), volume.capacity().0));
-    // A limit of 0 bytes would be none.
+    // A limit of 0 bytes would be no limit.
     let of_snapshots = snapshots.map(|snapshot| {
         let used = snapshot.used().expect("what a snapshot uses").0;
         (project("snapshots", snapshot.id().as_str()), used.max(4096))
@@ -167,7 +168,8 @@ fn limits(root: &Path) -> BTreeMap<u32, u64> {
     usages(root).iter().map(limit).collect()
 }
 
-/// All that the quota knows of the store's range, after what XFS defers is done.
+/// Returns the usage of every id in the store's range, after the file system has finished its deferred inode
+/// inactivation.
 fn usages(root: &Path) -> Vec<Usage> {
     let root = File::open(root).expect("the file system");
     let quota = ProjectQuota::of(root.as_fd());
@@ -176,14 +178,15 @@ fn usages(root: &Path) -> Vec<Usage> {
     usages.map(|usage| usage.expect("a quota")).collect()
 }
 
-/// What can be promised, after what XFS defers is done: the space that is free, beside what volumes were promised and do not use.
-fn unpromised(volumes: &[Volume], root: &Path) -> Bytes {
+/// Returns the space that can be reserved, after the deferred inode inactivation: the free space, minus what is
+/// reserved for volumes and not used by them.
+fn unreserved(volumes: &[Volume], root: &Path) -> Bytes {
     let in_directories: u64 = usages(root).iter().map(|usage| usage.bytes.0).sum();
-    let promised: u64 = volumes.iter().map(|volume| volume.capacity().0).sum();
+    let reserved: u64 = volumes.iter().map(|volume| volume.capacity().0).sum();
     let images = volumes.iter().filter(|volume| volume.kind() == VolumeKind::Block);
     let in_images: u64 =
         images.map(|volume| image(volume, Access::ReadOnly).metadata().expect("status").blocks() * 512).sum();
     let status = nix::sys::statvfs::statvfs(root).expect("statfs");
     let free = status.blocks_available() * status.fragment_size();
-    Bytes((free + in_directories + in_images).saturating_sub(promised).min(free))
+    Bytes((free + in_directories + in_images).saturating_sub(reserved).min(free))
 }

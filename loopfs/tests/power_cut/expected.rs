@@ -1,4 +1,4 @@
-//! What must be there after a power cut, by what had been said before it.
+//! The expected state after a power cut, derived from the lines that were written before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use loopfs::volume_store::VolumeKind;
 
 use crate::line::{Line, Operation, Phase};
 
-/// Volumes and snapshots by their ids; none of the one is one of the other.
+/// The volumes and snapshots by id. No volume has the id of a snapshot.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expected(pub(crate) BTreeMap<String, Volume>);
 
@@ -14,42 +14,42 @@ pub(crate) struct Expected(pub(crate) BTreeMap<String, Volume>);
 pub(crate) struct Volume {
     pub(crate) kind: VolumeKind,
     presence: Presence,
-    /// What it last had for certain, and what it was being given.
+    /// The last confirmed capacity, and the capacity that was requested since.
     capacities: [u64; 2],
-    /// Blocks that were written and fsynced.
+    /// The blocks that were written and fsynced.
     pub(crate) written: BTreeSet<u64>,
-    /// It was made from another one, or another one, or a snapshot, from it.
+    /// True for a copy, and for a volume or snapshot that was copied.
     pub(crate) shares: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     There,
-    /// It was being created or deleted: there, and then whole, or not there.
+    /// The volume was being created or deleted. It is either complete or absent.
     Either,
-    Gone,
+    Absent,
 }
 
-/// A volume that is there.
+/// The state of an existing volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) kind: VolumeKind,
     pub(crate) capacity: u64,
-    /// Blocks that hold what was written to them.
+    /// The blocks that hold the content that was written to them.
     pub(crate) intact: BTreeSet<u64>,
 }
 
 impl Expected {
-    /// From lines in the order in which they were said. One thread alone speaks of a volume.
+    /// Derives the state from the lines in their order. Only one thread writes about a volume.
     pub(crate) fn of(lines: &[Line]) -> Expected {
         let mut expected = Expected::default();
         for line in lines {
-            expected.hear(line.phase, &line.operation);
+            expected.apply(line.phase, &line.operation);
         }
         expected
     }
 
-    fn hear(&mut self, phase: Phase, operation: &Operation) {
+    fn apply(&mut self, phase: Phase, operation: &Operation) {
         match operation {
             Operation::Create { kind, volume, capacity } => {
                 let presence = if phase == Phase::Done { Presence::There } else { Presence::Either };
@@ -79,14 +79,14 @@ impl Expected {
                 }
             }
             Operation::Delete { volume, .. } => {
-                let presence = if phase == Phase::Done { Presence::Gone } else { Presence::Either };
+                let presence = if phase == Phase::Done { Presence::Absent } else { Presence::Either };
                 self.known(volume).presence = presence;
             }
             Operation::Release | Operation::Recover => {}
         }
     }
 
-    /// A snapshot says what its source has.
+    /// Handles a copy. A snapshot has the capacity of its source.
     fn copy(&mut self, phase: Phase, copy: &str, source: &str, capacity: Option<u64>) {
         let source = self.known(source);
         source.shares = true;
@@ -101,19 +101,19 @@ impl Expected {
     }
 
     fn known(&mut self, volume: &str) -> &mut Volume {
-        self.0.get_mut(volume).unwrap_or_else(|| panic!("{volume} is spoken of before it is created"))
+        self.0.get_mut(volume).unwrap_or_else(|| panic!("a line names {volume} before its creation"))
     }
 
-    /// Every way in which what was found is not what must be there.
+    /// Returns every difference between the found and the expected state.
     pub(crate) fn differences(&self, found: &BTreeMap<String, Found>) -> Vec<String> {
         let mut differences = Vec::new();
         for (id, volume) in &self.0 {
             match (volume.presence, found.get(id)) {
                 (Presence::There, None) => differences.push(format!("{id} is lost: {volume:?}")),
-                (Presence::Gone, Some(found)) => {
+                (Presence::Absent, Some(found)) => {
                     differences.push(format!("{id} was deleted, and is there: {found:?}"));
                 }
-                (Presence::Either | Presence::Gone, None) => {}
+                (Presence::Either | Presence::Absent, None) => {}
                 (Presence::There | Presence::Either, Some(found)) => {
                     if found.kind != volume.kind || !volume.capacities.contains(&found.capacity) {
                         differences.push(format!("{id} is {found:?}, and should be {volume:?}"));
@@ -125,7 +125,7 @@ impl Expected {
             }
         }
         let unknown = found.keys().filter(|id| !self.0.contains_key(*id));
-        differences.extend(unknown.map(|id| format!("{id} is there, and nobody made it")));
+        differences.extend(unknown.map(|id| format!("{id} exists, and no line created it")));
         differences
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     #[case::cloned(&format!("{CREATED};{WRITTEN};0 done clone Block w 100 v;0 done delete Block w"), there(100, &[3]), true)]
     #[case::snapshotted(&format!("{CREATED};{WRITTEN};0 done snapshot Block w v;0 done delete Block w"), there(100, &[3]), true)]
     #[case::never_made("0 intent release;0 done release", there(100, &[]), false)]
-    fn a_volume_is_whole_or_gone(#[case] lines: &str, #[case] found: Option<Found>, #[case] good: bool) {
+    fn a_volume_is_complete_or_absent(#[case] lines: &str, #[case] found: Option<Found>, #[case] good: bool) {
         let lines: Vec<Line> = lines.split(';').map(|line| Line::parse(line).expect(line)).collect();
         let found = found.into_iter().map(|found| ("v".to_owned(), found)).collect();
         let differences = Expected::of(&lines).differences(&found);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_holds_what_its_source_held() {
+    fn a_clone_has_the_content_of_its_source() {
         let text = format!("{CREATED};{WRITTEN};0 intent clone Block w 100 v;0 done clone Block w 100 v");
         let lines: Vec<Line> = text.split(';').map(|line| Line::parse(line).expect(line)).collect();
         let found = |intact: &[u64]| {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_counts() {
+    fn a_volume_of_another_kind_is_a_difference() {
         let lines = [Line::parse("0 done create Filesystem v 100").unwrap()];
         let found = there(100, &[]).into_iter().map(|found| ("v".to_owned(), found)).collect();
         assert_eq!(Expected::of(&lines).differences(&found).len(), 1);

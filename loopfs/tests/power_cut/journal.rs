@@ -1,8 +1,9 @@
-//! The lines, on the disk that they are about.
+//! The journal: the lines about a disk, on the same disk.
 //!
-//! Each line overwrites a block of a file that was written and synced before, past the page cache: it changes no
-//! metadata that matters and makes nothing else durable, and a disk that keeps its writes in order holds it after all
-//! that was on the disk when it was said. So a disk tells by itself what must be on it.
+//! Each line overwrites a block of a file that was written and synced before, past the page cache. It changes
+//! no relevant metadata and makes nothing else durable. A disk that keeps its writes in order holds the line
+//! after everything that was on the disk when the line was written. The disk therefore contains all
+//! information about its expected state.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,16 +12,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::line::Line;
 
-/// Beside the store's own directories.
+/// The journal file in the root of the file system, beside the store's own directories.
 const FILE: &str = "power-cut-journal";
-/// A file system block; each line has one.
+/// The size of a file system block. Each line has one block.
 const BLOCK: usize = 4096;
-/// How many lines there can be.
+/// The maximum number of lines.
 const BLOCKS: usize = 2048;
-/// Begins each line. The harness knows a line by it among the writes to the disk.
+/// The start of each line. The harness finds lines among the writes to the disk by this text.
 const MAGIC: &str = "loopfs power cut: ";
 
-/// Direct I/O wants its buffers aligned.
+/// A buffer with the alignment that direct I/O requires.
 #[repr(align(4096))]
 struct Block([u8; BLOCK]);
 
@@ -40,8 +41,8 @@ impl Journal {
         Ok(Journal { file, next: AtomicUsize::new(0) })
     }
 
-    /// Writes a line to the disk, and says it. False if there is no room for it.
-    pub(crate) fn say(&self, line: &Line) -> std::io::Result<bool> {
+    /// Writes a line to the disk and prints it. Returns `false` if the journal is full.
+    pub(crate) fn write_line(&self, line: &Line) -> std::io::Result<bool> {
         let slot = self.next.fetch_add(1, Ordering::Relaxed);
         if slot >= BLOCKS {
             return Ok(false);
@@ -55,12 +56,12 @@ impl Journal {
     }
 }
 
-/// The lines on a disk. Those of one thread are in order.
+/// Returns the lines on a disk. The lines of one thread are in order.
 pub(crate) fn read(root: &Path) -> std::io::Result<Vec<Line>> {
     let content = std::fs::read(root.join(FILE))?;
     let texts = content.chunks(BLOCK).filter_map(|block| {
         let text = std::str::from_utf8(block).ok()?;
         text.strip_prefix(MAGIC)?.split_once('\n')
     });
-    Ok(texts.map(|(text, _)| Line::parse(text).unwrap_or_else(|| panic!("{text:?} is no line"))).collect())
+    Ok(texts.map(|(text, _)| Line::parse(text).unwrap_or_else(|| panic!("{text:?} is not a line"))).collect())
 }

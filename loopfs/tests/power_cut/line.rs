@@ -1,7 +1,7 @@
-//! What the working threads say: before each operation what they intend, and after it that it is done.
+//! The lines that the working threads write: one before each operation and one after its completion.
 //!
-//! A line reads `THREAD intent|done OPERATION`, as `2 intent grow Block t2-7 8388608`. The harness reads the
-//! operation's name, up to the kind of volume, to choose where to cut.
+//! A line has the form `THREAD intent|done OPERATION`, for example `2 intent grow Block t2-7 8388608`. The
+//! harness parses the operation's name, up to the kind of volume, to choose where to cut.
 
 use std::fmt;
 
@@ -20,7 +20,8 @@ pub(crate) enum Phase {
     Done,
 }
 
-/// Capacities are in bytes. A block that is written has a number, and a content that follows from it.
+/// One operation of the store. Capacities are in bytes. A written block has a number, which determines its
+/// content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Create {
@@ -33,14 +34,14 @@ pub(crate) enum Operation {
         volume: String,
         capacity: u64,
     },
-    /// From a volume or a snapshot.
+    /// Creates a volume from a volume or a snapshot.
     Clone {
         kind: VolumeKind,
         volume: String,
         capacity: u64,
         source: String,
     },
-    /// Written and fsynced.
+    /// Writes a block and fsyncs it.
     Write {
         kind: VolumeKind,
         volume: String,
@@ -51,14 +52,14 @@ pub(crate) enum Operation {
         snapshot: String,
         source: String,
     },
-    /// A volume or a snapshot.
+    /// Deletes a volume or a snapshot.
     Delete {
         kind: VolumeKind,
         volume: String,
     },
-    /// The trash is emptied, and project ids are released with it.
+    /// Empties the trash, which also releases project ids.
     Release,
-    /// What processes that died left half made is taken away.
+    /// Recovers the store, which removes what dead processes left incomplete.
     Recover,
 }
 
@@ -87,7 +88,7 @@ impl fmt::Display for Line {
 }
 
 impl Line {
-    /// None where the text is not a whole line.
+    /// Returns `None` if the text is not a complete line.
     pub(crate) fn parse(text: &str) -> Option<Line> {
         let words: Vec<&str> = text.split(' ').collect();
         let (thread, phase, operation) = match words.as_slice() {
@@ -146,7 +147,7 @@ mod tests {
     #[case("1 done delete Filesystem t1-1")]
     #[case("0 done release")]
     #[case("0 intent recover")]
-    fn a_line_is_read_as_it_was_written(#[case] text: &str) {
+    fn parsing_a_printed_line_returns_the_same_line(#[case] text: &str) {
         assert_eq!(Line::parse(text).expect(text).to_string(), text);
     }
 
@@ -157,7 +158,7 @@ mod tests {
     #[case("0 done release of what")]
     #[case("0 done snapshot Filesystem s0-2")]
     #[case("0 done grow Tape t0-1 1048576")]
-    fn what_is_no_line_is_not_taken_for_one(#[case] text: &str) {
+    fn parsing_anything_else_returns_none(#[case] text: &str) {
         assert_eq!(Line::parse(text), None);
     }
 }

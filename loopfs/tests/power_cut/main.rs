@@ -1,10 +1,11 @@
-//! Power cuts: threads change the store until the machine is switched off, and what the disk holds then is
-//! recovered and compared with what the threads had said.
+//! Tests of power cuts: threads change the store until the machine is switched off. Then the store on the
+//! disk is recovered and compared with the lines that the threads wrote.
 //!
-//! What is said, and what follows from it, is tested here on any machine. The feature `kernel-tests` adds the two
-//! halves that `cargo harness test --lane kernel` runs in a virtual machine: `work`, during which the power goes,
-//! and `check`, once for each disk that a cut could have left. `LOOPFS_TEST_XFS` is an XFS mounted with
-//! `prjquota` and given to the test alone; `LOOPFS_TEST_SEED` is what `work` starts its choices from.
+//! The format of the lines and the state expected from them are tested here on any machine. The feature
+//! `kernel-tests` adds the two halves that `cargo harness test --lane kernel` runs in a virtual machine:
+//! `work`, during which the power is cut, and `check`, once for each disk that a cut could have left.
+//! `LOOPFS_TEST_XFS` is an XFS mounted with `prjquota` and used by this test alone. `LOOPFS_TEST_SEED` is the
+//! seed of the random choices of `work`.
 
 mod expected;
 mod line;

@@ -1,4 +1,5 @@
-//! Threads that create, copy, grow, write and delete volumes, and say so.
+//! Threads that create, copy, expand, write and delete volumes, and write a line before and after each
+//! operation.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,10 +20,10 @@ use crate::journal::Journal;
 use crate::line::{Line, Operation, Phase};
 
 const MIB: u64 = 1 << 20;
-/// Enough that an operation is under way at any moment.
+/// The number of threads, large enough that an operation is in progress at any moment.
 const THREADS: usize = 4;
-/// Volumes that a thread keeps; all of them together are far from filling the disk.
-const MOST_VOLUMES: usize = 5;
+/// The maximum number of volumes of a thread. All volumes together are far from filling the disk.
+const MAX_VOLUMES: usize = 5;
 
 #[test]
 fn until_the_power_is_cut() {
@@ -45,7 +46,7 @@ fn until_the_power_is_cut() {
             scope.spawn(move || worker.run());
         }
     });
-    panic!("the journal is full, and nobody has cut the power");
+    panic!("the journal is full, and the power was not cut");
 }
 
 struct Worker<'a> {
@@ -72,19 +73,19 @@ impl Worker<'_> {
     fn run(&mut self) {
         loop {
             let operation = self.choose();
-            if !self.say(Phase::Intent, &operation) {
+            if !self.write_line(Phase::Intent, &operation) {
                 return;
             }
             self.perform(&operation).unwrap_or_else(|error| panic!("{operation:?}: {error}"));
-            if !self.say(Phase::Done, &operation) {
+            if !self.write_line(Phase::Done, &operation) {
                 return;
             }
         }
     }
 
-    fn say(&self, phase: Phase, operation: &Operation) -> bool {
+    fn write_line(&self, phase: Phase, operation: &Operation) -> bool {
         let line = Line { thread: self.thread, phase, operation: operation.clone() };
-        self.journal.say(&line).expect("a line")
+        self.journal.write_line(&line).expect("a line")
     }
 
     fn choose(&mut self) -> Operation {
@@ -93,10 +94,10 @@ impl Worker<'_> {
         }
         let chosen = self.random.below(self.volumes.len() as u64) as usize;
         let Known { id, kind, capacity, blocks, snapshot } = self.volumes[chosen].clone();
-        let room = self.volumes.len() < MOST_VOLUMES;
+        let room = self.volumes.len() < MAX_VOLUMES;
         match self.random.below(100) {
             0..20 if room => self.create(),
-            // One can only be copied and deleted.
+            // A snapshot can only be copied and deleted.
             0..85 if snapshot => {
                 if room {
                     self.copy(kind, capacity, id)
@@ -193,26 +194,26 @@ impl Worker<'_> {
                     self.store.delete(&VolumeId::parse(volume)?)?
                 };
                 if deleted == repeats {
-                    return Err("there is no such volume, or still one".into());
+                    return Err("the volume to delete does not exist, or still exists".into());
                 }
                 self.volumes.retain(|known| known.id != *volume);
             }
             Operation::Release => drop(self.store.empty_trash()?),
             Operation::Recover => {
-                self.leave_half_made()?;
+                self.leave_incomplete()?;
                 self.store.recover()?;
             }
         }
         Ok(())
     }
 
-    /// Whether a process was here that died before what it changed was durable: the call is repeated, finds
-    /// everything as it should be, and must not return before it stays so.
+    /// Returns `true` to simulate that a process died before its changes were durable. The repeated call then
+    /// finds everything done, and must not return before it is durable.
     fn repeats(&mut self) -> bool {
         self.random.below(3) == 0
     }
 
-    /// As a process that grew a volume, and died.
+    /// Sets the limit of a volume like a process that expanded the volume and died.
     fn limit(&self, volume: &str, capacity: u64) -> Result<(), Box<dyn std::error::Error>> {
         let directory = File::open(self.root.join("volumes").join(volume))?;
         let project = ProjectId::new(project_of(&directory)?).ok_or("a volume without a project id")?;
@@ -220,13 +221,13 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// As processes that created a volume and grew an image, and died.
-    fn leave_half_made(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+    /// Leaves incomplete objects, like processes that died while they created a volume and expanded an image.
+    fn leave_incomplete(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         self.made += 1;
         let staged = self.root.join("staging").join(format!("t{}-{}.0", self.thread, self.made));
         std::fs::create_dir(&staged)?;
         let directory = File::open(staged)?;
-        // No volume has taken the last ids of the range, but by a chance of one in millions.
+        // The last ids of the range are unused, except with a probability of one in millions.
         let last = StoreOptions::default().project_ids.end().get();
         let project = ProjectId::new(last - u32::try_from(self.made)?).ok_or("no project id")?;
         ProjectQuota::of(directory.as_fd()).set_limits(project, limits(MIB))?;
@@ -256,19 +257,19 @@ fn write_file(volume: &Path, block: u64) -> std::io::Result<()> {
     File::open(volume)?.sync_all()
 }
 
-/// What block `block` of a volume holds once it is written.
+/// Returns the content that block `block` of a volume has after it was written.
 pub(crate) fn content(block: u64) -> [u8; 4096] {
     let mut content = [0; 4096];
     content.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&(block + 1).to_le_bytes()));
     content
 }
 
-/// Where that is in an image.
+/// Returns the position of the block in an image.
 pub(crate) fn offset(block: u64) -> u64 {
     block * 4096
 }
 
-/// Equal seeds make equal choices. (SplitMix64.)
+/// A random generator (SplitMix64). Equal seeds produce equal sequences.
 struct Random(u64);
 
 impl Random {

@@ -33,7 +33,7 @@ fn nodes(names: &[&str]) -> Option<wire::TopologyRequirement> {
 }
 
 #[test]
-fn a_request_to_create_is_read() {
+fn a_create_request_is_converted() {
     let request = wire::CreateVolumeRequest {
         capacity_range: range(5, 10),
         parameters: pairs(&[("bytesPerInode", "4096")]),
@@ -86,7 +86,7 @@ fn a_volume_is_accessible_if_its_topology_requirements_include_this_node(
     let snapshot = source::SnapshotSource { snapshot_id: String::new() };
     request.volume_content_source = Some(wire::VolumeContentSource { r#type: Some(Type::Snapshot(snapshot)) });
 }, "volume_content_source: ")]
-fn a_request_to_create_with_one_fault(
+fn a_create_request_with_an_invalid_field_is_refused(
     #[case] spoil: impl FnOnce(&mut wire::CreateVolumeRequest),
     #[case] field: &str,
 ) {
@@ -118,7 +118,7 @@ fn deleting_an_empty_id_is_refused() {
 #[case::negative(-1, "", Err(Code::InvalidArgument))]
 #[case::others_token(0, "invalid-token", Err(Code::Aborted))]
 #[case::path(0, "after:../v", Err(Code::Aborted))]
-fn pages(
+fn a_list_request_is_converted_to_a_page(
     #[case] max_entries: i32,
     #[case] starting_token: &str,
     #[case] expected: Result<(Option<&str>, Option<usize>), Code>,
@@ -129,7 +129,7 @@ fn pages(
 }
 
 #[test]
-fn impossible_expectations_are_part_of_a_valid_request() {
+fn a_validation_request_may_expect_impossible_properties() {
     let request = |capability| wire::ValidateVolumeCapabilitiesRequest {
         volume_id: "v".to_owned(),
         volume_capabilities: vec![capability],

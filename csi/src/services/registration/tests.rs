@@ -12,17 +12,17 @@ use tonic::transport::{Channel, Endpoint};
 use super::*;
 use crate::proto::registration::registration_client::RegistrationClient;
 
-/// A socket that existed. It is kept open, because a removed file's inode number is reused.
+/// The identity of a socket that existed. The file is kept open, because the inode number of a removed file is reused.
 #[derive(Debug)]
-struct Seen(File);
+struct SocketIdentity(File);
 
-impl Seen {
+impl SocketIdentity {
     fn at(path: &Path) -> io::Result<Self> {
         OpenOptions::new().read(true).custom_flags(O_PATH).open(path).map(Self)
     }
 }
 
-impl PartialEq for Seen {
+impl PartialEq for SocketIdentity {
     fn eq(&self, other: &Self) -> bool {
         let [one, other] = [self, other].map(|Self(file)| file.metadata().unwrap());
         (one.dev(), one.ino()) == (other.dev(), other.ino())
@@ -53,26 +53,28 @@ impl Running {
     }
 
     /// Waits until there is a socket.
-    async fn first_socket(&self) -> Seen {
+    async fn first_socket(&self) -> SocketIdentity {
         self.socket_that(|_| true).await
     }
 
     /// Waits until there is another socket than `other`.
-    async fn socket_after(&self, other: &Seen) -> Seen {
+    async fn socket_after(&self, other: &SocketIdentity) -> SocketIdentity {
         self.socket_that(|seen| seen != other).await
     }
 
-    async fn socket_that(&self, fits: impl Fn(&Seen) -> bool) -> Seen {
+    async fn socket_that(&self, fits: impl Fn(&SocketIdentity) -> bool) -> SocketIdentity {
         let watch = DirectoryWatch::new(self.directory.path()).unwrap();
         let appears = async {
             loop {
-                match Seen::at(&self.socket()) {
+                match SocketIdentity::at(&self.socket()) {
                     Ok(seen) if fits(&seen) => return seen,
                     _ => watch.changed().await.unwrap(),
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), appears).await.expect("a socket that fits")
+        tokio::time::timeout(Duration::from_secs(20), appears)
+            .await
+            .expect("the expected socket appears in time")
     }
 
     async fn kubelet(&self) -> RegistrationClient<Channel> {
@@ -89,7 +91,11 @@ impl Running {
     async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
-        assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0, "the socket is left behind");
+        assert_eq!(
+            fs::read_dir(self.directory.path()).unwrap().count(),
+            0,
+            "the registration socket was not removed"
+        );
     }
 }
 
@@ -153,7 +159,7 @@ async fn a_successful_registration_keeps_the_socket() {
     let socket = running.first_socket().await;
     running.notify(true).await;
     running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
-    assert_eq!(Seen::at(&running.socket()).unwrap(), socket);
+    assert_eq!(SocketIdentity::at(&running.socket()).unwrap(), socket);
     running.stop().await;
 }
 

@@ -17,15 +17,16 @@ const PRIORITY: u8 = 0x20;
 /// The size of the stream dependency and the weight.
 const PRIORITY_FIELDS: usize = 5;
 
-/// The maximum frame size, which a sender may exceed only after the receiver has agreed. This receiver does not.
-const LARGEST_FRAME: usize = 16_384;
+/// The maximum frame size. A sender may exceed it only after the receiver has agreed, which this receiver
+/// does not.
+const MAX_FRAME_SIZE: usize = 16_384;
 
 /// The position in the stream of bytes.
 #[derive(Debug)]
 pub(super) struct Frames {
-    /// Inside bytes that are passed on unchanged.
+    /// The number of remaining bytes that are passed on unchanged.
     pass: usize,
-    /// Inside a frame of which these bytes have arrived. Holds only the header, unless the frame is a header block.
+    /// The received bytes of the current frame. Only the header is kept, unless the frame is a header block.
     frame: Vec<u8>,
 }
 
@@ -49,7 +50,7 @@ impl Frames {
             if self.missing() > 0 {
                 continue;
             }
-            if is_looked_into(&self.frame) {
+            if is_complete_header_block(&self.frame) {
                 match rewritten(&self.frame) {
                     Some(frame) => out.extend_from_slice(&frame),
                     None => out.extend_from_slice(&self.frame),
@@ -71,7 +72,7 @@ impl Frames {
     fn missing(&self) -> usize {
         let have = self.frame.len();
         match FRAME_HEADER.saturating_sub(have) {
-            0 if is_looked_into(&self.frame) => FRAME_HEADER + payload_length(&self.frame) - have,
+            0 if is_complete_header_block(&self.frame) => FRAME_HEADER + payload_length(&self.frame) - have,
             header => header,
         }
     }
@@ -81,14 +82,14 @@ fn payload_length(frame: &[u8]) -> usize {
     usize::from(frame[0]) << 16 | usize::from(frame[1]) << 8 | usize::from(frame[2])
 }
 
-/// Returns `true` if the frame is a complete header block. Header blocks of several frames are long; those of short
-/// calls are not.
-fn is_looked_into(frame: &[u8]) -> bool {
-    frame[3] == HEADERS && frame[4] & END_HEADERS != 0 && payload_length(frame) <= LARGEST_FRAME
+/// Returns `true` if the frame is a complete header block. Only long header blocks consist of several frames,
+/// and those of calls to this driver are short.
+fn is_complete_header_block(frame: &[u8]) -> bool {
+    frame[3] == HEADERS && frame[4] & END_HEADERS != 0 && payload_length(frame) <= MAX_FRAME_SIZE
 }
 
-/// Returns the frame with another authority. Returns `None` if the frame has no authority to replace, or if it is
-/// malformed: the receiver detects that too, and handles it.
+/// Returns the frame with another authority. Returns `None` if the frame has no authority to replace, or if
+/// it is malformed. The receiver also detects malformed frames, and handles them.
 fn rewritten(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, mut payload) = frame.split_at(FRAME_HEADER);
     let flags = header[4];
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_goes_and_priority_stays() {
+    fn padding_is_removed_and_priority_is_kept() {
         let priority = [0, 0, 0, 3, 200];
         let padded = [&[2], &priority[..], BLOCK, &[0, 0]].concat();
         let expected = [PREFACE_BYTES, &frame(1, 0x24, &[&priority[..], NEUTRAL].concat())].concat();
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_passes_as_it_is() {
+    fn other_and_malformed_frames_are_passed_on_unchanged() {
         for odd in [
             frame(1, 0x0, BLOCK),
             frame(1, 0xc, &[9, 0x83]),
@@ -171,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_pass_and_pieces_make_no_difference(
+        fn the_output_for_arbitrary_bytes_does_not_depend_on_the_read_size(
             input in proptest::collection::vec(prop_oneof![any::<u8>(), 0..10u8], 0..400),
             piece in 1..50usize,
         ) {

@@ -47,8 +47,8 @@ fn consumed<'a>(start: &'a [u8], rest: &[u8]) -> &'a [u8] {
     &start[..start.len() - rest.len()]
 }
 
-/// Reads an integer (section 5.1): the low bits of the first byte, as many as the prefix has, and if all of them are
-/// set, groups of seven bits.
+/// Reads an integer (section 5.1). Its low bits are those of the prefix in the first byte. If all of them are
+/// set, groups of seven bits follow.
 fn integer(rest: &mut &[u8], prefix: u32) -> Option<u64> {
     let mut next = || {
         let (byte, tail) = rest.split_first()?;
@@ -71,7 +71,7 @@ fn integer(rest: &mut &[u8], prefix: u32) -> Option<u64> {
     None
 }
 
-/// Reads a string (section 5.2): a bit for Huffman coding, a length, and as many bytes.
+/// Reads a string (section 5.2): a bit for Huffman coding, a length, and the bytes.
 fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(integer(rest, 7)?).ok()?;
     let (text, tail) = rest.split_at_checked(length)?;
@@ -118,13 +118,13 @@ mod tests {
     #[case::cut_off(b"\x41\x04%2")]
     #[case::length_without_end(b"\x41\xff\xff\xff\xff\xff\xff\xff\x00")]
     #[case::nothing(b"")]
-    fn there_is_nothing_to_replace(#[case] block: &[u8]) {
+    fn blocks_without_an_authority_and_malformed_blocks_are_not_changed(#[case] block: &[u8]) {
         assert_eq!(with_neutral_authority(block), None);
     }
 
     proptest! {
         #[test]
-        fn any_block_is_read_or_refused_and_never_grows(block in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn an_arbitrary_block_never_grows_and_is_replaced_once(block in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Some(rewritten) = with_neutral_authority(&block) {
                 prop_assert!(rewritten.len() <= block.len());
                 prop_assert_eq!(with_neutral_authority(&rewritten), Some(rewritten));

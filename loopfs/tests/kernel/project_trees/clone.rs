@@ -1,4 +1,4 @@
-//! Clones of trees: what of an inode is in its copy, and what is not.
+//! Tests of clones of trees: which attributes of an inode its copy has and which it has not.
 
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsFd;
@@ -15,8 +15,8 @@ use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
 use rustix::fs::{XattrFlags, lsetxattr};
 
-use super::portrait::{Portraits, assert_alike, portray, without_access_times_of_links};
-use super::{Scene, make_fifo, nothing, project_at};
+use super::portrait::{TreeMetadata, assert_equal_trees, read_tree_metadata, without_access_times_of_links};
+use super::{Fixture, make_fifo, nothing, project_at};
 
 /// `FS_XFLAG_*` of linux/fs.h.
 const IMMUTABLE: u32 = 0x8;
@@ -27,8 +27,8 @@ const EXTSIZE: u32 = 0x800;
 const EXTSZINHERIT: u32 = 0x1000;
 const COWEXTSIZE: u32 = 0x1_0000;
 
-impl Scene {
-    /// A new directory in the project, to clone into.
+impl Fixture {
+    /// Creates a new directory in the project, to clone into.
     pub(super) fn empty_copy(&self) -> PathBuf {
         let copy = self.directory.path().join("copy");
         fs::create_dir(&copy).unwrap();
@@ -51,7 +51,7 @@ pub(super) fn set_attribute(path: &Path, name: &str, value: &[u8]) {
     lsetxattr(path, name, value, XattrFlags::empty()).unwrap();
 }
 
-/// An ACL as xattr(7) has it: the owner, user 4321, the group, mask and others.
+/// Returns an ACL in the format of xattr(7), for the owner, user 4321, the group, mask and others.
 fn acl(user: u16) -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
         (0x01, 6, u32::MAX),
@@ -69,7 +69,7 @@ fn acl(user: u16) -> Vec<u8> {
     bytes
 }
 
-/// `CAP_NET_BIND_SERVICE` as `struct vfs_cap_data` of revision 2, effective.
+/// Returns `CAP_NET_BIND_SERVICE` as `struct vfs_cap_data` of revision 2, effective.
 fn capability() -> Vec<u8> {
     let mut bytes = vec![0; 20];
     bytes[..4].copy_from_slice(&0x0200_0001u32.to_le_bytes());
@@ -86,8 +86,8 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// One of everything.
-fn plant(tree: &Path) {
+/// Creates an entry of every type.
+fn populate(tree: &Path) {
     let at = |name: &str| tree.join(name);
     fs::write(at("empty"), "").unwrap();
     fs::write(at("text"), "some text").unwrap();
@@ -154,7 +154,7 @@ fn plant(tree: &Path) {
     fs::write(at("acl/file"), "").unwrap();
     fs::write(at("acl/closed"), "").unwrap();
     make_fifo(&at("acl/fifo"));
-    // Only now: what was made before has none.
+    // The default ACL is set last, so that the entries created before do not inherit it.
     set_attribute(&at("acl"), "system.posix_acl_default", &acl(7));
     set_attribute(&at("acl"), "system.posix_acl_access", &acl(5));
     set_attribute(&at("acl/closed"), "system.posix_acl_access", &acl(0));
@@ -170,9 +170,9 @@ fn plant(tree: &Path) {
     set_times(tree, (500, 5), (600, 6));
 }
 
-/// Times of the last change, looked up without a trace.
-fn changes(tree: &Path, portraits: &Portraits) -> Vec<(i64, i64)> {
-    let statuses = portraits.keys().map(|name| fs::symlink_metadata(tree.join(name)).unwrap());
+/// Returns the change times. Reading them changes nothing.
+fn changes(tree: &Path, tree_metadata: &TreeMetadata) -> Vec<(i64, i64)> {
+    let statuses = tree_metadata.keys().map(|name| fs::symlink_metadata(tree.join(name)).unwrap());
     statuses.map(|status| (status.ctime(), status.ctime_nsec())).collect()
 }
 
@@ -181,28 +181,28 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn a_clone_is_what_its_source_is_and_leaves_that_alone() {
-    let scene = Scene::new(5401);
-    plant(&scene.tree());
-    let portraits = portray(&scene.tree());
+fn a_clone_equals_its_source_and_does_not_change_it() {
+    let fixture = Fixture::new(5401);
+    populate(&fixture.tree());
+    let tree_metadata = read_tree_metadata(&fixture.tree());
     let opened = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).unwrap();
     for name in ["fifo", "socket", "null", "block", "whiteout"] {
-        opened.add_watch(&scene.tree().join(name), AddWatchFlags::IN_OPEN).unwrap();
+        opened.add_watch(&fixture.tree().join(name), AddWatchFlags::IN_OPEN).unwrap();
     }
-    let before = changes(&scene.tree(), &portraits);
-    let copy = scene.empty_copy();
+    let before = changes(&fixture.tree(), &tree_metadata);
+    let copy = fixture.empty_copy();
     let held = descriptors();
-    let report = clone_into(&scene.tree(), &copy).unwrap();
+    let report = clone_into(&fixture.tree(), &copy).unwrap();
     assert_eq!(descriptors(), held);
     assert_eq!(opened.read_events().map(|events| events.len()), Err(nix::errno::Errno::EAGAIN));
-    assert_eq!(changes(&scene.tree(), &portraits), before);
+    assert_eq!(changes(&fixture.tree(), &tree_metadata), before);
     let unchanged = without_access_times_of_links;
-    assert_alike(&unchanged(portray(&scene.tree())), &unchanged(portraits.clone()));
+    assert_equal_trees(&unchanged(read_tree_metadata(&fixture.tree())), &unchanged(tree_metadata.clone()));
 
-    let found = portray(&copy);
-    assert_alike(&found, &portraits);
+    let found = read_tree_metadata(&copy);
+    assert_equal_trees(&found, &tree_metadata);
     let special_files = SpecialFiles { symlinks: 2, sockets: 1, fifos: 2, devices: 3 };
-    let names = portraits.len() as u64;
+    let names = tree_metadata.len() as u64;
     let expected = CloneReport {
         names,
         directories: 7,
@@ -214,22 +214,22 @@ fn a_clone_is_what_its_source_is_and_leaves_that_alone() {
     };
     assert_eq!(report, expected);
     assert!(report.is_complete());
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn the_blocks_are_shared_until_one_of_the_two_is_written_and_charged_in_full() {
-    let scene = Scene::new(5402);
-    fs::write(scene.tree().join("file"), vec![1; 8 << 20]).unwrap();
-    let (copy, _) = scene.clone();
+fn a_clone_shares_blocks_until_a_write_and_is_charged_in_full() {
+    let fixture = Fixture::new(5402);
+    fs::write(fixture.tree().join("file"), vec![1; 8 << 20]).unwrap();
+    let (copy, _) = fixture.clone();
     let file = |tree: &Path| File::options().read(true).write(true).open(tree.join("file")).unwrap();
-    let (original, clone) = (file(&scene.tree()), file(&copy));
+    let (original, clone) = (file(&fixture.tree()), file(&copy));
     for one in [&original, &clone] {
         let (all, shared) = test_support::extents(one).unwrap();
         assert!(all > 0 && all == shared, "{shared} of {all} extents are shared");
     }
-    assert_eq!(scene.charged(), (8 << 20, 2), "the directory and its file, with all its blocks");
-    assert_eq!(project_at(&scene.tree().join("file")), 0);
+    assert_eq!(fixture.charged(), (8 << 20, 2), "the directory and its file are charged with all blocks");
+    assert_eq!(project_at(&fixture.tree().join("file")), 0);
     original.write_all_at(&[2; 5000], 1 << 20).unwrap();
     clone.write_all_at(&[3; 5000], 4 << 20).unwrap();
     let byte = |file: &File, at| {
@@ -239,13 +239,13 @@ fn the_blocks_are_shared_until_one_of_the_two_is_written_and_charged_in_full() {
     };
     assert_eq!((byte(&clone, 1 << 20), byte(&original, 4 << 20)), (1, 1));
     drop((original, clone));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn flags_are_taken_over_and_none_is_handed_down_by_the_way() {
-    let scene = Scene::new(5403);
-    let tree = scene.tree();
+fn flags_are_copied_and_none_is_inherited_during_the_copy() {
+    let fixture = Fixture::new(5403);
+    let tree = fixture.tree();
     let set =
         |name: &str, flags| test_support::set_flags(File::open(tree.join(name)).unwrap(), flags).unwrap();
     fs::create_dir_all(tree.join("frozen/below")).unwrap();
@@ -256,7 +256,7 @@ fn flags_are_taken_over_and_none_is_handed_down_by_the_way() {
     fs::write(tree.join("hints"), [1; 100]).unwrap();
     fs::write(tree.join("frozen/linked"), [2; 100]).unwrap();
     fs::hard_link(tree.join("frozen/linked"), tree.join("linked")).unwrap();
-    fs::hard_link(tree.join("outside"), scene.outside().join("outside")).unwrap();
+    fs::hard_link(tree.join("outside"), fixture.outside().join("outside")).unwrap();
     fs::create_dir(tree.join("hands down")).unwrap();
     fs::write(tree.join("hands down/file"), "").unwrap();
     fs::create_dir(tree.join("hands down/directory")).unwrap();
@@ -266,39 +266,40 @@ fn flags_are_taken_over_and_none_is_handed_down_by_the_way() {
     for name in frozen {
         set(name, (if name == "frozen/below" { APPEND } else { IMMUTABLE }, 0, 0));
     }
-    let portraits = portray(&tree);
-    let (copy, report) = scene.clone();
-    let mut found = portray(&copy);
+    let tree_metadata = read_tree_metadata(&tree);
+    let (copy, report) = fixture.clone();
+    let mut found = read_tree_metadata(&copy);
     assert!(report.is_complete(), "{report:?}");
-    // One of its names is outside the tree.
+    // One name of the file is outside the tree.
     let outside = Path::new("./outside").to_owned();
-    let (copied, expected) = (found.remove(&outside).unwrap(), portraits[&outside].clone());
+    let (copied, expected) = (found.remove(&outside).unwrap(), tree_metadata[&outside].clone());
     assert_eq!(copied.flags(), expected.flags());
-    let mut portraits = portraits;
-    portraits.remove(&outside);
-    assert_alike(&found, &portraits);
+    let mut tree_metadata = tree_metadata;
+    tree_metadata.remove(&outside);
+    assert_equal_trees(&found, &tree_metadata);
 
     for tree in [&tree, &copy] {
         for name in frozen.iter().rev() {
             test_support::set_flags(File::open(tree.join(name)).unwrap(), (0, 0, 0)).unwrap();
         }
     }
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn the_root_of_a_clone_can_be_moved_and_marked_whatever_its_source_is() {
-    let scene = Scene::new(5404);
-    let tree = File::open(scene.tree()).unwrap();
-    // What the store keeps on a volume is not the tenant's to hand on.
-    set_attribute(&scene.tree(), "trusted.loopfs.volume", b"of the source");
-    let copy = scene.empty_copy();
+fn the_root_of_a_clone_can_be_moved_and_changed_even_if_its_source_is_immutable() {
+    let fixture = Fixture::new(5404);
+    let tree = File::open(fixture.tree()).unwrap();
+    // The tenant must not be able to copy the attribute that the store keeps on a volume.
+    set_attribute(&fixture.tree(), "trusted.loopfs.volume", b"of the source");
+    let copy = fixture.empty_copy();
     set_attribute(&copy, "trusted.loopfs.volume", b"of the copy");
-    // What the directory that it was made in hands down is not the source's.
+    // The copy inherits these from its parent directory. They must not remain, because the source does not
+    // have them.
     test_support::set_flags(File::open(&copy).unwrap(), (NODUMP, 0, 0)).unwrap();
     set_attribute(&copy, "system.posix_acl_default", &acl(7));
     test_support::set_flags(&tree, (IMMUTABLE | APPEND | NOATIME, 0, 0)).unwrap();
-    let report = clone_into(&scene.tree(), &copy);
+    let report = clone_into(&fixture.tree(), &copy);
     test_support::set_flags(&tree, (0, 0, 0)).unwrap();
     assert!(report.unwrap().is_complete());
     assert_eq!(test_support::flags(File::open(&copy).unwrap()).unwrap(), (NOATIME, 0, 0));
@@ -307,24 +308,24 @@ fn the_root_of_a_clone_can_be_moved_and_marked_whatever_its_source_is() {
     assert_eq!(&mark[..length], b"of the copy");
     let acls = rustix::fs::getxattr(&copy, "system.posix_acl_default", &mut mark);
     assert_eq!(acls, Err(rustix::io::Errno::NODATA));
-    fs::rename(&copy, scene.directory.path().join("moved")).unwrap();
+    fs::rename(&copy, fixture.directory.path().join("moved")).unwrap();
     drop(tree);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn strays_of_the_source_are_in_the_clones_project() {
-    let scene = Scene::new(5405);
-    fs::create_dir(scene.tree().join("stray")).unwrap();
-    let stray = File::open(scene.tree().join("stray")).unwrap();
+fn strays_of_the_source_are_in_the_project_of_the_clone() {
+    let fixture = Fixture::new(5405);
+    fs::create_dir(fixture.tree().join("stray")).unwrap();
+    let stray = File::open(fixture.tree().join("stray")).unwrap();
     assign_project(&stray, loopfs::project_quota::ProjectId::new(5406).unwrap()).unwrap();
-    fs::write(scene.tree().join("stray/file"), [1; 4096]).unwrap();
-    let (copy, _) = scene.clone();
+    fs::write(fixture.tree().join("stray/file"), [1; 4096]).unwrap();
+    let (copy, _) = fixture.clone();
     assert_eq!(project_at(&copy.join("stray")), 5405);
     assert_eq!(project_at(&copy.join("stray/file")), 5405);
-    assert_eq!(scene.charged(), (4096, 3));
-    let audit = loopfs::project_tree::audit_tree(File::open(&copy).unwrap().as_fd(), scene.id).unwrap();
+    assert_eq!(fixture.charged(), (4096, 3));
+    let audit = loopfs::project_tree::audit_tree(File::open(&copy).unwrap().as_fd(), fixture.id).unwrap();
     assert!(audit.is_clean(), "{audit:?}");
     drop(stray);
-    scene.end();
+    fixture.end();
 }

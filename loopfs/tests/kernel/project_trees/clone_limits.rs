@@ -1,4 +1,4 @@
-//! Clones that cannot be, or not as a whole.
+//! Tests of clones that fail or that skip entries.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -10,11 +10,11 @@ use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::clone::{clone_into, set_attribute};
-use super::{Scene, fingerprint};
+use super::{Fixture, fingerprint};
 use crate::environment::{quota, scratch, xfs, xfs_without_quota};
 
-/// A file in many pieces: every second block is a hole.
-fn plant_pieces(path: &Path, pieces: u64) {
+/// Creates a file with many extents: every second block is a hole.
+fn write_pieces(path: &Path, pieces: u64) {
     let file = File::create(path).unwrap();
     for n in 0..pieces {
         file.write_all_at(&[1; 4096], n * 8192).unwrap();
@@ -24,63 +24,63 @@ fn plant_pieces(path: &Path, pieces: u64) {
 }
 
 #[test]
-fn a_limit_that_is_too_low_is_an_error_that_says_so_and_never_a_short_file() {
+fn a_limit_that_is_too_low_is_an_error_and_leaves_no_short_file() {
     const PIECES: u64 = 500;
-    let scene = Scene::new(5421);
-    plant_pieces(&scene.tree().join("pieces"), PIECES);
-    let before = fingerprint(&scene.tree());
+    let fixture = Fixture::new(5421);
+    write_pieces(&fixture.tree().join("pieces"), PIECES);
+    let before = fingerprint(&fixture.tree());
     let root = File::open(xfs()).unwrap();
-    // In the midst of the file, wherever that is, and just short of its end.
+    // The limits are reached at several points in the middle of the file and just before its end.
     for pieces in [1, 2, PIECES / 3, PIECES - 1] {
-        let copy = scene.empty_copy();
-        quota(&root).set_limits(scene.id, Limits::hard(Bytes(pieces * 4096), Inodes(100))).unwrap();
-        let error = clone_into(&scene.tree(), &copy).unwrap_err();
+        let copy = fixture.empty_copy();
+        quota(&root).set_limits(fixture.id, Limits::hard(Bytes(pieces * 4096), Inodes(100))).unwrap();
+        let error = clone_into(&fixture.tree(), &copy).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace, "{pieces}: {error}");
         assert!(error.to_string().contains("\"pieces\"") && error.to_string().contains("limit"), "{error}");
         assert_eq!(fs::read_dir(&copy).unwrap().count(), 0, "no part of the file is left");
         fs::remove_dir(&copy).unwrap();
-        scene.charged();
+        fixture.charged();
     }
-    assert_eq!(fingerprint(&scene.tree()), before);
-    let copy = scene.empty_copy();
-    // Twice what it takes: the kernel reserves more than it uses while it works.
-    quota(&root).set_limits(scene.id, Limits::hard(Bytes(PIECES * 8192), Inodes(100))).unwrap();
-    assert!(clone_into(&scene.tree(), &copy).unwrap().is_complete());
-    assert_eq!(fs::read(copy.join("pieces")).unwrap(), fs::read(scene.tree().join("pieces")).unwrap());
-    // With the blocks of its extent tree.
+    assert_eq!(fingerprint(&fixture.tree()), before);
+    let copy = fixture.empty_copy();
+    // The limit is twice the final usage, because the kernel reserves more than it uses while it works.
+    quota(&root).set_limits(fixture.id, Limits::hard(Bytes(PIECES * 8192), Inodes(100))).unwrap();
+    assert!(clone_into(&fixture.tree(), &copy).unwrap().is_complete());
+    assert_eq!(fs::read(copy.join("pieces")).unwrap(), fs::read(fixture.tree().join("pieces")).unwrap());
+    // This includes the blocks of the extent tree of the file.
     let bytes = fs::metadata(copy.join("pieces")).unwrap().blocks() * 512;
     assert!((PIECES * 4096..PIECES * 4096 + 65536).contains(&bytes), "{bytes}");
-    quota(&root).clear_limits(scene.id).unwrap();
-    scene.end();
+    quota(&root).clear_limits(fixture.id).unwrap();
+    fixture.end();
 }
 
 #[test]
-fn too_few_inodes_are_an_error_that_says_so() {
-    let scene = Scene::new(5422);
+fn too_few_inodes_are_an_error_that_names_the_limit() {
+    let fixture = Fixture::new(5422);
     for n in 0..10 {
-        File::create(scene.tree().join(format!("{n}"))).unwrap();
+        File::create(fixture.tree().join(format!("{n}"))).unwrap();
     }
     let root = File::open(xfs()).unwrap();
-    let copy = scene.empty_copy();
-    quota(&root).set_limits(scene.id, Limits::hard(Bytes(1 << 20), Inodes(5))).unwrap();
-    let error = clone_into(&scene.tree(), &copy).unwrap_err();
+    let copy = fixture.empty_copy();
+    quota(&root).set_limits(fixture.id, Limits::hard(Bytes(1 << 20), Inodes(5))).unwrap();
+    let error = clone_into(&fixture.tree(), &copy).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    quota(&root).clear_limits(scene.id).unwrap();
-    scene.end();
+    quota(&root).clear_limits(fixture.id).unwrap();
+    fixture.end();
 }
 
 #[test]
 fn a_clone_needs_an_empty_directory_beside_its_source_and_not_in_it() {
-    let scene = Scene::new(5423);
-    fs::create_dir(scene.tree().join("in it")).unwrap();
-    fs::write(scene.tree().join("file"), "content").unwrap();
-    let (tree, file) = (scene.tree(), scene.tree().join("file"));
+    let fixture = Fixture::new(5423);
+    fs::create_dir(fixture.tree().join("in it")).unwrap();
+    fs::write(fixture.tree().join("file"), "content").unwrap();
+    let (tree, file) = (fixture.tree(), fixture.tree().join("file"));
     let error = clone_into(&tree, &tree.join("in it")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     assert!(error.to_string().contains("lies in it"), "{error}");
-    let error = clone_into(&tree, &scene.outside()).unwrap_err();
+    let error = clone_into(&tree, &fixture.outside()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
-    let copy = scene.empty_copy();
+    let copy = fixture.empty_copy();
     for (source, target) in [(&file, &copy), (&copy, &file)] {
         let error = clone_into(source, target).unwrap_err();
         assert_eq!(error.errno(), Some(libc::ENOTDIR), "{error}");
@@ -94,15 +94,15 @@ fn a_clone_needs_an_empty_directory_beside_its_source_and_not_in_it() {
     let error = clone_into(one.path(), other.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("reflink=1"), "{error}");
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn what_cannot_be_cloned_is_left_out_as_a_whole_and_told() {
+fn entries_that_cannot_be_cloned_are_skipped_as_a_whole_and_reported() {
     const NAMES: u64 = 300;
-    let scene = Scene::new(5424);
-    let tree = scene.tree();
-    // Their names take more room than listxattr(2) has.
+    let fixture = Fixture::new(5424);
+    let tree = fixture.tree();
+    // The names of the attributes exceed the buffer of listxattr(2).
     for name in ["beyond listing", "directory"] {
         if name == "directory" {
             fs::create_dir_all(tree.join("directory/below")).unwrap();
@@ -114,7 +114,7 @@ fn what_cannot_be_cloned_is_left_out_as_a_whole_and_told() {
         }
     }
     fs::write(tree.join("whole"), "content").unwrap();
-    let (copy, report) = scene.clone();
+    let (copy, report) = fixture.clone();
     assert!(!report.is_complete());
     assert_eq!((report.skipped.refused, report.names, report.files), (2, 4, 1));
     let refused = |path: &str| SkippedEntry { path: path.into(), reason: SkipReason::Refused(libc::E2BIG) };
@@ -123,17 +123,17 @@ fn what_cannot_be_cloned_is_left_out_as_a_whole_and_told() {
         assert!(!copy.join(path).exists());
     }
     assert_eq!(fs::read(copy.join("whole")).unwrap(), b"content");
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn a_limit_on_the_size_of_files_does_not_cut_one() {
-    let scene = Scene::new(5425);
-    fs::write(scene.tree().join("file"), vec![1; 2 << 20]).unwrap();
-    let copy = scene.empty_copy();
+fn a_limit_on_the_file_size_does_not_truncate_a_clone() {
+    let fixture = Fixture::new(5425);
+    fs::write(fixture.tree().join("file"), vec![1; 2 << 20]).unwrap();
+    let copy = fixture.empty_copy();
     let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
     setrlimit(Resource::RLIMIT_FSIZE, 1 << 20, hard).unwrap();
-    let report = clone_into(&scene.tree(), &copy);
+    let report = clone_into(&fixture.tree(), &copy);
     setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
     match report {
         Ok(report) if report.is_complete() => {
@@ -145,5 +145,5 @@ fn a_limit_on_the_size_of_files_does_not_cut_one() {
         }
         Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),
     }
-    scene.end();
+    fixture.end();
 }

@@ -1,4 +1,4 @@
-//! Clones of trees whose owner moves what is in them meanwhile.
+//! Tests of clones of trees whose owner moves entries during the walk.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::project_tree::{CloneReport, clone_tree, clone_tree_reporting};
 
-use super::moving::{FILES, later_names, plant, rename_at_random};
-use super::portrait::{assert_alike, portray};
-use super::{Scene, fingerprint};
+use super::moving::{FILES, later_names, populate, rename_at_random};
+use super::portrait::{assert_equal_trees, read_tree_metadata};
+use super::{Fixture, fingerprint};
 
-/// Clones the tree, and acts once while the walk is in `tree/a/b`.
-fn clone_and_act(scene: &Scene, act: impl FnOnce()) -> CloneReport {
+/// Clones the tree and calls `act` once while the walk is in `tree/a/b`.
+fn clone_and_act(fixture: &Fixture, act: impl FnOnce()) -> CloneReport {
     let mut act = Some(act);
-    let copy = scene.empty_copy();
+    let copy = fixture.empty_copy();
     let report = clone_tree_reporting(
-        File::open(scene.tree()).unwrap().as_fd(),
+        File::open(fixture.tree()).unwrap().as_fd(),
         File::open(&copy).unwrap().as_fd(),
         &mut |_| {
             if let Some(act) = act.take() {
@@ -25,7 +25,7 @@ fn clone_and_act(scene: &Scene, act: impl FnOnce()) -> CloneReport {
             }
         },
     );
-    assert!(act.is_none(), "nobody acted");
+    assert!(act.is_none(), "the walk ended before `act` was called");
     report.unwrap()
 }
 
@@ -34,46 +34,50 @@ fn count(directory: &Path) -> u64 {
 }
 
 #[test]
-fn a_directory_moved_out_is_cloned_to_its_end_and_nothing_beside_where_it_is() {
-    let scene = Scene::new(5431);
-    plant(&scene);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn a_directory_moved_out_is_cloned_completely_and_none_of_its_new_siblings() {
+    let fixture = Fixture::new(5431);
+    populate(&fixture);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     let before = fingerprint(&outside.join("directory"));
-    let report = clone_and_act(&scene, || fs::rename(tree.join("a/b"), outside.join("b")).unwrap());
+    let report = clone_and_act(&fixture, || fs::rename(tree.join("a/b"), outside.join("b")).unwrap());
     assert_eq!(fingerprint(&outside.join("directory")), before);
-    let copy = scene.directory.path().join("copy");
+    let copy = fixture.directory.path().join("copy");
     assert_eq!(count(&copy.join("a/b")), FILES);
-    // Back above it, the walk goes on in the tree.
+    // When the walk leaves the moved directory, it continues in the tree.
     assert_eq!(count(&copy.join("a")), later_names().count() as u64 + 1);
     assert_eq!(count(&copy), later_names().count() as u64 + 1);
     assert!(!report.disturbed && report.skipped.is_empty(), "{report:?}");
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn a_clone_says_that_it_may_not_be_whole_and_closes_what_it_left() {
-    let scene = Scene::new(5432);
-    plant(&scene);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn a_clone_reports_concurrent_modification_and_completes_the_directories_it_left() {
+    let fixture = Fixture::new(5432);
+    populate(&fixture);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     fs::set_permissions(tree.join("a"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     super::clone::set_times(&tree.join("a/b"), (1, 2), (3, 4));
-    let report = clone_and_act(&scene, || {
+    let report = clone_and_act(&fixture, || {
         fs::rename(tree.join("a/b"), outside.join("b")).unwrap();
         fs::rename(tree.join("a"), outside.join("a")).unwrap();
     });
     assert!(report.disturbed && !report.is_complete());
-    let copy = scene.directory.path().join("copy");
+    let copy = fixture.directory.path().join("copy");
     let status = fs::metadata(copy.join("a/b")).unwrap();
     let modified = status.modified().unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
-    assert_eq!(modified, std::time::Duration::new(3, 4), "as it was when it was entered");
-    assert_eq!(count(&copy), later_names().count() as u64 + 1, "the root to its end");
-    scene.end();
+    assert_eq!(
+        modified,
+        std::time::Duration::new(3, 4),
+        "the times are those of the directory when the walk entered it"
+    );
+    assert_eq!(count(&copy), later_names().count() as u64 + 1, "the root is cloned completely");
+    fixture.end();
 }
 
 #[test]
-fn nothing_outside_is_cloned_whatever_is_renamed_meanwhile() {
-    let scene = Scene::new(5433);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn concurrent_renames_never_clone_anything_outside() {
+    let fixture = Fixture::new(5433);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     for directory in ["a/b", "c/directory/below", "d/e/below", "f/g/below"] {
         fs::create_dir_all(tree.join(directory)).unwrap();
         for n in 0..20 {
@@ -89,12 +93,12 @@ fn nothing_outside_is_cloned_whatever_is_renamed_meanwhile() {
     let renamed = std::thread::scope(|scope| {
         let renaming = scope.spawn(|| rename_at_random(&tree, &outside, &ended));
         for round in 0..60 {
-            let copy = scene.directory.path().join(format!("copy {round}"));
+            let copy = fixture.directory.path().join(format!("copy {round}"));
             fs::create_dir(&copy).unwrap();
             let report = clone_tree(root.as_fd(), File::open(&copy).unwrap().as_fd()).unwrap();
             assert_eq!(report.skipped.refused, 0, "{report:?}");
-            for (name, portrait) in portray(&copy) {
-                assert!(!name.ends_with("secret"), "{portrait:?}");
+            for (name, entry) in read_tree_metadata(&copy) {
+                assert!(!name.ends_with("secret"), "{entry:?}");
             }
             fs::remove_dir_all(&copy).unwrap();
         }
@@ -102,10 +106,10 @@ fn nothing_outside_is_cloned_whatever_is_renamed_meanwhile() {
         renaming.join().unwrap()
     });
     assert!(renamed > 0, "nothing was renamed");
-    let expected = portray(&tree);
-    let (copy, report) = scene.clone();
+    let expected = read_tree_metadata(&tree);
+    let (copy, report) = fixture.clone();
     assert!(report.is_complete(), "{report:?}");
-    assert_alike(&portray(&copy), &expected);
+    assert_equal_trees(&read_tree_metadata(&copy), &expected);
     drop(root);
-    scene.end();
+    fixture.end();
 }

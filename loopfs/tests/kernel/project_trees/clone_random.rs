@@ -1,4 +1,4 @@
-//! Clones of trees made by chance.
+//! Property test of clones of random trees.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, lchown, symlink};
@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use proptest::prelude::*;
 
-use super::Scene;
+use super::Fixture;
 use super::clone::{set_attribute, set_times};
-use super::portrait::{assert_alike, portray, without_access_times_of_links};
+use super::portrait::{assert_equal_trees, read_tree_metadata, without_access_times_of_links};
 
-/// What is done to a tree, one after the other; a number chooses among the directories or the names there are.
+/// One change of a tree. A number selects one of the existing directories or names.
 #[derive(Clone, Debug)]
 enum Step {
     Directory { parent: usize },
@@ -46,13 +46,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct Planting {
+struct TreeBuilder {
     directories: Vec<PathBuf>,
-    /// With the directories.
+    /// All names, including the directories.
     names: Vec<PathBuf>,
 }
 
-impl Planting {
+impl TreeBuilder {
     fn new_name(&mut self, parent: usize) -> PathBuf {
         let path = self.directories[parent % self.directories.len()].join(self.names.len().to_string());
         self.names.push(path.clone());
@@ -102,7 +102,7 @@ impl Planting {
                 let path = self.name(*of);
                 let kind = path.symlink_metadata().unwrap().file_type();
                 let mut namespace = ["user", "trusted", "security"][*namespace];
-                // xattr(7): of others it would mean nothing, so they have none.
+                // xattr(7): user attributes are only allowed on regular files and directories.
                 if namespace == "user" && !kind.is_file() && !kind.is_dir() {
                     namespace = "trusted";
                 }
@@ -120,19 +120,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_tree_made_by_chance_is_alike(steps in prop::collection::vec(step(), 1..80)) {
-        let scene = Scene::new(5441);
-        let mut planting = Planting { directories: vec![scene.tree()], names: vec![scene.tree()] };
+    fn a_clone_of_a_random_tree_equals_its_source(steps in prop::collection::vec(step(), 1..80)) {
+        let fixture = Fixture::new(5441);
+        let mut planting = TreeBuilder { directories: vec![fixture.tree()], names: vec![fixture.tree()] };
         for step in &steps {
             planting.act(step);
         }
-        let expected = portray(&scene.tree());
-        let (copy, report) = scene.clone();
+        let expected = read_tree_metadata(&fixture.tree());
+        let (copy, report) = fixture.clone();
         prop_assert!(report.is_complete(), "{:?}", report);
         prop_assert_eq!(report.names, expected.len() as u64);
-        assert_alike(&portray(&copy), &expected);
+        assert_equal_trees(&read_tree_metadata(&copy), &expected);
         let unchanged = without_access_times_of_links;
-        assert_alike(&unchanged(portray(&scene.tree())), &unchanged(expected));
-        scene.end();
+        assert_equal_trees(&unchanged(read_tree_metadata(&fixture.tree())), &unchanged(expected));
+        fixture.end();
     }
 }

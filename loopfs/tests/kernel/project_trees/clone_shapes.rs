@@ -1,4 +1,4 @@
-//! Clones of large and deep trees, and of what is mounted in one.
+//! Tests of clones of large and deep trees, and of trees with mounts in them.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,17 +12,17 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};
 
 use super::clone::set_times;
-use super::portrait::{assert_alike, portray};
+use super::portrait::{assert_equal_trees, read_tree_metadata};
 use super::shapes::remove_levels;
-use super::{Scene, nothing};
+use super::{Fixture, nothing};
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
 #[test]
 fn five_thousand_levels_take_as_many_descriptors_as_five() {
     const LEVELS: u64 = 5000;
-    let scene = Scene::new(5411);
-    let mut here = OwnedFd::from(File::open(scene.tree()).unwrap());
+    let fixture = Fixture::new(5411);
+    let mut here = OwnedFd::from(File::open(fixture.tree()).unwrap());
     for _ in 0..LEVELS {
         mkdirat(&here, "d", Mode::S_IRWXU).unwrap();
         here = openat(&here, "d", DIRECTORY, Mode::empty()).unwrap();
@@ -37,14 +37,14 @@ fn five_thousand_levels_take_as_many_descriptors_as_five() {
     .unwrap();
     drop((here, lowest));
 
-    let copy = scene.empty_copy();
-    let (root, target) = (File::open(scene.tree()).unwrap(), File::open(&copy).unwrap());
+    let copy = fixture.empty_copy();
+    let (root, target) = (File::open(fixture.tree()).unwrap(), File::open(&copy).unwrap());
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let highest = fs::read_dir("/proc/self/fd")
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap())
         .max();
-    // The highest may have been the list's own, which is closed again.
+    // The highest descriptor may have been that of the listing itself, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 10, hard).unwrap();
     let report = clone_tree(root.as_fd(), target.as_fd());
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
@@ -56,19 +56,23 @@ fn five_thousand_levels_take_as_many_descriptors_as_five() {
         here = openat(&here, "d", DIRECTORY, Mode::empty()).unwrap();
     }
     let status = nix::sys::stat::fstat(&here).unwrap();
-    assert_eq!((status.st_mtime, status.st_mtime_nsec), (3, 4), "of the lowest directory");
+    assert_eq!(
+        (status.st_mtime, status.st_mtime_nsec),
+        (3, 4),
+        "the times are those of the deepest directory"
+    );
     drop(openat(&here, "file", OFlag::O_RDONLY, Mode::empty()).unwrap());
     drop(here);
     remove_levels(&root);
     remove_levels(&target);
     drop((root, target));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn a_hundred_levels_with_files_on_each_are_alike() {
-    let scene = Scene::new(5412);
-    let mut levels = vec![scene.tree()];
+fn a_clone_of_a_hundred_levels_with_files_equals_its_source() {
+    let fixture = Fixture::new(5412);
+    let mut levels = vec![fixture.tree()];
     for n in 0..100 {
         let path = levels.last().unwrap().join(format!("level {n}"));
         fs::create_dir(&path).unwrap();
@@ -81,20 +85,20 @@ fn a_hundred_levels_with_files_on_each_are_alike() {
     for (n, path) in (0..).zip(&levels) {
         set_times(path, (1000 + n, 1), (2000 + n, 2));
     }
-    let expected = portray(&scene.tree());
-    let (copy, report) = scene.clone();
-    assert_alike(&portray(&copy), &expected);
+    let expected = read_tree_metadata(&fixture.tree());
+    let (copy, report) = fixture.clone();
+    assert_equal_trees(&read_tree_metadata(&copy), &expected);
     assert_eq!((report.directories, report.files, report.hard_links), (101, 100, 99));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn thousands_of_entries_are_cloned_once_each_and_reported_meanwhile() {
+fn thousands_of_entries_are_cloned_once_each_and_progress_is_reported() {
     const ENTRIES: u64 = 5000;
-    let scene = Scene::new(5413);
+    let fixture = Fixture::new(5413);
     let mut directories = 1;
     for n in 0..ENTRIES {
-        let path = scene.tree().join(format!("entry with a name of some length {n}"));
+        let path = fixture.tree().join(format!("entry with a name of some length {n}"));
         if n % 50 == 0 {
             fs::create_dir(path).unwrap();
             directories += 1;
@@ -102,10 +106,10 @@ fn thousands_of_entries_are_cloned_once_each_and_reported_meanwhile() {
             File::create(path).unwrap();
         }
     }
-    let copy = scene.empty_copy();
+    let copy = fixture.empty_copy();
     let mut reported = Vec::new();
     let report = clone_tree_reporting(
-        File::open(scene.tree()).unwrap().as_fd(),
+        File::open(fixture.tree()).unwrap().as_fd(),
         File::open(&copy).unwrap().as_fd(),
         &mut |report| reported.push(report.names),
     )
@@ -124,41 +128,41 @@ fn thousands_of_entries_are_cloned_once_each_and_reported_meanwhile() {
         names.sort();
         names
     };
-    assert_eq!(names(&copy), names(&scene.tree()));
-    assert_eq!(scene.charged().1, ENTRIES + 1);
-    scene.end();
+    assert_eq!(names(&copy), names(&fixture.tree()));
+    assert_eq!(fixture.charged().1, ENTRIES + 1);
+    fixture.end();
 }
 
 #[test]
-fn what_is_mounted_in_a_tree_is_neither_cloned_nor_what_it_covers() {
-    let scene = Scene::new(5414);
-    let tree = scene.tree();
+fn mounts_in_a_tree_and_the_files_that_they_cover_are_not_cloned() {
+    let fixture = Fixture::new(5414);
+    let tree = fixture.tree();
     fs::create_dir(tree.join("bound")).unwrap();
     fs::write(tree.join("bound/covered"), "").unwrap();
     fs::write(tree.join("file"), "").unwrap();
-    let source = File::open(scene.outside().join("directory")).unwrap();
+    let source = File::open(fixture.outside().join("directory")).unwrap();
     bind_mount(source.as_fd(), &tree.join("bound"), MountFlags::default()).unwrap();
-    let (copy, report) = scene.clone();
+    let (copy, report) = fixture.clone();
     unmount(&tree.join("bound")).unwrap();
     assert_eq!((report.names, report.skipped.mounts, report.is_complete()), (2, 1, false));
     let bound = SkippedEntry { path: "bound".into(), reason: SkipReason::Mount };
     assert_eq!(report.skipped.examples, [bound]);
     assert!(!copy.join("bound").exists() && copy.join("file").exists());
     drop(source);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn links_are_copied_and_not_followed() {
-    let scene = Scene::new(5415);
-    let outside = scene.outside();
+fn symbolic_links_are_copied_and_not_followed() {
+    let fixture = Fixture::new(5415);
+    let outside = fixture.outside();
     for (name, destination) in [("directory", outside.clone()), ("file", outside.join("file"))] {
-        std::os::unix::fs::symlink(destination, scene.tree().join(name)).unwrap();
+        std::os::unix::fs::symlink(destination, fixture.tree().join(name)).unwrap();
     }
-    let (copy, report) = scene.clone();
+    let (copy, report) = fixture.clone();
     assert_eq!((report.names, report.special_files.symlinks), (3, 2));
     assert_eq!(fs::read_link(copy.join("directory")).unwrap(), outside);
     assert_eq!(fs::symlink_metadata(copy.join("file")).unwrap().nlink(), 1);
-    assert_eq!(scene.charged().1, 3);
-    scene.end();
+    assert_eq!(fixture.charged().1, 3);
+    fixture.end();
 }

@@ -1,5 +1,5 @@
-//! Trees put into a project and audited: what is in them, what must stay untouched beside them, and owners who
-//! change them meanwhile.
+//! Tests of trees that are put into a project and audited: their content, the neighbouring files that must
+//! not change, and owners who change the tree during the walk.
 
 mod clone;
 mod clone_limits;
@@ -23,22 +23,22 @@ use nix::sys::stat::Mode;
 
 use crate::environment::{Leaks, directory, quota, xfs};
 
-/// A tree on the quota file system, and beside it what is none of its project's business.
-struct Scene {
+/// A tree on the quota file system, and beside it a directory that does not belong to its project.
+struct Fixture {
     leaks: Leaks,
     directory: tempfile::TempDir,
     id: ProjectId,
 }
 
-impl Scene {
+impl Fixture {
     fn new(id: u32) -> Self {
-        let scene = Self { leaks: Leaks::watch(), directory: directory(), id: ProjectId::new(id).unwrap() };
-        std::fs::create_dir(scene.tree()).unwrap();
-        std::fs::create_dir(scene.outside()).unwrap();
-        std::fs::write(scene.outside().join("file"), "another tenant's").unwrap();
-        std::fs::create_dir(scene.outside().join("directory")).unwrap();
-        std::fs::write(scene.outside().join("directory/file"), "another tenant's").unwrap();
-        scene
+        let fixture = Self { leaks: Leaks::watch(), directory: directory(), id: ProjectId::new(id).unwrap() };
+        std::fs::create_dir(fixture.tree()).unwrap();
+        std::fs::create_dir(fixture.outside()).unwrap();
+        std::fs::write(fixture.outside().join("file"), "another tenant's").unwrap();
+        std::fs::create_dir(fixture.outside().join("directory")).unwrap();
+        std::fs::write(fixture.outside().join("directory/file"), "another tenant's").unwrap();
+        fixture
     }
 
     fn tree(&self) -> PathBuf {
@@ -61,7 +61,7 @@ impl Scene {
         audit_tree(File::open(self.tree()).unwrap().as_fd(), self.id).unwrap()
     }
 
-    /// Bytes and inodes charged to the project.
+    /// Returns the bytes and inodes that are charged to the project.
     fn charged(&self) -> (u64, u64) {
         let root = File::open(xfs()).unwrap();
         nix::unistd::syncfs(&root).unwrap();
@@ -70,14 +70,15 @@ impl Scene {
         quota.usage(self.id).unwrap().map_or((0, 0), |usage| (usage.bytes.0, usage.inodes.0))
     }
 
-    /// Removes it all; nothing of it may stay charged.
+    /// Removes all files. Nothing of them may stay charged.
     fn end(self) {
         self.directory.close().unwrap();
         self.leaks.check();
     }
 }
 
-/// What each inode below a directory is: any change of an attribute, content or name shows in the change time.
+/// Returns each inode below a directory with its change time, which any change of an attribute, content or
+/// name updates.
 fn fingerprint(directory: &Path) -> Vec<(PathBuf, u64, i64, i64)> {
     let mut all = Vec::new();
     let mut directories = vec![directory.to_owned()];
@@ -106,7 +107,8 @@ fn make_fifo(path: &Path) {
     nix::unistd::mkfifo(path, Mode::S_IRWXU).unwrap();
 }
 
-/// Whether the kernel has `file_setattr(2)`, without which the project of a special file cannot be changed.
+/// Returns `true` if the kernel has `file_setattr(2)`, without which the project of a special file cannot be
+/// changed.
 fn has_file_setattr() -> bool {
     let name = nix::sys::utsname::uname().unwrap();
     let release = name.release().to_str().unwrap();

@@ -1,4 +1,4 @@
-//! All that can be told of the inodes of a tree, to compare two of them.
+//! The observable metadata and content of the inodes of a tree, for comparing two trees.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
@@ -15,22 +15,22 @@ use nix::sys::time::TimeSpec;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{lgetxattr, llistxattr};
 
-/// One inode under one name.
+/// The metadata and content of an inode under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Portrait {
+pub(super) struct EntryMetadata {
     mode: u32,
     owner: (u32, u32),
     device: u64,
-    /// Of directories the kernel's own business.
+    /// The size. It is `None` for directories, whose size the file system chooses.
     size: Option<u64>,
-    /// Of directories their subdirectories.
+    /// The link count. For directories it is the number of subdirectories.
     links: u64,
-    /// The first name in the tree of the same inode.
+    /// The first name of the same inode in the tree.
     first_name: PathBuf,
     accessed: (i64, i64),
     modified: (i64, i64),
     attributes: BTreeMap<OsString, Vec<u8>>,
-    /// Of regular files and directories: flags, and hints of the size of extents.
+    /// The flags and extent size hints of regular files and directories.
     flags: Option<(u32, u32, u32)>,
     content: Content,
 }
@@ -56,30 +56,30 @@ impl std::fmt::Debug for Content {
     }
 }
 
-/// Every name below a directory, which is `.`, and what is under it.
-pub(super) type Portraits = BTreeMap<PathBuf, Portrait>;
+/// The metadata of every name in a directory tree. The directory itself is `.`.
+pub(super) type TreeMetadata = BTreeMap<PathBuf, EntryMetadata>;
 
-pub(super) fn portray(tree: &Path) -> Portraits {
+pub(super) fn read_tree_metadata(tree: &Path) -> TreeMetadata {
     let mut first_names = BTreeMap::new();
-    let mut portraits = Portraits::new();
+    let mut tree_metadata = TreeMetadata::new();
     let mut pending = vec![PathBuf::from(".")];
     while let Some(name) = pending.pop() {
         let path = tree.join(&name);
-        // Looked at before anything is read, as reading moves the access time of symbolic links.
+        // The status is read before anything else, because reading a symbolic link changes its access time.
         let status = fs::symlink_metadata(&path).unwrap();
         let first_name = first_names.entry(status.ino()).or_insert_with(|| name.clone()).clone();
-        portraits.insert(name.clone(), Portrait::of(&path, &status, first_name));
+        tree_metadata.insert(name.clone(), EntryMetadata::of(&path, &status, first_name));
         if status.is_dir() {
             let mut names = list(&path).into_iter().map(|entry| name.join(entry)).collect::<Vec<_>>();
-            // The last is next, in both trees.
+            // Sorted, so that both trees are walked in the same order.
             names.sort();
             pending.extend(names);
         }
     }
-    portraits
+    tree_metadata
 }
 
-/// As [`fs::read_dir`], which moves the access time.
+/// Lists a directory without changing its access time, unlike [`fs::read_dir`].
 fn list(directory: &Path) -> Vec<OsString> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOATIME | OFlag::O_CLOEXEC;
     let mut opened = nix::dir::Dir::open(directory, flags, Mode::empty()).unwrap();
@@ -87,7 +87,7 @@ fn list(directory: &Path) -> Vec<OsString> {
     names.filter(|name| !matches!(name.as_slice(), b"." | b"..")).map(OsString::from_vec).collect()
 }
 
-/// Without a trace: the trees are looked at again.
+/// Restores the access time, because the trees are compared again later.
 fn restore_access_time(path: &Path, status: &fs::Metadata) {
     if fs::symlink_metadata(path).unwrap().atime_nsec() == status.atime_nsec() {
         return;
@@ -97,7 +97,7 @@ fn restore_access_time(path: &Path, status: &fs::Metadata) {
     utimensat(nix::fcntl::AT_FDCWD, path, &time, &unchanged, UtimensatFlags::NoFollowSymlink).unwrap();
 }
 
-impl Portrait {
+impl EntryMetadata {
     pub(super) fn flags(&self) -> Option<(u32, u32, u32)> {
         self.flags
     }
@@ -148,20 +148,21 @@ fn attributes(path: &Path) -> BTreeMap<OsString, Vec<u8>> {
         .collect()
 }
 
-/// Reading a symbolic link moves its access time, and there is no way to ask the kernel for another.
-pub(super) fn without_access_times_of_links(mut portraits: Portraits) -> Portraits {
-    for portrait in portraits.values_mut().filter(|portrait| matches!(portrait.content, Content::Link(_))) {
-        portrait.accessed = (0, 0);
+/// Removes the access times of symbolic links. Reading a link changes its access time, and no kernel
+/// interface can set it.
+pub(super) fn without_access_times_of_links(mut tree_metadata: TreeMetadata) -> TreeMetadata {
+    for entry in tree_metadata.values_mut().filter(|entry| matches!(entry.content, Content::Link(_))) {
+        entry.accessed = (0, 0);
     }
-    portraits
+    tree_metadata
 }
 
-/// Panics with the first difference, which two whole trees would hide.
+/// Panics with the first difference, because a dump of two whole trees would hide it.
 #[track_caller]
-pub(super) fn assert_alike(found: &Portraits, expected: &Portraits) {
-    let names = |portraits: &Portraits| portraits.keys().cloned().collect::<Vec<_>>();
+pub(super) fn assert_equal_trees(found: &TreeMetadata, expected: &TreeMetadata) {
+    let names = |tree_metadata: &TreeMetadata| tree_metadata.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(found), names(expected));
-    for (name, portrait) in expected {
-        assert_eq!(&found[name], portrait, "{:?}", name.as_os_str().as_bytes().escape_ascii().to_string());
+    for (name, entry) in expected {
+        assert_eq!(&found[name], entry, "{:?}", name.as_os_str().as_bytes().escape_ascii().to_string());
     }
 }

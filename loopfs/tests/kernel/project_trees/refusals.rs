@@ -1,4 +1,4 @@
-//! What the kernel refuses, and what of it ends the walk.
+//! Tests of operations that the kernel refuses, and of which of these errors end the walk.
 
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsFd;
@@ -11,44 +11,46 @@ use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, audit_tree, tag
 use nix::unistd::{Uid, setfsuid};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use super::{Scene, has_file_setattr, nothing, project_at};
+use super::{Fixture, has_file_setattr, nothing, project_at};
 use crate::environment::scratch;
 
 #[test]
-fn an_immutable_file_is_tagged_as_any_other_and_stays_immutable() {
-    let scene = Scene::new(5201);
-    let path = scene.tree().join("immutable");
+fn an_immutable_file_is_tagged_and_stays_immutable() {
+    let fixture = Fixture::new(5201);
+    let path = fixture.tree().join("immutable");
     fs::write(&path, "").unwrap();
     let file = File::open(&path).unwrap();
     let flags = ioctl_getflags(&file).unwrap();
     ioctl_setflags(&file, flags | IFlags::IMMUTABLE | IFlags::NODUMP).unwrap();
-    let report = scene.tag().unwrap();
-    // ioctl_iflags(2) forbids changes to the file and its name; to the kernel a project id is neither.
+    let report = fixture.tag().unwrap();
+    // ioctl_iflags(2) forbids changes of the file and its name. The kernel does not count a project id as
+    // either.
     assert_eq!((report.changed, report.skipped), (2, nothing()));
     assert_eq!(project_at(&path), 5201);
     assert_eq!(ioctl_getflags(&file).unwrap(), flags | IFlags::IMMUTABLE | IFlags::NODUMP);
     ioctl_setflags(&file, flags).unwrap();
     drop(file);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
 fn a_read_only_mount_can_be_audited_and_not_tagged() {
-    let scene = Scene::new(5202);
-    fs::write(scene.tree().join("file"), "").unwrap();
+    let fixture = Fixture::new(5202);
+    fs::write(fixture.tree().join("file"), "").unwrap();
     let target = scratch();
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
-    bind_mount(File::open(scene.tree()).unwrap().as_fd(), target.path(), flags).unwrap();
+    bind_mount(File::open(fixture.tree()).unwrap().as_fd(), target.path(), flags).unwrap();
     let root = File::open(target.path()).unwrap();
-    let error = tag_tree(root.as_fd(), scene.id, &TagOptions::default()).unwrap_err();
+    let error = tag_tree(root.as_fd(), fixture.id, &TagOptions::default()).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, Some(libc::EROFS)));
-    assert_eq!(audit_tree(root.as_fd(), scene.id).unwrap().other_project, 2);
+    assert_eq!(audit_tree(root.as_fd(), fixture.id).unwrap().other_project, 2);
     drop(root);
     unmount(target.path()).unwrap();
-    scene.end();
+    fixture.end();
 }
 
-/// As a user without capabilities over files; of the calling thread alone, so in one of its own.
+/// Runs `act` as a user without capabilities over files. It uses a new thread, because credentials belong to
+/// a thread.
 fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let acting = scope.spawn(|| {
@@ -60,10 +62,10 @@ fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn an_owner_without_capabilities_tags_what_is_its_own() {
+fn an_owner_without_capabilities_tags_only_its_own_files() {
     const OWNER: u32 = 1000;
-    let scene = Scene::new(5203);
-    let tree = scene.tree();
+    let fixture = Fixture::new(5203);
+    let tree = fixture.tree();
     for name in ["own", "theirs, readable", "theirs"] {
         fs::write(tree.join(name), "").unwrap();
     }
@@ -71,14 +73,14 @@ fn an_owner_without_capabilities_tags_what_is_its_own() {
     fs::write(tree.join("their directory/file"), "").unwrap();
     fs::set_permissions(tree.join("theirs"), Permissions::from_mode(0o600)).unwrap();
     fs::set_permissions(tree.join("their directory"), Permissions::from_mode(0o700)).unwrap();
-    fs::set_permissions(scene.directory.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(fixture.directory.path(), Permissions::from_mode(0o755)).unwrap();
     chown(&tree, Some(OWNER), None).unwrap();
     chown(tree.join("own"), Some(OWNER), None).unwrap();
 
-    let report = as_user(OWNER, || scene.tag()).unwrap();
+    let report = as_user(OWNER, || fixture.tag()).unwrap();
     assert_eq!((report.changed, report.skipped.refused), (2, 3));
     let refused = |path: &str, errno| SkippedEntry { path: path.into(), reason: SkipReason::Refused(errno) };
-    // With file_setattr(2) a file is not opened, so that only its owner matters.
+    // With file_setattr(2) the file is not opened, so that only its owner matters.
     let unreadable = if has_file_setattr() { libc::EPERM } else { libc::EACCES };
     let mut examples = report.skipped.examples;
     examples.sort_by(|one, other| one.path.cmp(&other.path));
@@ -91,26 +93,26 @@ fn an_owner_without_capabilities_tags_what_is_its_own() {
         ]
     );
 
-    let outside = File::open(scene.outside()).unwrap();
-    let error = as_user(OWNER, || tag_tree(outside.as_fd(), scene.id, &TagOptions::default())).unwrap_err();
+    let outside = File::open(fixture.outside()).unwrap();
+    let error = as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, &TagOptions::default())).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EPERM)));
     let closed = File::open(tree.join("their directory")).unwrap();
-    let error = as_user(OWNER, || audit_tree(closed.as_fd(), scene.id)).unwrap_err();
+    let error = as_user(OWNER, || audit_tree(closed.as_fd(), fixture.id)).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EACCES)));
     drop((outside, closed));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn who_keeps_changing_ids_is_not_waited_for() {
-    let scene = Scene::new(5204);
-    fs::create_dir(scene.tree().join("sub")).unwrap();
-    let sub = File::open(scene.tree().join("sub")).unwrap();
+fn tagging_ends_although_the_owner_keeps_changing_ids() {
+    let fixture = Fixture::new(5204);
+    fs::create_dir(fixture.tree().join("sub")).unwrap();
+    let sub = File::open(fixture.tree().join("sub")).unwrap();
     let other = ProjectId::new(5205).unwrap();
     let mut passes = 0;
     let error = tag_tree_reporting(
-        File::open(scene.tree()).unwrap().as_fd(),
-        scene.id,
+        File::open(fixture.tree()).unwrap().as_fd(),
+        fixture.id,
         &TagOptions { most_passes: 5, ..TagOptions::default() },
         &mut |report| {
             passes = report.passes;
@@ -120,7 +122,7 @@ fn who_keeps_changing_ids_is_not_waited_for() {
     .unwrap_err();
     assert_eq!((error.kind(), passes), (ErrorKind::Busy, 5));
     drop(sub);
-    scene.end();
+    fixture.end();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Trees of every shape that stand still.
+//! Tests of trees of different shapes that do not change during the walk.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,25 +15,25 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::{Scene, nothing, project_at};
+use super::{Fixture, nothing, project_at};
 use crate::environment::{quota, xfs};
 
-/// Three directories and three files of different sizes.
-fn plant(tree: &Path) {
+/// Creates three directories and three files of different sizes.
+fn populate(tree: &Path) {
     fs::create_dir_all(tree.join("a/b")).unwrap();
     fs::write(tree.join("empty"), "").unwrap();
     fs::write(tree.join("a/small"), [1; 100]).unwrap();
     fs::write(tree.join("a/b/large"), vec![2; 300_000]).unwrap();
 }
 
-/// Bytes and inodes of a tree without hard links, as stat(2) tells them.
-fn weigh(directory: &Path) -> (u64, u64) {
+/// Returns the bytes and inodes of a tree without hard links, according to stat(2).
+fn usage_of(directory: &Path) -> (u64, u64) {
     let own = fs::symlink_metadata(directory).unwrap();
     let mut sum = (own.blocks() * 512, 1);
     for entry in fs::read_dir(directory).unwrap() {
         let entry = entry.unwrap();
         let (bytes, inodes) = if entry.file_type().unwrap().is_dir() {
-            weigh(&entry.path())
+            usage_of(&entry.path())
         } else {
             (entry.metadata().unwrap().blocks() * 512, 1)
         };
@@ -43,112 +43,112 @@ fn weigh(directory: &Path) -> (u64, u64) {
 }
 
 #[test]
-fn a_tagged_tree_is_charged_with_its_blocks_and_inodes_and_hands_its_id_down() {
-    let scene = Scene::new(5001);
-    plant(&scene.tree());
-    let report = scene.tag().unwrap();
+fn a_tagged_tree_is_charged_with_its_usage_and_its_id_is_inherited() {
+    let fixture = Fixture::new(5001);
+    populate(&fixture.tree());
+    let report = fixture.tag().unwrap();
     let expected = TreeReport { passes: 2, changed: 6, names: 6, directories: 3, skipped: nothing() };
     assert_eq!(report, expected);
-    assert_eq!(scene.charged(), weigh(&scene.tree()));
-    assert_eq!(project_at(&scene.tree().join("a/b/large")), 5001);
+    assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
+    assert_eq!(project_at(&fixture.tree().join("a/b/large")), 5001);
 
-    fs::create_dir(scene.tree().join("a/b/new")).unwrap();
-    fs::write(scene.tree().join("a/b/new/file"), [3; 5000]).unwrap();
-    assert_eq!(scene.charged(), weigh(&scene.tree()));
-    let again = scene.tag().unwrap();
-    assert_eq!((again.passes, again.changed), (1, 0), "what is new inherited the id");
-    let audit = scene.audit();
+    fs::create_dir(fixture.tree().join("a/b/new")).unwrap();
+    fs::write(fixture.tree().join("a/b/new/file"), [3; 5000]).unwrap();
+    assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
+    let again = fixture.tag().unwrap();
+    assert_eq!((again.passes, again.changed), (1, 0), "the new entries inherited the id");
+    let audit = fixture.audit();
     assert!(audit.is_clean() && audit.skipped.is_empty() && !audit.disturbed, "{audit:?}");
     assert_eq!((audit.names, audit.directories), (8, 4));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn a_cleared_tree_is_charged_to_nobody_and_hands_down_nothing() {
-    let scene = Scene::new(5002);
-    plant(&scene.tree());
-    scene.tag().unwrap();
-    let report = clear_tree(File::open(scene.tree()).unwrap().as_fd(), &TagOptions::default()).unwrap();
+fn a_cleared_tree_is_charged_to_no_project_and_its_id_is_not_inherited() {
+    let fixture = Fixture::new(5002);
+    populate(&fixture.tree());
+    fixture.tag().unwrap();
+    let report = clear_tree(File::open(fixture.tree()).unwrap().as_fd(), &TagOptions::default()).unwrap();
     assert_eq!((report.changed, report.skipped), (6, nothing()));
-    assert_eq!(scene.charged(), (0, 0));
-    let audit = scene.audit();
+    assert_eq!(fixture.charged(), (0, 0));
+    let audit = fixture.audit();
     assert_eq!((audit.other_project, audit.not_inheriting), (6, 3));
-    fs::write(scene.tree().join("a/b/new"), "").unwrap();
-    assert_eq!(project_at(&scene.tree().join("a/b/new")), 0);
-    scene.end();
+    fs::write(fixture.tree().join("a/b/new"), "").unwrap();
+    assert_eq!(project_at(&fixture.tree().join("a/b/new")), 0);
+    fixture.end();
 }
 
 #[test]
-fn a_tree_may_have_more_than_its_project_may_grow_to() {
-    let scene = Scene::new(5003);
-    plant(&scene.tree());
+fn a_tree_larger_than_the_limit_of_its_project_can_be_tagged() {
+    let fixture = Fixture::new(5003);
+    populate(&fixture.tree());
     let root = File::open(xfs()).unwrap();
-    quota(&root).set_limits(scene.id, Limits::hard(Bytes(4096), Inodes(2))).unwrap();
-    assert_eq!(scene.tag().unwrap().changed, 6);
-    assert_eq!(scene.charged(), weigh(&scene.tree()));
-    let refused = File::create(scene.tree().join("a/one more")).unwrap_err();
+    quota(&root).set_limits(fixture.id, Limits::hard(Bytes(4096), Inodes(2))).unwrap();
+    assert_eq!(fixture.tag().unwrap().changed, 6);
+    assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
+    let refused = File::create(fixture.tree().join("a/one more")).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
-    quota(&root).clear_limits(scene.id).unwrap();
-    scene.end();
+    quota(&root).clear_limits(fixture.id).unwrap();
+    fixture.end();
 }
 
 #[test]
-fn an_audit_names_what_its_owner_took_out_of_the_project() {
-    let scene = Scene::new(5004);
-    plant(&scene.tree());
-    scene.tag().unwrap();
-    // A file made while its directory is in another project stays in that one.
-    let b = File::open(scene.tree().join("a/b")).unwrap();
+fn an_audit_lists_entries_that_left_the_project() {
+    let fixture = Fixture::new(5004);
+    populate(&fixture.tree());
+    fixture.tag().unwrap();
+    // A file that is created while its directory is in another project stays in that project.
+    let b = File::open(fixture.tree().join("a/b")).unwrap();
     assign_project(&b, loopfs::project_quota::ProjectId::new(5005).unwrap()).unwrap();
-    fs::write(scene.tree().join("a/b/hidden"), [4; 9000]).unwrap();
+    fs::write(fixture.tree().join("a/b/hidden"), [4; 9000]).unwrap();
     let stray = |path: &str, project, inherits| StrayInode { path: PathBuf::from(path), project, inherits };
-    let found = scene.audit();
+    let found = fixture.audit();
     assert_eq!((found.other_project, found.not_inheriting), (2, 0));
     assert_eq!(found.strays, [stray("a/b", 5005, true), stray("a/b/hidden", 5005, false)]);
-    assign_project(&b, scene.id).unwrap();
-    assert_eq!(scene.audit().strays, [stray("a/b/hidden", 5005, false)]);
-    assert_ne!(scene.charged(), weigh(&scene.tree()));
+    assign_project(&b, fixture.id).unwrap();
+    assert_eq!(fixture.audit().strays, [stray("a/b/hidden", 5005, false)]);
+    assert_ne!(fixture.charged(), usage_of(&fixture.tree()));
 
-    assert_eq!(scene.tag().unwrap().changed, 1);
-    assert!(scene.audit().is_clean());
-    assert_eq!(scene.charged(), weigh(&scene.tree()));
+    assert_eq!(fixture.tag().unwrap().changed, 1);
+    assert!(fixture.audit().is_clean());
+    assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
 
     clear_tree(b.as_fd(), &TagOptions::default()).unwrap();
-    let cleared = scene.audit();
+    let cleared = fixture.audit();
     assert_eq!((cleared.other_project, cleared.not_inheriting), (3, 1));
     assert!(cleared.strays.contains(&stray("a/b", 0, false)), "{cleared:?}");
     drop(b);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
 fn names_may_be_any_bytes() {
-    let scene = Scene::new(5006);
+    let fixture = Fixture::new(5006);
     let long = [b'x'; 255];
     let names: [&[u8]; 5] = [b"line\nfeed", b"\xff\xfe", b"...", b" ", &long];
     for name in names {
-        let directory = scene.tree().join(OsStr::from_bytes(name));
+        let directory = fixture.tree().join(OsStr::from_bytes(name));
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join(OsStr::from_bytes(name)), "").unwrap();
     }
-    let found = scene.audit();
+    let found = fixture.audit();
     for name in names {
         let path = Path::new(OsStr::from_bytes(name)).join(OsStr::from_bytes(name));
         assert!(found.strays.iter().any(|stray| stray.path == path), "{path:?} of {found:?}");
     }
-    assert_eq!(scene.tag().unwrap().changed, 11);
-    assert!(scene.audit().is_clean());
-    scene.end();
+    assert_eq!(fixture.tag().unwrap().changed, 11);
+    assert!(fixture.audit().is_clean());
+    fixture.end();
 }
 
 #[test]
-fn five_thousand_entries_in_one_directory_are_met_once_each() {
+fn five_thousand_entries_in_one_directory_are_visited_once_each() {
     const ENTRIES: u64 = 5000;
-    let scene = Scene::new(5007);
+    let fixture = Fixture::new(5007);
     let mut directories = 1;
     for n in 0..ENTRIES {
-        let path = scene.tree().join(format!("entry with a name of some length {n}"));
-        // The list is left and taken up again at each directory.
+        let path = fixture.tree().join(format!("entry with a name of some length {n}"));
+        // Each directory makes the walk leave the listing and continue it later.
         if n % 50 == 0 {
             fs::create_dir(path).unwrap();
             directories += 1;
@@ -158,8 +158,8 @@ fn five_thousand_entries_in_one_directory_are_met_once_each() {
     }
     let mut reports = Vec::new();
     let report = tag_tree_reporting(
-        File::open(scene.tree()).unwrap().as_fd(),
-        scene.id,
+        File::open(fixture.tree()).unwrap().as_fd(),
+        fixture.id,
         &TagOptions::default(),
         &mut |report| reports.push((report.passes, report.names, report.changed)),
     )
@@ -167,51 +167,55 @@ fn five_thousand_entries_in_one_directory_are_met_once_each() {
     let expected =
         TreeReport { passes: 2, changed: ENTRIES + 1, names: ENTRIES + 1, directories, skipped: nothing() };
     assert_eq!(report, expected);
-    assert_eq!(reports.first(), Some(&(1, 1024, 1023)), "reported before the last of them is changed");
+    assert_eq!(
+        reports.first(),
+        Some(&(1, 1024, 1023)),
+        "progress is reported before the last entry is changed"
+    );
     assert_eq!(reports.last(), Some(&(2, ENTRIES + 1, ENTRIES + 1)));
-    assert_eq!(reports.len(), 10, "every 1024 names, and at the end of both passes");
-    assert_eq!(scene.charged().1, ENTRIES + 1);
-    scene.end();
+    assert_eq!(reports.len(), 10, "progress is reported every 1024 names and at the end of both passes");
+    assert_eq!(fixture.charged().1, ENTRIES + 1);
+    fixture.end();
 }
 
 #[test]
 fn three_thousand_levels_take_as_many_descriptors_as_three() {
     const LEVELS: u64 = 3000;
-    let scene = Scene::new(5008);
+    let fixture = Fixture::new(5008);
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let mut here = OwnedFd::from(File::open(scene.tree()).unwrap());
+    let mut here = OwnedFd::from(File::open(fixture.tree()).unwrap());
     for _ in 0..LEVELS {
         mkdirat(&here, "d", Mode::S_IRWXU).unwrap();
         here = openat(&here, "d", flags, Mode::empty()).unwrap();
     }
     drop(openat(&here, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap());
 
-    let root = File::open(scene.tree()).unwrap();
+    let root = File::open(fixture.tree()).unwrap();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let highest = fs::read_dir("/proc/self/fd")
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap())
         .max();
-    // The highest may have been the list's own, which is closed again.
+    // The highest descriptor may have been that of the listing itself, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
-    let tagged = loopfs::project_tree::tag_tree(root.as_fd(), scene.id, &TagOptions::default());
+    let tagged = loopfs::project_tree::tag_tree(root.as_fd(), fixture.id, &TagOptions::default());
     let audited =
         loopfs::project_tree::audit_tree(root.as_fd(), loopfs::project_quota::ProjectId::new(5009).unwrap());
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
 
     let report = tagged.unwrap();
     assert_eq!((report.changed, report.directories), (LEVELS + 2, LEVELS + 1));
-    assert!(scene.audit().is_clean());
+    assert!(fixture.audit().is_clean());
     let audit = audited.unwrap();
     assert_eq!(audit.other_project, LEVELS + 2);
     assert_eq!(audit.strays[2].path, Path::new("d/d"));
     drop(here);
     remove_levels(&root);
     drop(root);
-    scene.end();
+    fixture.end();
 }
 
-/// `remove_dir_all` takes a descriptor for each level.
+/// Removes the levels one by one, because `remove_dir_all` takes a descriptor for each level.
 pub(super) fn remove_levels(tree: &File) {
     loop {
         match renameat(tree, "d/d", tree, "below") {

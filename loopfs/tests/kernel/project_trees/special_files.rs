@@ -1,4 +1,4 @@
-//! What is neither a directory nor a regular file, and what is mounted or linked.
+//! Tests of symbolic links, special files, mounts and hard links.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -12,42 +12,42 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use super::{Scene, fingerprint, has_file_setattr, make_fifo, nothing, project_at};
+use super::{Fixture, fingerprint, has_file_setattr, make_fifo, nothing, project_at};
 
-/// What of them is left out: before Linux 6.17 there is no call for them.
+/// Returns the skipped entries: before Linux 6.17 no system call can tag special files.
 fn untagged(special_files: SpecialFiles) -> Skipped {
     if has_file_setattr() { nothing() } else { Skipped { special_files, ..nothing() } }
 }
 
 #[test]
-fn links_are_tagged_and_not_followed() {
-    let scene = Scene::new(5101);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn symbolic_links_are_tagged_and_not_followed() {
+    let fixture = Fixture::new(5101);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     symlink(&outside, tree.join("to a directory")).unwrap();
     symlink("../outside/file", tree.join("to a file")).unwrap();
     symlink("nowhere", tree.join("dangling")).unwrap();
     symlink("loop", tree.join("loop")).unwrap();
     symlink("/", tree.join("to the root")).unwrap();
     let before = fingerprint(&outside);
-    let report = scene.tag().unwrap();
+    let report = fixture.tag().unwrap();
     assert_eq!(report.skipped, untagged(SpecialFiles { symlinks: 5, ..SpecialFiles::default() }));
     assert_eq!(report.names, 6);
     assert_eq!(fingerprint(&outside), before);
     let charged = if has_file_setattr() { 6 } else { 1 };
-    assert_eq!(scene.charged().1, charged);
-    // One that is made in a tagged directory is in the project on every kernel.
+    assert_eq!(fixture.charged().1, charged);
+    // A symbolic link that is created in a tagged directory is in the project on every kernel.
     symlink("nowhere", tree.join("new")).unwrap();
-    assert_eq!(scene.charged().1, charged + 1);
-    let audit = scene.audit();
+    assert_eq!(fixture.charged().1, charged + 1);
+    let audit = fixture.audit();
     assert!(audit.is_clean(), "{audit:?}");
     assert_eq!(audit.skipped, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
 fn fifos_sockets_and_devices_are_tagged_and_not_opened() {
-    let scene = Scene::new(5102);
-    let tree = scene.tree();
+    let fixture = Fixture::new(5102);
+    let tree = fixture.tree();
     make_fifo(&tree.join("fifo"));
     let listener = UnixListener::bind(tree.join("socket")).unwrap();
     mknod(&tree.join("null"), SFlag::S_IFCHR, Mode::S_IRWXU, makedev(1, 3)).unwrap();
@@ -59,21 +59,21 @@ fn fifos_sockets_and_devices_are_tagged_and_not_opened() {
         opened.add_watch(&tree.join(name), AddWatchFlags::IN_OPEN).unwrap();
     }
     let kinds = SpecialFiles { sockets: 1, fifos: 1, devices: 3, ..SpecialFiles::default() };
-    assert_eq!(scene.tag().unwrap().skipped, untagged(kinds));
-    assert_eq!(scene.audit().skipped, untagged(kinds));
+    assert_eq!(fixture.tag().unwrap().skipped, untagged(kinds));
+    assert_eq!(fixture.audit().skipped, untagged(kinds));
     assert_eq!(opened.read_events().map(|events| events.len()), Err(nix::errno::Errno::EAGAIN));
-    // What the watch would have seen.
+    // Opening the FIFO here proves that the watch would have reported an open.
     drop(File::options().read(true).write(true).open(tree.join("fifo")).unwrap());
     assert_eq!(opened.read_events().unwrap().len(), 1);
-    assert_eq!(scene.charged().1, if has_file_setattr() { 7 } else { 2 });
+    assert_eq!(fixture.charged().1, if has_file_setattr() { 7 } else { 2 });
     drop((listener, opened));
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn what_is_mounted_in_a_tree_is_not_entered() {
-    let scene = Scene::new(5103);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn mounts_in_a_tree_are_not_entered() {
+    let fixture = Fixture::new(5103);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     for name in ["tmpfs", "bound", "plain"] {
         fs::create_dir(tree.join(name)).unwrap();
     }
@@ -81,7 +81,7 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     fs::write(tree.join("plain/file"), "").unwrap();
     mount(Some("tmpfs"), &tree.join("tmpfs"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
     fs::write(tree.join("tmpfs/file"), "").unwrap();
-    // The same file system: a comparison of device numbers would not see it.
+    // The bind mount is of the same file system, so a comparison of device numbers would not detect it.
     let bind = |source, target| {
         bind_mount(
             File::open(outside.join(source)).unwrap().as_fd(),
@@ -93,7 +93,7 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     bind("directory", "bound");
     bind("file", "bound file");
     let before = fingerprint(&outside);
-    let report = scene.tag().unwrap();
+    let report = fixture.tag().unwrap();
     assert_eq!(fingerprint(&outside), before);
     assert_eq!((report.changed, report.names, report.skipped.mounts), (3, 3, 3));
     let mut mounts: Vec<_> =
@@ -104,60 +104,64 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     for name in ["tmpfs", "bound", "bound file"] {
         unmount(&tree.join(name)).unwrap();
     }
-    assert_eq!(scene.tag().unwrap().changed, 3, "what the mounts covered");
-    scene.end();
+    assert_eq!(fixture.tag().unwrap().changed, 3, "only the entries that the mounts covered are changed");
+    fixture.end();
 }
 
 #[test]
-fn a_mounted_tree_is_tagged_through_its_mount_and_no_further() {
-    let scene = Scene::new(5104);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn a_bind_mounted_tree_is_tagged_and_the_directory_below_the_mount_is_not() {
+    let fixture = Fixture::new(5104);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     fs::write(tree.join("file"), "").unwrap();
     let target = outside.join("directory");
     bind_mount(File::open(&tree).unwrap().as_fd(), &target, MountFlags::default()).unwrap();
     let report = loopfs::project_tree::tag_tree(
         File::open(&target).unwrap().as_fd(),
-        scene.id,
+        fixture.id,
         &TagOptions::default(),
     );
     unmount(&target).unwrap();
     assert_eq!(report.unwrap().changed, 2);
-    assert!(scene.audit().is_clean());
+    assert!(fixture.audit().is_clean());
     assert_eq!(project_at(&target), 0);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn a_file_with_a_name_outside_is_left_tagged_or_refused() {
-    let scene = Scene::new(5105);
-    let (tree, outside) = (scene.tree(), scene.outside());
+fn a_file_with_a_hard_link_outside_is_skipped_tagged_or_refused_as_requested() {
+    let fixture = Fixture::new(5105);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
     fs::create_dir(tree.join("sub")).unwrap();
     fs::hard_link(outside.join("file"), tree.join("sub/linked")).unwrap();
     make_fifo(&outside.join("fifo"));
     fs::hard_link(outside.join("fifo"), tree.join("fifo")).unwrap();
-    let before = fingerprint(scene.directory.path());
+    let before = fingerprint(fixture.directory.path());
     let with = |hard_links| TagOptions { hard_links, ..TagOptions::default() };
 
-    let error = scene.tag_with(&with(HardLinks::Refuse)).unwrap_err();
+    let error = fixture.tag_with(&with(HardLinks::Refuse)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert_eq!(fingerprint(scene.directory.path()), before, "refused before anything was changed");
+    assert_eq!(fingerprint(fixture.directory.path()), before, "refused before anything was changed");
 
     let before = fingerprint(&outside);
-    let report = scene.tag().unwrap();
+    let report = fixture.tag().unwrap();
     assert_eq!(fingerprint(&outside), before);
-    // Before Linux 6.17 the FIFO is out of reach, whatever its names.
+    // Before Linux 6.17 the FIFO cannot be tagged, however many names it has.
     let special = if has_file_setattr() { 0 } else { 1 };
     assert_eq!((report.changed, report.skipped.hard_links), (2, 2 - special));
     assert_eq!(report.skipped.special_files.fifos, special);
     let linked = SkippedEntry { path: "sub/linked".into(), reason: SkipReason::HardLink };
     assert!(report.skipped.examples.contains(&linked), "{report:?}");
-    assert_eq!(scene.audit().other_project, 2 - special);
+    assert_eq!(fixture.audit().other_project, 2 - special);
     let link = fs::hard_link(outside.join("directory/file"), tree.join("sub/late")).unwrap_err();
-    assert_eq!(link.raw_os_error(), Some(libc::EXDEV), "no way into a tagged directory");
+    assert_eq!(link.raw_os_error(), Some(libc::EXDEV), "the kernel refuses a link into a tagged directory");
 
-    assert_eq!(scene.tag_with(&with(HardLinks::Tag)).unwrap().changed, 2 - special);
+    assert_eq!(fixture.tag_with(&with(HardLinks::Tag)).unwrap().changed, 2 - special);
     assert_eq!(project_at(&outside.join("file")), 5105);
-    assert_eq!(scene.tag_with(&with(HardLinks::Refuse)).unwrap().changed, 0, "it is in the project");
-    assert_eq!(scene.tag().unwrap().skipped.hard_links, 0);
-    scene.end();
+    assert_eq!(
+        fixture.tag_with(&with(HardLinks::Refuse)).unwrap().changed,
+        0,
+        "the file is already in the project"
+    );
+    assert_eq!(fixture.tag().unwrap().skipped.hard_links, 0);
+    fixture.end();
 }
