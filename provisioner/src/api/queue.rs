@@ -56,7 +56,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     Reconciling: Future<Output = Action> + Send + 'static,
 {
     let (named, turns) = mpsc::unbounded_channel();
-    // Closed with the task: then the appliers end.
+    // When this task ends, the channel closes and the appliers end.
     let mut naming =
         AbortOnDropHandle::new(tokio::spawn(queue.take_until(Box::pin(stop)).for_each(move |object| {
             named.send(object).ok();

@@ -68,9 +68,9 @@ impl Relay {
     }
 
     /// Sets the line at the moment when the store has created a volume.
-    fn set_once_made(&self, volumes: &FakeStore, line: Line) {
+    fn set_once_created(&self, volumes: &FakeStore, line: Line) {
         let state = self.state.clone();
-        volumes.once_made(move || set(&state, line));
+        volumes.once_created(move || set(&state, line));
     }
 
     async fn provisioner(&self, cluster: &Cluster) -> Provisioner {
@@ -152,7 +152,7 @@ async fn api_server_outage_between_volume_and_persistent_volume() {
     let relay = Relay::before(&cluster).await;
     let provisioner = relay.provisioner(&cluster).await;
     for claim in ["a", "b"] {
-        relay.set_once_made(&cluster.volumes, Line::Cut);
+        relay.set_once_created(&cluster.volumes, Line::Cut);
         cluster.claim(claim, json!({})).await;
         cluster.volume_exists().await;
         let id = cluster.stored().remove(0);
@@ -175,7 +175,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
     cluster.bound("before").await;
 
     // The request that creates the PersistentVolume gets no response, and no watch delivers anything.
-    relay.set_once_made(&cluster.volumes, Line::Dead);
+    relay.set_once_created(&cluster.volumes, Line::Dead);
     cluster.claim("during", json!({})).await;
     relay.is(Line::Dead).await;
     relay.set(Line::Open);
@@ -197,7 +197,7 @@ async fn provisioner_crash_between_volume_and_persistent_volume() {
     let relay = Relay::before(&cluster).await;
     for vanishes in [false, true] {
         let provisioner = relay.provisioner(&cluster).await;
-        relay.set_once_made(&cluster.volumes, Line::Cut);
+        relay.set_once_created(&cluster.volumes, Line::Cut);
         cluster.claim("a", json!({})).await;
         cluster.volume_exists().await;
         provisioner.kill().await;

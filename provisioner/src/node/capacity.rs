@@ -384,7 +384,7 @@ mod tests {
             "/apis/storage.k8s.io/v1/namespaces/loopfs-system/csistoragecapacities/node-a-8803dfa2e07b0e9f";
         let [none] = wanted(0).try_into().unwrap();
         let requests =
-            vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).answer(&none)];
+            vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).respond(&none)];
         let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), caches, requests);
         test_context.volumes.state().broken =

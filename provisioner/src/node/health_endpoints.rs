@@ -183,7 +183,7 @@ mod tests {
             "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
             "goVersion": "", "compiler": "", "platform": "",
         });
-        expect(Method::GET, "/version", None).answer(answer)
+        expect(Method::GET, "/version", None).respond(answer)
     }
 
     #[tokio::test]

@@ -195,7 +195,8 @@ mod tests {
     #[tokio::test]
     async fn a_volume_with_a_persistent_volume_is_kept() {
         let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
-        let (test_context, intent) = recorded(vec![], vec![expect(Method::GET, VOLUME, None).answer(object)]);
+        let (test_context, intent) =
+            recorded(vec![], vec![expect(Method::GET, VOLUME, None).respond(object)]);
         assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
     }
 
@@ -205,7 +206,7 @@ mod tests {
         let (test_context, intent) = recorded(
             vec![],
             vec![
-                expect(Method::GET, VOLUME, None).answer(deleted),
+                expect(Method::GET, VOLUME, None).respond(deleted),
                 expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
                 unlabelled(&[]),
             ],
@@ -249,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn the_record_of_a_bound_claim_is_removed() {
         let object = fixtures::volume(json!({}));
-        let requests = vec![expect(Method::GET, VOLUME, None).answer(object)];
+        let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
         let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
         assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
     }
@@ -257,7 +258,7 @@ mod tests {
     #[tokio::test]
     async fn a_volume_whose_claim_was_provisioned_on_another_node_is_deleted() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).answer(object), unlabelled(&[])];
+        let requests = vec![expect(Method::GET, VOLUME, None).respond(object), unlabelled(&[])];
         let (test_context, intent) = recorded(vec![], requests);
         assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }

@@ -180,7 +180,7 @@ mod tests {
     fn marks() -> ExpectedRequest {
         let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
         expect(Method::DELETE, VOLUME, preconditions)
-            .answer(released(json!({"metadata": {"resourceVersion": "201"}})))
+            .respond(released(json!({"metadata": {"resourceVersion": "201"}})))
     }
 
     fn lets_go() -> ExpectedRequest {
@@ -188,7 +188,8 @@ mod tests {
             "uid": "volume-uid",
             "$deleteFromPrimitiveList/finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
         }});
-        expect(Method::PATCH, VOLUME, patch).answer(released(json!({"metadata": {"resourceVersion": "202"}})))
+        expect(Method::PATCH, VOLUME, patch)
+            .respond(released(json!({"metadata": {"resourceVersion": "202"}})))
     }
 
     fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
@@ -350,7 +351,7 @@ mod tests {
         let mut gone = marked.clone();
         gone.metadata.finalizers = None;
         let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
-        let test_context = bench_with(caches, vec![unlabelled(&[]), lets_go().answer(gone)]);
+        let test_context = bench_with(caches, vec![unlabelled(&[]), lets_go().respond(gone)]);
         for _ in 0..2 {
             assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
         }
@@ -422,7 +423,7 @@ mod tests {
             "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
         }});
         let test_context =
-            test_context(vec![expect(Method::PATCH, VOLUME, hold).answer(fixtures::volume(json!({})))]);
+            test_context(vec![expect(Method::PATCH, VOLUME, hold).respond(fixtures::volume(json!({})))]);
         let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
         assert_eq!(reconciled(&test_context, bare).await, Action::await_change());
         test_context.finish().await;

@@ -44,7 +44,7 @@ fn sent() -> Value {
 }
 
 fn creates() -> ExpectedRequest {
-    expect(Method::POST, VOLUMES, sent()).answer(fixtures::volume(json!({"status": {"phase": "Pending"}})))
+    expect(Method::POST, VOLUMES, sent()).respond(fixtures::volume(json!({"status": {"phase": "Pending"}})))
 }
 
 async fn reconciled(test_context: &TestContext, claim: PersistentVolumeClaim) -> Action {
@@ -76,7 +76,7 @@ async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
 async fn after_a_crash_the_existing_persistent_volume_is_found() {
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({}))),
+        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
@@ -88,7 +88,7 @@ async fn a_volume_whose_object_is_being_deleted_keeps_its_record_for_the_janitor
     let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let exchanges = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(deleted),
+        expect(Method::GET, VOLUME, None).respond(deleted),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), exchanges);
     assert_eq!(
@@ -104,7 +104,7 @@ async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
     let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(foreign),
+        expect(Method::GET, VOLUME, None).respond(foreign),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(
@@ -119,7 +119,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
     let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(elsewhere),
+        expect(Method::GET, VOLUME, None).respond(elsewhere),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
@@ -149,12 +149,12 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
         larger["spec"]["capacity"]["storage"] = json!("2Gi");
         larger
     });
-    let answer = answer.answer(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
+    let answer = answer.respond(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
     let given_back = json!({"metadata": {
         "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
     }});
     let gives_back = expect(Method::PATCH, CLAIM, given_back)
-        .answer(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
+        .respond(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
     let test_context =
         TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
     assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
@@ -224,8 +224,8 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
 #[tokio::test]
 async fn clones_of_one_source_are_copied_concurrently() {
     // The mock API server expects the requests in this order. Neither claim gets its PersistentVolume, because there is no space.
-    let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
-    let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
+    let source = || expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({})));
+    let volume = || expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({})));
     let test_context = TestContext::new(
         FakeStore::of_size(Bytes(GIB)),
         caches(vec![]),
@@ -237,7 +237,7 @@ async fn clones_of_one_source_are_copied_concurrently() {
         .volumes
         .insert(VolumeId::parse(fixtures::VOLUME).unwrap(), (VolumeKind::Filesystem, Bytes(1 << 20)));
     test_context.volumes.state().busy = true;
-    test_context.volumes.copies_meet(2);
+    test_context.volumes.wait_for_copies(2);
     tokio::join!(
         reconciled(&test_context, clone_named("copy-1", "uid-1")),
         reconciled(&test_context, clone_named("copy-2", "uid-2")),
@@ -283,7 +283,7 @@ fn begins(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) 
     let patch = resize::begin(&claim, target, Timestamp::UNIX_EPOCH).unwrap();
     let begun = after(claim, "101", patch.clone());
     assert_eq!(begun["status"]["allocatedResources"]["storage"], size);
-    (expect(Method::PATCH, STATUS, patch).answer(&begun), begun)
+    (expect(Method::PATCH, STATUS, patch).respond(&begun), begun)
 }
 
 #[tokio::test]
@@ -307,8 +307,8 @@ async fn a_filesystem_claim_is_expanded_with_three_writes_the_persistent_volume_
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let requests = vec![
         begin,
-        expect(Method::PATCH, VOLUME, capacity).answer(grown),
-        expect(Method::PATCH, STATUS, finish.clone()).answer(after(begun, "102", finish)),
+        expect(Method::PATCH, VOLUME, capacity).respond(grown),
+        expect(Method::PATCH, STATUS, finish.clone()).respond(after(begun, "102", finish)),
     ];
     let test_context = with_volume("Filesystem", requests);
     assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
@@ -345,7 +345,7 @@ async fn a_request_beyond_the_free_capacity_is_infeasible() {
     );
     let patch = patch.claim.unwrap();
     assert_eq!(patch["status"]["allocatedResourceStatuses"]["storage"], "ControllerResizeInfeasible");
-    let refused = expect(Method::PATCH, STATUS, patch.clone()).answer(after(begun, "102", patch));
+    let refused = expect(Method::PATCH, STATUS, patch.clone()).respond(after(begun, "102", patch));
     let test_context = with_volume("Filesystem", vec![begin, refused]);
     assert_eq!(reconciled(&test_context, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
     // The write causes a watch event, which changes nothing.
