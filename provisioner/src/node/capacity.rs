@@ -49,9 +49,9 @@ pub(crate) struct CapacityConfig {
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 
-/// The first change is published immediately, and the changes of this time after it together.
+/// Shortest interval between two updates. The first change is published immediately, and later ones together after this time.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// The CSI driver creates volumes in the store as well, without an event for this process.
+/// Interval of updates without an event: the CSI driver also creates volumes in the store and does not notify this process.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -97,7 +97,6 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
                     _ = storage.changed() => {}
                 }
             };
-            // Publishes after a change or at the interval.
             drop(timeout(wait, changed).await);
         }
     };

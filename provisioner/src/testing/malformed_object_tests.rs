@@ -179,7 +179,7 @@ proptest! {
                 prop_assert!(ownership::is_our_volume(volume, &identity) && ownership::is_volume_of(volume, claim));
                 prop_assert_eq!(claim_status::requested(claim), Ok(Some(target)));
             }
-            for outcome in [Outcome::Grown(Bytes(size)), Outcome::AwaitsNode(Bytes(size)), Outcome::Infeasible("m".into()), Outcome::Failed(String::new())] {
+            for outcome in [Outcome::Expanded(Bytes(size)), Outcome::AwaitsNode(Bytes(size)), Outcome::Infeasible("m".into()), Outcome::Failed(String::new())] {
                 resize::record(claim, volume, &outcome, Timestamp::UNIX_EPOCH);
             }
         }
