@@ -19,11 +19,11 @@ enum Line {
     Dead,
 }
 
-/// What a connection has to know of the line.
+/// The state of the line, which every connection observes.
 #[derive(Debug)]
 struct State {
     line: Line,
-    /// How often the line was dead: an older connection stays dead.
+    /// How often the line became dead. A connection that is older than the last time stays dead.
     deaths: usize,
 }
 
@@ -106,7 +106,7 @@ async fn accept(listener: TcpListener, server: SocketAddr, state: watch::Sender<
 async fn carry(mut client: TcpStream, mut server: TcpStream, mut state: watch::Receiver<State>) {
     let deaths = state.borrow().deaths;
     let is_open = tokio::select! {
-        // First, so that nothing is forwarded once the line is not open.
+        // Polled first, so that nothing is forwarded once the line is not open.
         biased;
         _changed = state.wait_for(|state| state.line == Line::Cut || state.deaths != deaths) => false,
         _ended = tokio::io::copy_bidirectional(&mut client, &mut server) => true,
@@ -123,7 +123,7 @@ impl Cluster {
     }
 
     /// Checks that there is one volume and one PersistentVolume, and no record of provisioning.
-    async fn one_of_each(&self, claim: &str) {
+    async fn expect_one_of_each(&self, claim: &str) {
         let object = self.bound(claim).await.name_any();
         assert_eq!(self.stored(), [object.as_str()]);
         let objects = self.objects().list(&ListParams::default()).await.unwrap();
@@ -132,15 +132,15 @@ impl Cluster {
             claim_ref.is_some_and(|claim_ref| claim_ref.namespace.as_ref() == Some(&self.namespace))
         });
         assert_eq!(of_claim.count(), 1);
-        let settled = || self.intents().list().unwrap().is_empty().then_some(());
-        eventually("no record of provisioning", || async { settled() }).await;
+        let no_records = || self.intents().list().unwrap().is_empty().then_some(());
+        eventually("no record of provisioning", || async { no_records() }).await;
     }
 
     async fn volume_exists(&self) {
         eventually("a volume", || async { (self.stored().len() == 1).then_some(()) }).await;
     }
 
-    async fn all_gone(&self, claim: &str) {
+    async fn delete_claim_and_wait(&self, claim: &str) {
         self.delete_claim(claim).await;
         eventually("deleted", || async { self.stored().is_empty().then_some(()) }).await;
     }
@@ -156,10 +156,10 @@ async fn api_server_outage_between_volume_and_persistent_volume() {
         cluster.claim(claim, json!({})).await;
         cluster.volume_exists().await;
         let id = cluster.stored().remove(0);
-        assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was gone");
+        assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was unreachable");
         relay.set(Line::Open);
-        cluster.one_of_each(claim).await;
-        cluster.all_gone(claim).await;
+        cluster.expect_one_of_each(claim).await;
+        cluster.delete_claim_and_wait(claim).await;
     }
     provisioner.stop().await;
     cluster.finish().await;
@@ -204,22 +204,22 @@ async fn provisioner_crash_between_volume_and_persistent_volume() {
         relay.set(Line::Open);
         assert_eq!(cluster.intents().list().unwrap().len(), 1);
         if vanishes {
-            cluster.all_gone_by_the_next("a", &relay).await;
+            cluster.delete_claim_without_provisioner("a", &relay).await;
             continue;
         }
         let next = relay.provisioner(&cluster).await;
-        cluster.one_of_each("a").await;
-        cluster.all_gone("a").await;
+        cluster.expect_one_of_each("a").await;
+        cluster.delete_claim_and_wait("a").await;
         next.stop().await;
     }
     cluster.finish().await;
 }
 
 impl Cluster {
-    /// Deletes the claim while no provisioner runs.
-    async fn all_gone_by_the_next(&self, claim: &str, relay: &Relay) {
+    /// Deletes the claim while no provisioner runs. Waits until the next one has deleted the volume.
+    async fn delete_claim_without_provisioner(&self, claim: &str, relay: &Relay) {
         self.delete_claim(claim).await;
-        self.gone(&self.claims(), claim).await;
+        self.wait_until_deleted(&self.claims(), claim).await;
         let next = relay.provisioner(self).await;
         eventually("no orphan", || async { self.stored().is_empty().then_some(()) }).await;
         next.stop().await;
