@@ -212,7 +212,10 @@ mod tests {
     #[case::the_oldest_of_the_client_with_most(&[1, 2, 3, 2], Some(1))]
     #[case::never_one_of_a_client_with_fewer(&[1, 2, 2, 2, 1], Some(1))]
     #[case::none_without_connections(&[], None)]
-    fn the_connection_to_close(#[case] clients: &[u8], #[case] position: Option<usize>) {
+    fn the_oldest_connection_of_the_client_with_the_most_is_closed(
+        #[case] clients: &[u8],
+        #[case] position: Option<usize>,
+    ) {
         let clients: Vec<IpAddr> = clients.iter().map(|last| [127, 0, 0, *last].into()).collect();
         assert_eq!(to_close(&clients), position);
     }

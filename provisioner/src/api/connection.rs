@@ -67,7 +67,7 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, writes: &ApiWrites) -> 
     if let Some(proxy) = &config.proxy_url {
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
     }
-    // As `ClientBuilder::try_from` builds it, except for the socket options, which that does not allow to set.
+    // The same layers as in `ClientBuilder::try_from`, which does not allow to set the socket options.
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_write_timeout(Some(timeouts.request));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_probes_connections() {
+    async fn connections_have_keepalive_probes() {
         let (_listener, address) = listener().await;
         let stream = tcp().call(format!("http://{address}").parse().unwrap()).await.unwrap().into_inner();
         assert!(sockopt::socket_keepalive(&stream).unwrap());

@@ -80,7 +80,8 @@ fn verb(method: &Method) -> Option<&'static str> {
     }
 }
 
-/// Returns the resource of a path with its subresource, as RBAC names it. This process uses few, so there are few series.
+/// Returns the resource of a path with its subresource, as RBAC names it. This process uses few resources, so
+/// there are few time series.
 fn resource(path: &str) -> String {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let groups = if parts.next() == Some("apis") { 2 } else { 1 };

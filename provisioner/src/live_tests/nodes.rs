@@ -273,7 +273,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     cluster.finish().await;
 }
 
-/// The writes that the manifests deny to the provisioner of each node, even if it is compromised.
+/// The manifests deny these writes to the provisioner of each node, even if it is compromised.
 #[tokio::test]
 async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     let cluster = Cluster::connect().await;

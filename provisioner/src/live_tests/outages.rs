@@ -147,7 +147,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn api_server_outage_between_volume_and_persistent_volume() {
+async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_between_them() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     let provisioner = relay.provisioner(&cluster).await;
@@ -192,7 +192,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
 }
 
 #[tokio::test]
-async fn provisioner_crash_between_volume_and_persistent_volume() {
+async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orphan() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     for vanishes in [false, true] {

@@ -23,7 +23,7 @@ pub(crate) struct NodeLossState<'a> {
     pub(crate) lost_for: Duration,
 }
 
-/// What to do about a PersistentVolume.
+/// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// Nothing, until the object changes.

@@ -310,7 +310,11 @@ mod tests {
     #[case::full(0, "0", "0")]
     #[case::next_to_nothing(4096, "4Ki", "0")]
     #[case::of_whole_blocks((64 << 10) + 5000, "70536", "4Ki")]
-    fn published_capacities(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
+    fn the_free_capacity_and_the_maximum_size_are_published(
+        #[case] available: u64,
+        #[case] capacity: &str,
+        #[case] largest: &str,
+    ) {
         let [object] = wanted(available).try_into().unwrap();
         assert_eq!(object.capacity.unwrap().0, capacity);
         assert_eq!(object.maximum_volume_size.unwrap().0, largest);

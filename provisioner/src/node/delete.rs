@@ -21,7 +21,7 @@ use kube::{
 };
 use loopfs::volume_store::VolumeId;
 
-/// What to do about a PersistentVolume.
+/// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// It belongs to another node or driver, or nothing has to be done.

@@ -12,7 +12,7 @@ use crate::{
     objects::ownership,
 };
 
-/// How long the API server may take to return its version.
+/// Longest time that the API server may take to return its version.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The source of the health endpoints' responses.

@@ -60,7 +60,7 @@ fn required_nodes(
     }
 }
 
-/// Decides, given the nodes that [`required_nodes`] returned.
+/// Decides the placement of a claim, given the nodes that [`required_nodes`] returned.
 fn place(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,

@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) repair: bool,
 }
 
-/// What earlier rounds of this process saw.
+/// The observations of earlier rounds of this process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct History {
     /// Project ids that did not drain in the last round. One that drains by the next round needs no search.

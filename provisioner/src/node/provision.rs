@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// What to do about a claim.
+/// The action for a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Plan {
     /// The claim belongs to another node or driver.
@@ -325,7 +325,7 @@ mod tests {
     #[case::block(json!({"spec": {"volumeMode": "Block"}}), VolumeKind::Block)]
     #[case::filesystem_by_default(json!({"spec": {"volumeMode": null}}), VolumeKind::Filesystem)]
     #[case::once_per_pod(json!({"spec": {"accessModes": ["ReadWriteOncePod"]}}), VolumeKind::Filesystem)]
-    fn kinds(#[case] claim: Value, #[case] expected: VolumeKind) {
+    fn the_volume_mode_determines_the_kind(#[case] claim: Value, #[case] expected: VolumeKind) {
         assert_eq!(creation(claim, json!({})).spec.kind, expected);
     }
 

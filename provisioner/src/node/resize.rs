@@ -37,10 +37,10 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// How long to wait until the node's driver has refreshed the capacity of the loop devices, which takes milliseconds.
+/// Longest wait until the node's driver has refreshed the capacity of the loop devices, which takes milliseconds.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What to do about a bound claim.
+/// The action for a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// The volume has the requested size, or belongs to another node or driver.

@@ -91,7 +91,7 @@ impl ResizeCondition {
     }
 }
 
-/// What to do with the resize conditions that a claim already has and a patch does not mention.
+/// The treatment of resize conditions that a claim already has and a patch does not mention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Earlier {
     Keep,

@@ -43,10 +43,10 @@ pub(crate) struct Policy {
     pub(crate) grace: Duration,
 }
 
-/// Longer than it takes to reinstall a machine under its old name.
+/// Default grace time. It is longer than it takes to reinstall a machine under its old name.
 const GRACE: Duration = Duration::from_secs(30 * 60);
 
-/// From one second, for trials, to a year.
+/// Allowed grace times, from one second, for trials, to a year.
 const GRACE_SECONDS: std::ops::RangeInclusive<u64> = 1..=365 * 24 * 3600;
 
 impl Default for Policy {

@@ -22,7 +22,7 @@ pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// PersistentVolumes with reclaim policy Delete have it: users may delete a retained one at any time.
 pub(crate) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
-/// What happens to a volume when its claim is deleted.
+/// The treatment of a volume whose claim was deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReclaimPolicy {
     Delete,

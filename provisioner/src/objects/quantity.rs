@@ -24,7 +24,7 @@ pub(crate) enum QuantityError {
 /// The largest size Kubernetes itself can express, in bytes.
 const MAX_BYTES: u128 = i64::MAX as u128;
 
-/// How many fractional digits of a number with a binary suffix count; the rest is rounded up. apimachinery keeps nine.
+/// Number of fractional digits that count in a number with a binary suffix. The rest is rounded up. apimachinery keeps nine.
 const FRACTION_DIGITS: u32 = 18;
 
 /// Parses a quantity into bytes, rounding fractions of a byte up.

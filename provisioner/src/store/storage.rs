@@ -277,11 +277,11 @@ mod tests {
             Ok(Arc::clone(&model) as Arc<dyn Volumes>)
         });
         let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new());
-        let (keeper, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
+        let (task_storage, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
         let counter = Arc::clone(&openings);
-        let keeping = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let opened = || *counter.lock().unwrap() += 1;
-            keep_open(&keeper, open, &events, &fixtures::identity(), opened).await;
+            keep_open(&task_storage, open, &events, &fixtures::identity(), opened).await;
         });
 
         assert_eq!(next(&mut event_requests).await, "StorageUnavailable");
@@ -303,7 +303,7 @@ mod tests {
         volumes.state().broken = None;
         assert_eq!(next(&mut event_requests).await, "StorageReady");
         assert_eq!(*openings.lock().unwrap(), 2);
-        keeping.abort();
+        task.abort();
     }
 
     #[tokio::test]

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    /// An object as the API server returns it for a manifest.
+    /// Returns an object as the API server returns it for a manifest.
     fn object(manifest: Value, change: Value) -> DynamicObject {
         let labels = json!(declaration::labels(&fixtures::identity()));
         let mut whole =

@@ -208,7 +208,7 @@ async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
 }
 
 #[tokio::test]
-async fn a_stolen_token_keeps_builtin_objects_and_gives_no_rights_away() {
+async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_grants_no_rights() {
     suite(Component::BuiltinObjects).await;
 }
 

@@ -25,7 +25,7 @@ fn volume(mode: &str, capacity: &str) -> PersistentVolume {
 
 const EXPAND: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 
-/// Every state, for both kinds, before and after the PersistentVolume has the new capacity.
+/// The cases are every state, for both kinds, before and after the PersistentVolume has the new capacity.
 #[rstest]
 #[case::fresh("Filesystem", None, "1Mi", EXPAND)]
 #[case::in_progress("Filesystem", Some("ControllerResizeInProgress"), "1Mi", EXPAND)]
@@ -185,7 +185,7 @@ fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: 
     );
 }
 
-/// The case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
+/// This is the case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
 #[test]
 fn a_smaller_request_succeeds_after_an_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
@@ -230,8 +230,8 @@ const STATES: [Option<&str>; 7] = [
     Some("ResizeByMagic"),
 ];
 
-/// Every state with every request and every outcome: the writes lead to a state that describes the outcome, and repeating them
-/// changes nothing.
+/// Checks every state with every request and every outcome: the writes lead to a state that describes the outcome, and
+/// repeating them changes nothing.
 #[test]
 fn every_state_and_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
