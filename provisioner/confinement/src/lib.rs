@@ -83,7 +83,8 @@ const INTERFACES: [i64; 1] = [0];
 /// # Errors
 /// When the kernel does not support seccomp filters, or this program does not know the processor's system calls.
 pub fn confine_thread() -> Result<(), Error> {
-    // The flags of clone3(2) are in memory, where a filter cannot read them. C libraries use clone(2) if clone3(2) fails with ENOSYS.
+    // The flags of clone3(2) are in memory, where a filter cannot read them. C libraries use clone(2) if clone3(2) fails with
+    // ENOSYS.
     let no_clone3 = rules([(linux::__NR_clone3, vec![])]);
     for (rules, errno) in [(no_clone3, ENOSYS), (denied()?, EPERM)] {
         let architecture = TargetArch::try_from(std::env::consts::ARCH)?;

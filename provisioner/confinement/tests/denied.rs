@@ -1,5 +1,5 @@
-//! Tests of the calls that a confined thread makes. Their arguments cannot succeed or have no effect, so the calls are harmless if
-//! they are allowed.
+//! Tests of the calls that a confined thread makes. Their arguments cannot succeed or have no effect, so the calls are harmless
+//! if they are allowed.
 
 use std::fs::File;
 use std::io;

@@ -157,10 +157,10 @@ async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_
     let rescheduled = json!({"metadata": {
         "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
     }});
-    let reschedules = expect(Method::PATCH, CLAIM, rescheduled)
+    let rescheduling = expect(Method::PATCH, CLAIM, rescheduled)
         .respond(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
     let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![reschedules, creation]);
+        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![rescheduling, creation]);
     assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
     assert!(test_context.volumes.state().volumes.is_empty());
     // The scheduler selects this node again. Watch events of the claim do not shorten the wait, but free space does.
