@@ -68,7 +68,7 @@ pub struct PodArgs {
 /// The audit: orphaned volumes, which no PersistentVolume names, and PersistentVolumes without a volume.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AuditArgs {
-    /// List the findings of the audit, one a line, and exit. Nothing is changed
+    /// List the findings of the audit, one per line, and exit. Nothing is changed
     #[arg(long, conflicts_with = "collect")]
     pub audit: bool,
     /// Interval of the audit, in seconds

@@ -104,7 +104,7 @@ impl Error {
     /// reconcile decides again shortly.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
-            // By the API server's own reason: a proxy that returns the same HTTP status has seen no object.
+            // The API server's own reason decides. A proxy that returns the same HTTP status has not read any object.
             Error::Api { source: kube::Error::Api(status), .. } => {
                 matches!(status.reason.as_str(), "Conflict" | "NotFound")
             }

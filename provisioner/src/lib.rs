@@ -51,7 +51,7 @@ pub use crate::{
     loss::NodeLoss,
 };
 
-/// After a SIGTERM, operations in progress have this long to finish, of the 30 s that a pod has by default.
+/// Time after a SIGTERM for operations in progress to finish. A pod has 30 s by default.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// Runs the provisioner until a signal ends it.

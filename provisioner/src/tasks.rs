@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Runs a task until it ends or `stop` is cancelled.
 pub(crate) async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
-    // Such a task can be cancelled at any await: there it is between two independent steps.
+    // The task can be cancelled at any await, because it is then between two independent steps.
     stop.run_until_cancelled_owned(task).await;
 }
 

@@ -43,7 +43,7 @@ impl HttpAddress {
         };
         let listener = match (TcpListener::bind(first).await, second) {
             (Ok(listener), _) => Ok(listener),
-            // A node without IPv6.
+            // The node has no IPv6.
             (Err(_), Some(second)) => TcpListener::bind(second).await,
             (Err(error), None) => Err(error),
         };

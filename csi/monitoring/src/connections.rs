@@ -19,9 +19,9 @@ const MAX_HEADERS: usize = 64;
 /// The time that a listener gives a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
-    /// To send the headers of its request.
+    /// The time to send the headers of its request.
     pub(crate) headers: Duration,
-    /// In total. A connection serves one request.
+    /// The total time. A connection serves one request.
     pub(crate) connection: Duration,
 }
 
@@ -132,7 +132,7 @@ mod tests {
         result
     }
 
-    /// A client with an address of its own: every address of 127.0.0.0/8 is this machine's.
+    /// Connects from an address that only this client has: every address of 127.0.0.0/8 is this machine's.
     async fn connect(client: u8, server: SocketAddr) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, client], 0).into()).unwrap();
@@ -212,7 +212,10 @@ mod tests {
     #[case::the_oldest_of_the_client_with_most(&[1, 2, 3, 2], Some(1))]
     #[case::never_one_of_a_client_with_fewer(&[1, 2, 2, 2, 1], Some(1))]
     #[case::none_without_connections(&[], None)]
-    fn the_connection_to_close(#[case] clients: &[u8], #[case] position: Option<usize>) {
+    fn the_oldest_connection_of_the_client_with_the_most_is_closed(
+        #[case] clients: &[u8],
+        #[case] position: Option<usize>,
+    ) {
         let clients: Vec<IpAddr> = clients.iter().map(|last| [127, 0, 0, *last].into()).collect();
         assert_eq!(to_close(&clients), position);
     }

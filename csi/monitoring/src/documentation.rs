@@ -17,8 +17,8 @@ fn suffix(kind: &str) -> &'static str {
     }
 }
 
-/// Returns the same for the table rows of a README whose first cell is a name with this prefix, and whose second cell
-/// is the type.
+/// Returns the name and type of each metric that the tables of a README list. The first cell of such a row is a name
+/// with this prefix, and the second cell is the type.
 #[must_use]
 pub fn documented(readme: &str, prefix: &str) -> BTreeMap<String, String> {
     let rows = readme.lines().filter_map(|line| line.strip_prefix("| `"));

@@ -36,7 +36,8 @@ pub(crate) enum NoResult {
 }
 
 impl<T: Clone + Send + Sync + 'static> Latest<T> {
-    /// A result is returned for `max_age` after its check ended. A request waits for a running check for `max_wait`.
+    /// Creates a check without a result. A result is returned for `max_age` after its check ended, and a request waits
+    /// for a running check for at most `max_wait`.
     pub(crate) fn new(max_age: Duration, max_wait: Duration) -> Self {
         Self { max_age, max_wait, last: Mutex::default() }
     }

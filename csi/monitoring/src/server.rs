@@ -111,7 +111,7 @@ impl<E: HealthEndpoints> Site<E> {
         }
     }
 
-    /// The metrics listener also serves the probes, for the manifests of earlier releases.
+    /// Returns the routes of the metrics listener. It also serves the probes, for the manifests of earlier releases.
     fn all_routes(self: &Arc<Self>) -> Router {
         let site = Arc::clone(self);
         let metrics = Router::new().route("/metrics", get(async move || site.metrics().await));

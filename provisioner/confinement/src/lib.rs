@@ -3,8 +3,8 @@
 //! The provisioner holds `CAP_SYS_ADMIN` for quotactl(2) and the `trusted.*` attributes, and the profile `RuntimeDefault`
 //! allows a container with that capability to mount, to enter namespaces and to load BPF programs. Kubernetes has no profile
 //! between the two, and a profile of our own (`Localhost`) would have to be a file on each node before the pod starts. A
-//! process can install a filter without any of that, and neither it nor what it starts can remove the filter again. Filters
-//! add up: the profile of the container remains in force.
+//! process can install a filter without any of that. Neither the process nor its children can remove the filter again. The
+//! kernel applies all filters of a process, so the profile of the container remains in force.
 //!
 //! `docs/decisions/0034-unprivileged-provisioner.md` gives the reasons.
 
@@ -21,10 +21,10 @@ use seccompiler::{
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-/// What fails with EPERM. `open_by_handle_at(2)` is not among them: a copy of a directory reaches files that have several
-/// names by their handles.
+/// System calls that fail with EPERM. `open_by_handle_at(2)` is not among them, because a copy of a directory opens files that
+/// have several hard links by their handles.
 const DENIED: [u32; 27] = [
-    // The mount table, by the old calls and the new ones.
+    // Calls that change the mount table, in the old and in the new interface.
     linux::__NR_mount,
     linux::__NR_umount2,
     linux::__NR_pivot_root,
@@ -37,10 +37,10 @@ const DENIED: [u32; 27] = [
     linux::__NR_fsmount,
     linux::__NR_fspick,
     linux::__NR_mount_setattr,
-    // Namespaces; those of clone(2) are below.
+    // Calls that create or enter namespaces. For clone(2) see `NEW_NAMESPACE`.
     linux::__NR_setns,
     linux::__NR_unshare,
-    // Code in the kernel, and other kernels.
+    // Calls that load code into the kernel, trace it, or start another kernel.
     linux::__NR_bpf,
     linux::__NR_perf_event_open,
     linux::__NR_init_module,
@@ -48,17 +48,17 @@ const DENIED: [u32; 27] = [
     linux::__NR_delete_module,
     linux::__NR_kexec_load,
     linux::__NR_kexec_file_load,
-    // Other processes.
+    // Calls that access the memory of other processes.
     linux::__NR_ptrace,
     linux::__NR_process_vm_readv,
     linux::__NR_process_vm_writev,
-    // What else the default profile allows for CAP_SYS_ADMIN and is of no use here.
+    // Further calls that the default profile allows with CAP_SYS_ADMIN and that the provisioner does not need.
     linux::__NR_fanotify_init,
     linux::__NR_sethostname,
     linux::__NR_setdomainname,
 ];
 
-/// Flags of clone(2) that create a namespace, each a bit.
+/// Flags of clone(2) that create a namespace. Each is one bit.
 const NEW_NAMESPACE: [u32; 8] = [
     linux::CLONE_NEWTIME,
     linux::CLONE_NEWNS,
@@ -70,20 +70,23 @@ const NEW_NAMESPACE: [u32; 8] = [
     linux::CLONE_NEWNET,
 ];
 
-/// Marks the numbers of the x32 interface, which the kernel reports as calls of x86-64.
+/// Bits that the interfaces of the processor add to the numbers of system calls. The kernel reports calls of the x32 interface as
+/// calls of x86-64 with bit 30 set.
 #[cfg(target_arch = "x86_64")]
 const INTERFACES: [i64; 2] = [0, 0x4000_0000];
 #[cfg(not(target_arch = "x86_64"))]
 const INTERFACES: [i64; 1] = [0];
 
-/// Takes the system calls that mount, create or enter namespaces, or load code into the kernel away from the calling thread
-/// and from all threads and processes that it starts afterwards. Called before other threads exist, it confines the process.
-/// It also sets `no_new_privs`.
+/// Denies the calling thread the system calls that mount, create or enter namespaces, or load code into the kernel.
+///
+/// All threads and processes that the thread starts afterwards inherit the filter. If no other threads exist yet, it confines the
+/// whole process. The function also sets `no_new_privs`.
 ///
 /// # Errors
-/// The kernel has no seccomp filters, or this program does not know the processor's system calls.
+/// When the kernel does not support seccomp filters, or this program does not know the processor's system calls.
 pub fn confine_thread() -> Result<(), Error> {
-    // The flags of clone3(2) are in memory, where no filter sees them. C libraries use clone(2) where there is no clone3.
+    // The flags of clone3(2) are in memory, where a filter cannot read them. C libraries use clone(2) if clone3(2) fails with
+    // ENOSYS.
     let no_clone3 = rules([(linux::__NR_clone3, vec![])]);
     for (rules, errno) in [(no_clone3, ENOSYS), (denied()?, EPERM)] {
         let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
@@ -106,7 +109,7 @@ fn denied() -> Result<Rules, Error> {
     Ok(rules(always.into_iter().chain([(linux::__NR_clone, new_namespace)])))
 }
 
-/// Rules by call, for each interface that has its own numbers. A call without rules always matches.
+/// Returns the rules of each call, for each interface that has its own numbers. A call without rules always matches.
 fn rules(calls: impl IntoIterator<Item = (u32, Vec<SeccompRule>)>) -> Rules {
     calls
         .into_iter()

@@ -1,5 +1,5 @@
-//! Calls that a confined thread makes. They have arguments that cannot succeed, or that do nothing, so that they are harmless
-//! where they are allowed.
+//! Tests of the calls that a confined thread makes. Their arguments cannot succeed or have no effect, so the calls are harmless
+//! if they are allowed.
 
 use std::fs::File;
 use std::io;
@@ -39,7 +39,7 @@ const OF_ANY_USER: [Call; 7] = [
     ("chroot", || Ok(chroot(ABSENT)?)),
 ];
 
-/// Without the filter these fail with EPERM for a user without CAP_SYS_ADMIN.
+/// Without the filter these calls fail with EPERM only for a user without CAP_SYS_ADMIN.
 const OF_ROOT: [Call; 5] = [
     ("pivot_root", || Ok(pivot_root(ABSENT, ABSENT)?)),
     ("move_mount", || Ok(move_mount(CWD, ABSENT, CWD, ABSENT, MoveMountFlags::empty())?)),
@@ -52,11 +52,11 @@ fn is_denied(call: &Call) -> bool {
     call.1().is_err_and(|error| error.raw_os_error() == Some(Errno::EPERM as i32))
 }
 
-/// In a thread of its own, for a filter stays.
+/// Returns the names of the calls that a confined thread is denied. It confines a new thread, because a filter cannot be removed.
 fn denied_in_a_confined_thread(calls: &'static [Call]) -> Vec<&'static str> {
     let confined = std::thread::spawn(|| {
         confine_thread().unwrap();
-        // Inherited by what it starts.
+        // A thread inherits the filter of the thread that starts it.
         let started =
             std::thread::spawn(|| calls.iter().filter(|call| is_denied(call)).map(|call| call.0).collect());
         started.join().unwrap()
@@ -84,12 +84,12 @@ fn calls_that_are_allowed_without_the_filter_are_denied_with_it() {
 }
 
 #[test]
-fn calls_of_root_are_denied() {
+fn privileged_calls_are_denied() {
     assert_eq!(denied_in_a_confined_thread(&OF_ROOT), names(&OF_ROOT));
 }
 
 #[test]
-fn files_are_written_and_programs_started_as_before() {
+fn a_confined_thread_can_write_files_and_start_programs() {
     let confined = std::thread::spawn(|| {
         confine_thread().unwrap();
         assert!(std::process::Command::new("/bin/true").status().unwrap().success());

@@ -16,7 +16,7 @@ use crate::api::queue::Object;
 /// Reads an object. Returns `None` only if the API server proves that it does not exist.
 ///
 /// # Errors
-/// When the API server cannot be asked, and for a status 404 that proves nothing.
+/// When the request fails, and for a status 404 that proves nothing.
 pub(crate) async fn get_opt<K: Object>(api: &Api<K>, name: &str) -> kube::Result<Option<K>> {
     unless_absent::<K, _>(api.get(name).await, &(), name)
 }

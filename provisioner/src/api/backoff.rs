@@ -10,16 +10,16 @@ use std::{
 /// The waits before retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delays {
-    /// Before the first retry. Each further wait is twice as long.
+    /// The wait before the first retry. Each further wait is twice as long.
     pub(crate) first: Duration,
     pub(crate) longest: Duration,
 }
 
-/// After a failure, which will probably last.
+/// The waits after a failure, whose cause will probably last.
 pub(crate) const FAILURE: Delays =
     Delays { first: Duration::from_secs(1), longest: Duration::from_secs(5 * 60) };
 
-/// After a conflict, which the watch will probably have resolved by the first retry.
+/// The waits after a conflict, which the watch will probably have resolved by the first retry.
 pub(crate) const CONFLICT: Delays =
     Delays { first: Duration::from_millis(200), longest: Duration::from_secs(10) };
 
@@ -66,7 +66,7 @@ impl<K: Hash + Eq, C: PartialEq> Backoff<K, C> {
     /// Records a failed attempt. Returns the wait before the next.
     pub(crate) fn failed(&self, key: K, retry_key: C, now: Instant) -> Duration {
         let mut failures = self.lock();
-        // An object that is retried fails again well before that.
+        // Removes objects that are not retried any more. An object that is retried fails again well before this time.
         failures.retain(|_, failure| now < failure.retry_at + self.delays.longest);
         let earlier = failures.get(&key).filter(|failure| failure.retry_key == retry_key);
         let attempts = earlier.map_or(0, |failure| failure.attempts).saturating_add(1);
@@ -148,7 +148,7 @@ mod tests {
     fn objects_that_are_not_retried_are_removed() {
         let backoff = Backoff::default();
         let start = Instant::now();
-        backoff.failed("gone elsewhere", 0, start);
+        backoff.failed("rescheduled", 0, start);
         backoff.failed("claim", 0, start + FAILURE.longest);
         assert_eq!(backoff.keys().len(), 2);
         backoff.failed("claim", 0, start + FAILURE.longest + FAILURE.first);

@@ -1,4 +1,4 @@
-//! What every duty needs: the API server, the name of the driver and the node, and the event recorder.
+//! Access to the cluster, which every duty needs: the API server, the names of the driver and the node, and the event recorder.
 //!
 //! The duties that concern the whole cluster get nothing else, so they cannot reach a volume store.
 

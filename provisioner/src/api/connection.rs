@@ -32,10 +32,11 @@ use crate::api::write_counter::ApiWrites;
 /// The deadlines of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timeouts {
-    /// From a request to the end of its response, including retries of 429 and 503. For a watch: to the start of the response.
+    /// The longest time from a request to the end of its response, including retries of 429 and 503. For a watch: to the start of
+    /// the response.
     pub(crate) request: Duration,
-    /// Without a byte on a connection whose response is not complete. Longer than the API server's interval between two
-    /// bookmarks, so that only a watch on a dead connection reaches it.
+    /// The longest time without a byte on a connection whose response is not complete. It is longer than the API server's interval
+    /// between two bookmarks, so that only a watch on a dead connection reaches it.
     pub(crate) silence: Duration,
 }
 
@@ -46,14 +47,14 @@ impl Default for Timeouts {
     }
 }
 
-/// For the TCP and TLS handshakes.
+/// Timeout of the TCP and TLS handshakes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An idle connection is probed after this,
+/// Idle time after which the kernel probes a connection.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
-/// then at this interval,
+/// Interval between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// and fails after so many probes without a response.
+/// Number of probes without a response after which a connection fails.
 const KEEPALIVE_RETRIES: u32 = 3;
 /// A connection fails if its peer has not acknowledged data for this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -66,7 +67,7 @@ pub(crate) fn client(config: Config, timeouts: Timeouts, writes: &ApiWrites) -> 
     if let Some(proxy) = &config.proxy_url {
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
     }
-    // As `ClientBuilder::try_from` builds it, except for the socket options, which that does not allow to set.
+    // The same layers as in `ClientBuilder::try_from`, which does not allow to set the socket options.
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_write_timeout(Some(timeouts.request));
@@ -95,7 +96,7 @@ fn tcp() -> HttpConnector {
     tcp
 }
 
-/// Gives each request this much time.
+/// A layer that gives each request this much time.
 #[derive(Debug, Clone, Copy)]
 struct Deadline(Duration);
 
@@ -180,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything here takes.
+    /// Timeout of the tests, longer than any request in them takes.
     const GUARD: Duration = Duration::from_secs(60);
     const NEVER: Duration = Duration::from_secs(3600);
 
@@ -190,7 +191,7 @@ mod tests {
         (listener, address)
     }
 
-    /// A client of a server that responds with `text` to each request and then neither sends nor closes.
+    /// Returns a client of a server that responds with `text` to each request and then neither sends nor closes.
     async fn client_of_silent_server(text: &'static str, timeouts: Timeouts) -> Client {
         let (listener, address) = listener().await;
         tokio::spawn(async move {
@@ -220,7 +221,7 @@ mod tests {
     async fn a_request_to_a_server_that_falls_silent_fails_at_its_deadline(#[case] text: &'static str) {
         let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER };
         let config_maps = config_maps(client_of_silent_server(text, timeouts).await);
-        let error = timeout(GUARD, config_maps.get("x")).await.expect("it ends").unwrap_err();
+        let error = timeout(GUARD, config_maps.get("x")).await.expect("the request ends").unwrap_err();
         assert!(error.to_string().contains("has not responded within 100ms"), "{error}");
     }
 
@@ -229,7 +230,7 @@ mod tests {
         let timeouts = Timeouts { request: Duration::from_millis(100), silence: NEVER };
         let config_maps = config_maps(client_of_silent_server("", timeouts).await);
         let started = timeout(GUARD, config_maps.watch(&WatchParams::default(), "0")).await;
-        assert!(started.expect("it ends").is_err());
+        assert!(started.expect("the request ends").is_err());
     }
 
     #[tokio::test]
@@ -238,7 +239,7 @@ mod tests {
         let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
         let config_maps = config_maps(client_of_silent_server(head, timeouts).await);
         let mut events = config_maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
-        let next = timeout(GUARD, events.next()).await.expect("it ends");
+        let next = timeout(GUARD, events.next()).await.expect("the watch ends");
         assert!(matches!(next, None | Some(Err(_))), "{next:?}");
     }
 
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_probes_connections() {
+    async fn connections_have_keepalive_probes() {
         let (_listener, address) = listener().await;
         let stream = tcp().call(format!("http://{address}").parse().unwrap()).await.unwrap().into_inner();
         assert!(sockopt::socket_keepalive(&stream).unwrap());

@@ -169,7 +169,7 @@ pub(crate) struct Events {
     counter: EventCounter,
 }
 
-/// More than one request for each claim of a full node.
+/// Capacity of the queue: more than one request for each claim of a full node.
 const QUEUE_LENGTH: usize = 4096;
 
 impl Events {
@@ -324,7 +324,7 @@ fn namespaced(client: &Client, request: &EventRequest) -> Api<Event> {
     Api::namespaced(client.clone(), request.regarding.namespace.as_deref().unwrap_or("default"))
 }
 
-/// Limits of the events API, in bytes.
+/// Longest texts that the events API accepts, in bytes.
 const NOTE_MAX: usize = 1024;
 const NAME_MAX: usize = 253;
 const REPORTER_MAX: usize = 128;
@@ -381,19 +381,20 @@ impl Key {
     }
 }
 
-/// After this time a repetition is a new event. Much less than the hour for which API servers keep events.
+/// Time after which a repetition is a new event. It is much less than the hour for which API servers keep events.
 const SERIES_END: Duration = Duration::from_secs(30 * 60);
 
 /// Shortest interval between two updates of the count of one event.
 const COUNT_UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How many different texts are written about one object for one reason within [`SERIES_END`]. The debug log has all of them.
+/// Largest number of different texts that are written about one object for one reason within [`SERIES_END`]. The debug log has
+/// all texts.
 const TEXTS_PER_SUBJECT: usize = 10;
 
 /// Interval at which subjects without recent requests are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Decides which requests are written.
+/// The series of events in progress. It decides which requests are written.
 #[derive(Debug, Default)]
 struct Aggregator {
     /// By subject, and then by text.

@@ -29,7 +29,7 @@ mod tests {
         let parts: BTreeSet<_> = (0..100).map(|node| jitter(&[&format!("node-{node}"), "x"], span)).collect();
         assert_eq!(parts.len(), 100);
         assert!(parts.iter().all(|part| *part < span));
-        // Spread over it, and not crowded at one end.
+        // The parts are not crowded at one end of the span.
         let halfway = parts.iter().filter(|part| **part < span / 2).count();
         assert!((25..=75).contains(&halfway), "{halfway} of 100 in the first half");
         assert_eq!(jitter(&["a", "b"], span), jitter(&["a", "b"], span));

@@ -58,7 +58,7 @@ pub(crate) async fn run<K, Ctx, Reconciling>(
     Reconciling: Future<Output = Action> + Send + 'static,
 {
     let (named, turns) = mpsc::unbounded_channel();
-    // Closed with the task: then the appliers end.
+    // When this task ends, the channel closes and the appliers end.
     let mut naming =
         AbortOnDropHandle::new(tokio::spawn(queue.take_until(Box::pin(stop)).for_each(move |object| {
             named.send(object).ok();
@@ -259,7 +259,7 @@ mod tests {
     use crate::{api::signals::SyncSignal, objects::ownership, testing::fixtures};
 
     #[tokio::test]
-    async fn slow_objects_do_not_hold_up_the_others() {
+    async fn slow_objects_do_not_delay_the_others() {
         let (cache, mut writer) = reflector::store();
         let names = ["slow-1", "slow-2", "slow-3", "quick"];
         writer.apply_watcher_event(&Event::Init);
@@ -287,13 +287,13 @@ mod tests {
         let stopped = async { drop(stopped.await) };
         let running =
             tokio::spawn(run(1, Slow { concurrency: 2, is_slow }, queue, cache, reconcile, ctx, stopped));
-        let mut under_way = Vec::new();
-        while under_way.len() < 3 {
+        let mut started = Vec::new();
+        while started.len() < 3 {
             let next = timeout(Duration::from_secs(5), beginnings.recv()).await;
-            under_way.push(next.expect("the slow ones are awaited").unwrap());
+            started.push(next.expect("three reconciliations start").unwrap());
         }
-        under_way.sort();
-        assert_eq!(under_way[0], "quick");
+        started.sort();
+        assert_eq!(started[0], "quick");
         signal.set();
         assert!(beginnings.recv().await.unwrap().starts_with("slow"));
         drop(stop);

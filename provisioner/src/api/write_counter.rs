@@ -42,9 +42,9 @@ pub(crate) struct Counted<S> {
     writes: ApiWrites,
 }
 
-impl<S, Body, Answer> Service<Request<Body>> for Counted<S>
+impl<S, Body, ResponseBody> Service<Request<Body>> for Counted<S>
 where
-    S: Service<Request<Body>, Response = Response<Answer>>,
+    S: Service<Request<Body>, Response = Response<ResponseBody>>,
     S::Future: Send + 'static,
 {
     type Response = S::Response;
@@ -57,14 +57,14 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let write = verb(request.method()).map(|verb| (verb, resource(request.uri().path())));
-        let (answer, writes) = (self.service.call(request), self.writes.clone());
+        let (response, writes) = (self.service.call(request), self.writes.clone());
         Box::pin(async move {
-            let answer = answer.await;
+            let response = response.await;
             if let Some((verb, resource)) = write {
-                let code = answer.as_ref().map(|answer| answer.status().as_str().to_owned());
+                let code = response.as_ref().map(|response| response.status().as_str().to_owned());
                 writes.ended(verb, resource, code.unwrap_or_default());
             }
-            answer
+            response
         })
     }
 }
@@ -80,7 +80,8 @@ fn verb(method: &Method) -> Option<&'static str> {
     }
 }
 
-/// Returns the resource of a path with its subresource, as RBAC names it. This process uses few, so there are few series.
+/// Returns the resource of a path with its subresource, as RBAC names it. This process uses few resources, so
+/// there are few time series.
 fn resource(path: &str) -> String {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let groups = if parts.next() == Some("apis") { 2 } else { 1 };
@@ -127,12 +128,12 @@ mod tests {
             std::future::poll_fn(|context| counted.poll_ready(context)).await.unwrap();
             let path = "https://api.test/api/v1/persistentvolumes/pvc-1";
             let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
-            let answered = async {
+            let responding = async {
                 let (_request, respond) = handle.next_request().await.unwrap();
                 respond.send_response(Response::builder().status(status).body(Body::empty()).unwrap());
             };
-            let (answer, ()) = tokio::join!(counted.call(request), answered);
-            assert_eq!(answer.unwrap().status(), status);
+            let (response, ()) = tokio::join!(counted.call(request), responding);
+            assert_eq!(response.unwrap().status(), status);
         }
         let mut registry = Registry::default();
         writes.register(&mut registry);

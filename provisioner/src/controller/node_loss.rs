@@ -100,7 +100,7 @@ impl NodeLossController<'_> {
     /// Checks once. Returns the time after which a volume has to be checked again, if no event announces that.
     ///
     /// # Errors
-    /// When the API server cannot be asked for the nodes or the PersistentVolumes.
+    /// When the nodes or the PersistentVolumes cannot be read from the API server.
     async fn reconcile(&mut self, now: Instant) -> Result<Option<Duration>, Error> {
         let order = check_order(&self.names(), &self.cluster.identity);
         let mut lost: BTreeMap<LostStorage, Vec<Arc<PersistentVolume>>> = BTreeMap::new();

@@ -19,7 +19,7 @@ impl Cluster {
         id
     }
 
-    /// Creates a PersistentVolume as an administrator does.
+    /// Creates a PersistentVolume as an administrator would, without the label of this node.
     async fn object(&self, id: &str, change: Value) -> PersistentVolume {
         let mut object = json!({
             "metadata": {"name": id},
@@ -33,7 +33,7 @@ impl Cluster {
         create(&self.objects(), object).await
     }
 
-    /// Waits until the metrics have these numbers of findings.
+    /// Waits until the metrics report these numbers of findings.
     async fn found(&self, provisioner: &Provisioner, orphans: usize, missing: usize) {
         let line = |finding, count| {
             format!("\nloopfs_provisioner_audit_findings{{finding=\"{finding}\"}} {count}\n")
@@ -49,7 +49,7 @@ impl Cluster {
     async fn remove_objects(&self, names: &[&str]) {
         for name in names {
             self.objects().delete(name, &DeleteParams::default()).await.unwrap();
-            self.gone(&self.objects(), name).await;
+            self.wait_until_deleted(&self.objects(), name).await;
         }
     }
 }
@@ -79,7 +79,7 @@ async fn audit_reports_orphaned_and_missing_volumes_without_deleting_them() {
 
     // A volume that is being deleted is neither missing nor orphaned.
     cluster.delete_claim("data").await;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     cluster.remove_objects(&[&lost]).await;
     cluster.found(&provisioner, 0, 0).await;
     cluster.remove_objects(&[&theirs, &adopted]).await;
@@ -106,7 +106,7 @@ async fn orphaned_volumes_are_removed_if_requested() {
     let keeps = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(TIMEOUT * 100))).await;
     cluster.found(&keeps, 4, 0).await;
     keeps.stop().await;
-    assert_eq!(cluster.volumes.state().volumes.len(), 5, "the time of grace has not passed");
+    assert_eq!(cluster.volumes.state().volumes.len(), 5, "the grace time has not passed");
 
     cluster.volumes.state().busy = false;
     cluster.intents().record(&pending, &Intent::of(&waiting)).unwrap();
@@ -123,7 +123,7 @@ async fn orphaned_volumes_are_removed_if_requested() {
         assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{id}");
     }
     cluster.delete_claim("waiting").await;
-    cluster.gone(&cluster.objects(), pending.as_str()).await;
+    cluster.wait_until_deleted(&cluster.objects(), pending.as_str()).await;
     cluster.remove_objects(&[&object]).await;
     provisioner.stop().await;
     cluster.finish().await;

@@ -12,7 +12,7 @@ use kube::api::{WatchEvent, WatchParams};
 use super::*;
 use crate::controller::builtin;
 
-/// The objects that the role of the manifests lets the provisioner read.
+/// The ConfigMap that the role of the manifests lets the provisioner read.
 const CONFIG_MAP: &str = "loopfs-objects";
 const THERE: &str = "node-b";
 const ROLE: &str = "loopfs-provisioner";
@@ -89,7 +89,7 @@ async fn built_in_objects_are_kept_as_declared() {
         "class.yaml": class(&name, "nodev"), "priority.yaml": priorities,
     });
     cluster.declare(all).await;
-    let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
+    let provisioner = cluster.provisioner_with_builtin_objects(HERE).await;
     let classes: Api<StorageClass> = cluster.all();
     let created = until(&classes, &name, |_| true).await;
     assert_eq!(created.labels()["app.kubernetes.io/managed-by"], "loopfs-provisioner");
@@ -110,7 +110,7 @@ async fn built_in_objects_are_kept_as_declared() {
         .change(&classes, &name, json!({"mountOptions": ["noexec"], "metadata": {"labels": {"team": "x"}}}))
         .await;
     let repaired = until(&classes, &name, |class| options_of(class) == ["nodev"]).await;
-    assert_eq!(repaired.labels()["team"], "x", "what others have added stays");
+    assert_eq!(repaired.labels()["team"], "x", "labels of other writers stay");
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
     let created = until(&classes, &name, |_| true).await;
     assert!(created.uid() != repaired.uid());
@@ -132,14 +132,14 @@ async fn built_in_objects_are_kept_as_declared() {
 
     // The object is not declared any more.
     cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
-    cluster.gone(&cluster.all::<PriorityClass>(), &priority).await;
-    cluster.gone(&drivers, &driver).await;
+    cluster.wait_until_deleted(&cluster.all::<PriorityClass>(), &priority).await;
+    cluster.wait_until_deleted(&drivers, &driver).await;
     // An invalid or missing declaration does not count as an empty one.
     cluster.declare(json!({"class.yaml": "{kind: Nonsense}"})).await;
     cluster.event_on_declaration("DeclarationInvalid", "Nonsense").await;
     cluster.undeclare_all().await;
     cluster.event_in("default", HERE, "DeclarationInvalid", CONFIG_MAP).await;
-    keeper.stop().await;
+    provisioner.stop().await;
     until(&classes, &name, |_| true).await;
 
     let again = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
@@ -164,7 +164,7 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
     let role = strip(serde_json::to_value(&before).unwrap());
     let bound = strip(serde_json::to_value(&binding).unwrap());
     cluster.declare(json!({"roles.yaml": format!("{role}\n---\n{bound}\n")})).await;
-    let keeper = cluster.provisioner_with_builtin_objects(HERE).await;
+    let provisioner = cluster.provisioner_with_builtin_objects(HERE).await;
 
     let rules = before.rules.clone().unwrap();
     let mut more = serde_json::to_value(&rules).unwrap();
@@ -181,9 +181,9 @@ async fn a_provisioner_restores_its_roles_without_gaining_rights() {
         .event_on_declaration("ObjectFailed", "attempting to grant RBAC permissions not currently held")
         .await;
     assert!(text.contains("ClusterRole loopfs-provisioner"), "{text}");
-    // The remedy of an administrator.
+    // An administrator restores the rules of the role.
     cluster.change(&roles, ROLE, json!({"rules": rules})).await;
-    keeper.stop().await;
+    provisioner.stop().await;
 
     let taken_over = cluster.client_of(HERE, &ApiWrites::default()).await;
     let administrator = json!({
@@ -232,7 +232,7 @@ async fn two_provisioners_repair_each_difference_with_one_write() {
     let classes: Api<StorageClass> = cluster.all();
     let start = classes.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     cluster.declare(json!({"class.yaml": class(&name, "o0")})).await;
-    let keepers = [
+    let provisioners = [
         cluster.provisioner_with_builtin_objects(HERE).await,
         cluster.provisioner_with_builtin_objects(THERE).await,
     ];
@@ -246,8 +246,8 @@ async fn two_provisioners_repair_each_difference_with_one_write() {
         until(&classes, &name, |class| options_of(class) == [next.clone()]).await;
         expected.extend([format!("drift{turn}"), format!("o{turn}"), next]);
     }
-    for keeper in keepers {
-        keeper.stop().await;
+    for provisioner in provisioners {
+        provisioner.stop().await;
     }
     classes.delete(&name, &DeleteParams::default()).await.unwrap();
     let only = WatchParams::default().fields(&format!("metadata.name={name}"));

@@ -30,7 +30,7 @@ async fn a_retained_volume_keeps_its_data_when_its_persistent_volume_is_deleted(
     })
     .await;
     cluster.objects().delete(&volume.name_any(), &DeleteParams::default()).await.unwrap();
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
     provisioner.stop().await;
     cluster.finish().await;
@@ -62,7 +62,7 @@ async fn an_available_volume_is_deleted_with_its_persistent_volume() {
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
 
     cluster.objects().delete(&name, &DeleteParams::default()).await.unwrap();
-    cluster.gone(&cluster.objects(), &name).await;
+    cluster.wait_until_deleted(&cluster.objects(), &name).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     provisioner.stop().await;
     cluster.finish().await;
@@ -90,7 +90,7 @@ async fn data_with_a_second_persistent_volume_outlives_the_first_claim() {
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
 
     cluster.objects().delete(&second, &DeleteParams::default()).await.unwrap();
-    cluster.gone(&cluster.objects(), &name).await;
+    cluster.wait_until_deleted(&cluster.objects(), &name).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     provisioner.stop().await;
     cluster.finish().await;
@@ -116,7 +116,7 @@ async fn a_volume_in_use_is_reported_and_not_deleted() {
     .await;
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
     cluster.volumes.state().busy = false;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     provisioner.stop().await;
     cluster.finish().await;
 }

@@ -9,9 +9,10 @@ async fn a_block_claim_is_resized_once_its_devices_are_refreshed() {
     let provisioner = cluster.provisioner().await;
     cluster.claim("refreshed", json!({"spec": {"volumeMode": "Block"}})).await;
     cluster.bound("refreshed").await;
-    cluster.ask("refreshed", "4Mi").await;
-    let grown = until(&cluster.claims(), "refreshed", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
-    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+    cluster.request_size("refreshed", "4Mi").await;
+    let expanded =
+        until(&cluster.claims(), "refreshed", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
     cluster.event("refreshed", "VolumeResizeSuccessful").await;
     provisioner.stop().await;
     cluster.finish().await;
@@ -23,30 +24,30 @@ async fn the_kubelet_finishes_a_block_claim_if_its_devices_are_not_refreshed() {
     let provisioner = cluster.provisioner().await;
     cluster.claim("disk", json!({"spec": {"volumeMode": "Block"}})).await;
     cluster.bound("disk").await;
-    cluster.ask("disk", "4Mi").await;
+    cluster.request_size("disk", "4Mi").await;
     let pending = |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::NodePending);
     let claim = until(&cluster.claims(), "disk", pending).await;
-    assert_eq!(size_of(&claim), Some(Bytes(MIB)), "the kubelet's to set");
+    assert_eq!(size_of(&claim), Some(Bytes(MIB)), "only the kubelet sets this");
     assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
     let volume = cluster.bound("disk").await;
     assert_eq!(recorded(volume.spec.as_ref().unwrap().capacity.as_ref()), Some(Bytes(4 * MIB)));
     cluster.event("disk", "FileSystemResizeRequired").await;
 
     // No pod uses the claim yet, and its request increases.
-    cluster.ask("disk", "6Mi").await;
-    eventually("grown on", || async {
+    cluster.request_size("disk", "6Mi").await;
+    eventually("expanded further", || async {
         (cluster.volumes.capacity(&volume.name_any()) == Some(Bytes(6 * MIB))).then_some(())
     })
     .await;
 
-    // The step of a kubelet once a pod uses the volume.
+    // A kubelet writes this once a pod uses the volume.
     until(&cluster.claims(), "disk", pending).await;
     let done = json!({"status": {
         "capacity": {"storage": "6Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
     }});
     cluster.claims().patch_status("disk", &PatchParams::default(), &Patch::Merge(done)).await.unwrap();
     cluster.delete_claim("disk").await;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     provisioner.stop().await;
     cluster.finish().await;
 }
@@ -61,12 +62,14 @@ async fn a_claim_of_a_full_store_is_retried_once_space_is_free() {
     let text = cluster.event("second", "ProvisioningFailed").await;
     assert!(text.contains("62914560 bytes asked, 4194304 available"), "{text}");
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
-    let given_back = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
-    until(&cluster.claims(), "second", given_back).await;
+    let rescheduled = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
+    until(&cluster.claims(), "second", rescheduled).await;
     cluster.delete_claim("first").await;
-    eventually("room", || async { (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(()) })
-        .await;
-    // The step of the scheduler. The back-off of the earlier failure does not count any more.
+    eventually("free space", || async {
+        (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(())
+    })
+    .await;
+    // The scheduler writes this. The back-off of the earlier failure no longer applies.
     let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
     cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
     cluster.bound("second").await;

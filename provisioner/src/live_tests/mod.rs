@@ -67,14 +67,14 @@ const HERE: &str = "node-a";
 /// The namespace of the driver.
 const SYSTEM: &str = "loopfs-system";
 
-/// Longer than every back-off in these tests.
+/// Timeout of every wait. It is longer than every back-off in these tests.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serialises the tests: all use the same node, and a provisioner serves every claim of its node.
-static ALONE: Mutex<()> = Mutex::const_new(());
+static TEST_LOCK: Mutex<()> = Mutex::const_new(());
 
 struct Cluster {
-    _alone: MutexGuard<'static, ()>,
+    _test_lock: MutexGuard<'static, ()>,
     admin: Client,
     namespace: String,
     class: String,
@@ -95,9 +95,9 @@ impl Provisioner {
         let mut stream = TcpStream::connect(self.pages).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: here\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
     }
 
     async fn stop(mut self) {
@@ -115,7 +115,7 @@ impl Provisioner {
 
 impl Cluster {
     async fn connect() -> Self {
-        let alone = ALONE.lock().await;
+        let test_lock = TEST_LOCK.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
             // Only the first test of a run starts logging.
             drop(crate::logging::init(&level, crate::LogFormat::Text));
@@ -129,7 +129,7 @@ impl Cluster {
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
         let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
         Cluster {
-            _alone: alone,
+            _test_lock: test_lock,
             admin,
             namespace: name.clone(),
             class: name,
@@ -245,7 +245,7 @@ impl Cluster {
         self.objects().get(&claim.spec.unwrap().volume_name.unwrap()).await.unwrap()
     }
 
-    async fn ask(&self, name: &str, size: &str) {
+    async fn request_size(&self, name: &str, size: &str) {
         let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}});
         self.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
@@ -267,7 +267,7 @@ impl Cluster {
     /// Waits for an event in another namespace than the test's own. Events about objects without a namespace are in "default".
     async fn event_in(&self, namespace: &str, name: &str, reason: &str, word: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.admin.clone(), namespace);
-        eventually(&format!("event {reason} about {name} that says {word:?}"), || async {
+        eventually(&format!("event {reason} about {name} that contains {word:?}"), || async {
             let events = events.list(&ListParams::default()).await.unwrap();
             let about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.clone());
             let found = events.items.into_iter().filter(|event| {
@@ -278,7 +278,7 @@ impl Cluster {
         .await
     }
 
-    /// Applies the files of a component, as `kubectl apply` does.
+    /// Applies the files of an optional component, as `kubectl apply` does.
     async fn opt_in(&self, files: &[&str]) {
         for (api, object) in self.objects_of(files) {
             let parameters = PatchParams::apply("story").force();
@@ -308,8 +308,8 @@ impl Cluster {
         objects.collect()
     }
 
-    async fn gone<K: Object>(&self, api: &Api<K>, name: &str) {
-        eventually(&format!("{name} gone"), || async {
+    async fn wait_until_deleted<K: Object>(&self, api: &Api<K>, name: &str) {
+        eventually(&format!("{name} deleted"), || async {
             api.get_opt(name).await.unwrap().is_none().then_some(())
         })
         .await;
@@ -366,25 +366,25 @@ async fn a_claim_is_provisioned_expanded_and_deleted() {
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
     cluster.event("data", "ProvisioningSucceeded").await;
 
-    cluster.ask("data", "4Mi").await;
-    let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
-    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+    cluster.request_size("data", "4Mi").await;
+    let expanded = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(4 * MIB)));
     cluster.event("data", "VolumeResizeSuccessful").await;
 
     // More than the free capacity, then less.
-    cluster.ask("data", "1Ti").await;
+    cluster.request_size("data", "1Ti").await;
     let refused =
         |claim: &PersistentVolumeClaim| ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
     let infeasible = until(&cluster.claims(), "data", refused).await;
     assert_eq!(conditions(&infeasible), ["Resizing", "ControllerResizeError"]);
     assert!(cluster.event("data", "VolumeResizeFailed").await.contains("available"));
-    cluster.ask("data", "8Mi").await;
-    let grown = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
-    assert_eq!((ResizeStatus::of(&grown), conditions(&grown)), (None, vec![]));
+    cluster.request_size("data", "8Mi").await;
+    let expanded = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
+    assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
 
     cluster.delete_claim("data").await;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     eventually("trash emptied", || async { cluster.volumes.state().trash.is_empty().then_some(()) }).await;
     provisioner.stop().await;
@@ -401,18 +401,18 @@ async fn metrics_count_the_writes_of_a_claim() {
     .await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
-    cluster.ask("data", "4Mi").await;
+    cluster.request_size("data", "4Mi").await;
     until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
     cluster.delete_claim("data").await;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
 
     let lines = [
         r#"operations_total{operation="provision",result="success",reason=""} "#,
         r#"operations_total{operation="resize",result="success",reason=""} "#,
-        // Twice if the watch cache lags behind the write.
+        // The count is 2 if the watch cache lags behind the write.
         r#"operations_total{operation="delete",result="success",reason=""} "#,
         r#"api_writes_total{verb="delete",resource="persistentvolumes",code="200"} "#,
-        // Never twice.
+        // The count is never 2.
         "api_writes_total{verb=\"create\",resource=\"persistentvolumes\",code=\"201\"} 1\n",
     ];
     eventually("all metrics are served", || async {
@@ -435,10 +435,13 @@ async fn a_deleted_claim_leaves_neither_volume_nor_persistent_volume() {
         loopfs::volume_store::VolumeSpec::new(loopfs::volume_store::VolumeKind::Filesystem, Bytes(MIB));
     cluster.volumes.create(&id, &spec).unwrap();
     cluster.delete_claim("gone").await;
-    cluster.gone(&cluster.claims(), "gone").await;
+    cluster.wait_until_deleted(&cluster.claims(), "gone").await;
     let provisioner = cluster.provisioner().await;
     eventually("removed", || async { cluster.volumes.state().volumes.is_empty().then_some(()) }).await;
-    eventually("forgotten", || async { cluster.intents().list().unwrap().is_empty().then_some(()) }).await;
+    eventually("no record of provisioning", || async {
+        cluster.intents().list().unwrap().is_empty().then_some(())
+    })
+    .await;
     assert!(cluster.objects().get_opt(id.as_str()).await.unwrap().is_none());
     provisioner.stop().await;
     cluster.finish().await;

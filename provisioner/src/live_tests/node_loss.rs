@@ -51,10 +51,10 @@ impl Cluster {
         // No running provisioner serves the claim until its PersistentVolume exists.
         let selected = json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}});
         self.claim(name, selected).await;
-        let asked = |claim: &PersistentVolumeClaim| {
+        let has_provisioner = |claim: &PersistentVolumeClaim| {
             claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
         };
-        let claim = until(&self.claims(), name, asked).await;
+        let claim = until(&self.claims(), name, has_provisioner).await;
         let key = "topology.csi.loopfs.dev/node";
         let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]);
         let id = format!("pvc-{}", claim.uid().unwrap());
@@ -83,8 +83,8 @@ impl Cluster {
         self.event_in("default", &volume.name_any(), "NodeLost", word).await;
     }
 
-    async fn settled(&self, volume: &PersistentVolume) {
-        self.gone(&self.objects(), &volume.name_any()).await;
+    async fn wait_until_removed(&self, volume: &PersistentVolume) {
+        self.wait_until_deleted(&self.objects(), &volume.name_any()).await;
     }
 }
 
@@ -114,18 +114,18 @@ async fn a_claim_of_a_deleted_node_can_be_recreated_on_another_node() {
         (!is_old(cluster.claims().get_opt("data").await.unwrap())).then_some(())
     })
     .await;
-    // The step of a StatefulSet.
+    // The controller of a StatefulSet would do this.
     let recreated = cluster.claim("data", json!({})).await;
-    cluster.settled(&volume).await;
+    cluster.wait_until_removed(&volume).await;
     cluster.event("data", "NodeLost").await;
     let bound = cluster.bound("data").await;
     assert_eq!(bound.labels()["csi.loopfs.dev/node"], HERE);
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), recreated.uid());
 
     cluster.delete_claim("data").await;
-    cluster.settled(&bound).await;
-    for checking_one in checking {
-        checking_one.stop().await;
+    cluster.wait_until_removed(&bound).await;
+    for checking_provisioner in checking {
+        checking_provisioner.stop().await;
     }
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
@@ -141,33 +141,33 @@ async fn retained_volumes_of_a_deleted_node_are_kept() {
     let (_, kept) = cluster.claim_on(LOST, "kept", "retain", json!({})).await;
     let (_, recorded) = cluster.claim_on(LOST, "recorded", "deleteClaim", retain).await;
     let (_, bound) = cluster.claim_on(LOST, "bound", "deleteVolume", json!({})).await;
-    // Released before its node is deleted, and waiting for it.
+    // This volume is released before its node is deleted, and waits for its node.
     cluster.delete_claim("kept").await;
     until(&cluster.objects(), &kept.name_any(), is_released).await;
 
-    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    let checking_provisioner = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
     cluster.delete_node().await;
     cluster.event_about(&kept, "is kept: bring").await;
     cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
     cluster.event_about(&bound, "Kubernetes removes it when its claim is deleted").await;
-    cluster.gone(&cluster.claims(), "recorded").await;
+    cluster.wait_until_deleted(&cluster.claims(), "recorded").await;
     cluster.event_about(&recorded, "is kept: bring").await;
     let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert!(cluster.claims().get("bound").await.unwrap().metadata.deletion_timestamp.is_none());
     cluster.delete_claim("bound").await;
-    cluster.settled(&bound).await;
+    cluster.wait_until_removed(&bound).await;
     for volume in [&kept, &recorded] {
         let found = cluster.objects().get(&volume.name_any()).await.unwrap();
         assert!(is_released(&found) && found.metadata.deletion_timestamp.is_none());
     }
-    // An administrator gives the data of one volume up.
+    // An administrator gives up the data of one volume.
     let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
     cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
-    checking_one.stop().await;
-    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
-    cluster.settled(&kept).await;
-    checking_one.stop().await;
+    checking_provisioner.stop().await;
+    let checking_provisioner = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    cluster.wait_until_removed(&kept).await;
+    checking_provisioner.stop().await;
     cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
@@ -180,14 +180,14 @@ async fn a_node_with_another_disk_has_lost_the_volumes_of_the_old_one() {
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
     let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
-    let checking_one = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
-    cluster.gone(&cluster.claims(), "old").await;
-    cluster.settled(&old).await;
+    let checking_provisioner = cluster.provisioner_checking_nodes(HERE, NodeLoss::Enforce).await;
+    cluster.wait_until_deleted(&cluster.claims(), "old").await;
+    cluster.wait_until_removed(&old).await;
     cluster.event_about(&old, OTHER_DISK).await;
     assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());
     cluster.delete_claim("present").await;
-    cluster.settled(&present).await;
-    checking_one.stop().await;
+    cluster.wait_until_removed(&present).await;
+    checking_provisioner.stop().await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }
@@ -237,7 +237,7 @@ async fn a_provisioner_deletes_persistent_volumes_of_other_nodes_only_if_permitt
     })
     .await;
     claims.delete("theirs", &DeleteParams::default()).await.unwrap();
-    cluster.settled(&theirs).await;
+    cluster.wait_until_removed(&theirs).await;
     cluster.opt_out(&OPT_IN).await;
     cluster.finish().await;
 }

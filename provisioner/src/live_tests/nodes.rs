@@ -78,7 +78,7 @@ impl Cluster {
     }
 
     async fn publishes(&self, node: &str, capacity: Option<&str>) {
-        eventually(&format!("{node} says {capacity:?}"), || async {
+        eventually(&format!("{node} publishes {capacity:?}"), || async {
             let published = self.capacity(node).await.and_then(|object| object.capacity);
             (published.as_ref().map(|quantity| quantity.0.as_str()) == capacity).then_some(())
         })
@@ -100,10 +100,10 @@ async fn an_immediate_claim_is_provisioned_by_the_only_allowed_node() {
     assert!(cluster.volumes.state().volumes.is_empty());
 
     // The claim is expanded although no node was ever selected.
-    cluster.ask("now", "2Mi").await;
+    cluster.request_size("now", "2Mi").await;
     until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     cluster.delete_claim("now").await;
-    cluster.gone(&cluster.objects(), &volume.name_any()).await;
+    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
     for provisioner in provisioners {
         provisioner.stop().await;
     }
@@ -150,8 +150,8 @@ async fn a_claim_that_does_not_fit_its_node_is_rescheduled() {
     let there = store_of_mebibytes(64);
     let provisioners = [cluster.provisioner().await, cluster.provisioner_on(THERE, &there).await];
     cluster.claim("large", of_size("100Mi")).await;
-    let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
-    until(&cluster.claims(), "large", given_back).await;
+    let rescheduled = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
+    until(&cluster.claims(), "large", rescheduled).await;
     let text = "67108864 available; the provisioner returned the claim to the scheduler";
     cluster.event_that("large", "ProvisioningFailed", text).await;
 
@@ -182,10 +182,10 @@ async fn the_scheduler_selects_a_node_with_enough_capacity() {
     assert_eq!(node_of(&cluster.bound("first").await), THERE);
     cluster.publishes(THERE, Some("4Mi")).await;
 
-    // No node has enough free capacity, until one has.
+    // No node has enough free capacity until the first claim is deleted.
     cluster.unplaced("second", &cluster.class, "60Mi").await;
     cluster.pod("second").await;
-    // Before that, the scheduler may not have received the claim.
+    // Earlier events may say that the scheduler has not received the claim yet.
     cluster.event_that("second", "FailedScheduling", "enough free storage").await;
     cluster.remove("first").await;
     assert_eq!(node_of(&cluster.bound("second").await), THERE);
@@ -237,7 +237,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
         let source = json!({"kind": "PersistentVolumeClaim", "name": source});
         json!({"spec": {"dataSource": source, "resources": {"requests": {"storage": size}}}})
     };
-    // Before the data source exists.
+    // The claim is created before its data source.
     cluster.claim("copy", copy_of("original", "2Mi")).await;
     cluster.event_that("copy", "ProvisioningFailed", "claim \"original\", does not exist").await;
     cluster.claim("original", json!({})).await;
@@ -254,8 +254,8 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     let mut misplaced = copy_of("original", "1Mi");
     misplaced["metadata"] = json!({"annotations": {SELECTED_NODE: THERE}});
     cluster.claim("misplaced", misplaced).await;
-    let given_back = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
-    until(&cluster.claims(), "misplaced", given_back).await;
+    let rescheduled = |claim: &PersistentVolumeClaim| !claim.annotations().contains_key(SELECTED_NODE);
+    until(&cluster.claims(), "misplaced", rescheduled).await;
     let text =
         cluster.event_that("misplaced", "ProvisioningFailed", "returned the claim to the scheduler").await;
     assert!(text.contains("on node \"node-a\""), "{text}");
@@ -273,7 +273,7 @@ async fn a_claim_is_copied_on_the_node_of_its_data_source() {
     cluster.finish().await;
 }
 
-/// The writes that the manifests deny to the provisioner of each node, even if it is compromised.
+/// The manifests deny these writes to the provisioner of each node, even if it is compromised.
 #[tokio::test]
 async fn a_provisioner_cannot_write_objects_of_other_nodes() {
     let cluster = Cluster::connect().await;

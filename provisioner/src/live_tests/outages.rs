@@ -19,11 +19,11 @@ enum Line {
     Dead,
 }
 
-/// What a connection has to know of the line.
+/// The state of the line, which every connection observes.
 #[derive(Debug)]
 struct State {
     line: Line,
-    /// How often the line was dead: an older connection stays dead.
+    /// How often the line became dead. A connection that is older than the last time stays dead.
     deaths: usize,
 }
 
@@ -68,9 +68,9 @@ impl Relay {
     }
 
     /// Sets the line at the moment when the store has created a volume.
-    fn set_once_made(&self, volumes: &FakeStore, line: Line) {
+    fn set_once_created(&self, volumes: &FakeStore, line: Line) {
         let state = self.state.clone();
-        volumes.once_made(move || set(&state, line));
+        volumes.once_created(move || set(&state, line));
     }
 
     async fn provisioner(&self, cluster: &Cluster) -> Provisioner {
@@ -106,7 +106,7 @@ async fn accept(listener: TcpListener, server: SocketAddr, state: watch::Sender<
 async fn carry(mut client: TcpStream, mut server: TcpStream, mut state: watch::Receiver<State>) {
     let deaths = state.borrow().deaths;
     let is_open = tokio::select! {
-        // First, so that nothing is forwarded once the line is not open.
+        // Polled first, so that nothing is forwarded once the line is not open.
         biased;
         _changed = state.wait_for(|state| state.line == Line::Cut || state.deaths != deaths) => false,
         _ended = tokio::io::copy_bidirectional(&mut client, &mut server) => true,
@@ -123,7 +123,7 @@ impl Cluster {
     }
 
     /// Checks that there is one volume and one PersistentVolume, and no record of provisioning.
-    async fn one_of_each(&self, claim: &str) {
+    async fn expect_one_of_each(&self, claim: &str) {
         let object = self.bound(claim).await.name_any();
         assert_eq!(self.stored(), [object.as_str()]);
         let objects = self.objects().list(&ListParams::default()).await.unwrap();
@@ -132,34 +132,34 @@ impl Cluster {
             claim_ref.is_some_and(|claim_ref| claim_ref.namespace.as_ref() == Some(&self.namespace))
         });
         assert_eq!(of_claim.count(), 1);
-        let settled = || self.intents().list().unwrap().is_empty().then_some(());
-        eventually("no record of provisioning", || async { settled() }).await;
+        let no_records = || self.intents().list().unwrap().is_empty().then_some(());
+        eventually("no record of provisioning", || async { no_records() }).await;
     }
 
     async fn volume_exists(&self) {
         eventually("a volume", || async { (self.stored().len() == 1).then_some(()) }).await;
     }
 
-    async fn all_gone(&self, claim: &str) {
+    async fn delete_claim_and_wait(&self, claim: &str) {
         self.delete_claim(claim).await;
         eventually("deleted", || async { self.stored().is_empty().then_some(()) }).await;
     }
 }
 
 #[tokio::test]
-async fn api_server_outage_between_volume_and_persistent_volume() {
+async fn one_volume_and_persistent_volume_exist_after_an_api_server_outage_between_them() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     let provisioner = relay.provisioner(&cluster).await;
     for claim in ["a", "b"] {
-        relay.set_once_made(&cluster.volumes, Line::Cut);
+        relay.set_once_created(&cluster.volumes, Line::Cut);
         cluster.claim(claim, json!({})).await;
         cluster.volume_exists().await;
         let id = cluster.stored().remove(0);
-        assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was gone");
+        assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was unreachable");
         relay.set(Line::Open);
-        cluster.one_of_each(claim).await;
-        cluster.all_gone(claim).await;
+        cluster.expect_one_of_each(claim).await;
+        cluster.delete_claim_and_wait(claim).await;
     }
     provisioner.stop().await;
     cluster.finish().await;
@@ -175,7 +175,7 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
     cluster.bound("before").await;
 
     // The request that creates the PersistentVolume gets no response, and no watch delivers anything.
-    relay.set_once_made(&cluster.volumes, Line::Dead);
+    relay.set_once_created(&cluster.volumes, Line::Dead);
     cluster.claim("during", json!({})).await;
     relay.is(Line::Dead).await;
     relay.set(Line::Open);
@@ -192,34 +192,34 @@ async fn claims_are_served_on_new_connections_after_a_silent_outage() {
 }
 
 #[tokio::test]
-async fn provisioner_crash_between_volume_and_persistent_volume() {
+async fn a_provisioner_crash_between_volume_and_persistent_volume_leaves_no_orphan() {
     let cluster = Cluster::connect().await;
     let relay = Relay::before(&cluster).await;
     for vanishes in [false, true] {
         let provisioner = relay.provisioner(&cluster).await;
-        relay.set_once_made(&cluster.volumes, Line::Cut);
+        relay.set_once_created(&cluster.volumes, Line::Cut);
         cluster.claim("a", json!({})).await;
         cluster.volume_exists().await;
         provisioner.kill().await;
         relay.set(Line::Open);
         assert_eq!(cluster.intents().list().unwrap().len(), 1);
         if vanishes {
-            cluster.all_gone_by_the_next("a", &relay).await;
+            cluster.delete_claim_without_provisioner("a", &relay).await;
             continue;
         }
         let next = relay.provisioner(&cluster).await;
-        cluster.one_of_each("a").await;
-        cluster.all_gone("a").await;
+        cluster.expect_one_of_each("a").await;
+        cluster.delete_claim_and_wait("a").await;
         next.stop().await;
     }
     cluster.finish().await;
 }
 
 impl Cluster {
-    /// Deletes the claim while no provisioner runs.
-    async fn all_gone_by_the_next(&self, claim: &str, relay: &Relay) {
+    /// Deletes the claim while no provisioner runs. Waits until the next one has deleted the volume.
+    async fn delete_claim_without_provisioner(&self, claim: &str, relay: &Relay) {
         self.delete_claim(claim).await;
-        self.gone(&self.claims(), claim).await;
+        self.wait_until_deleted(&self.claims(), claim).await;
         let next = relay.provisioner(self).await;
         eventually("no orphan", || async { self.stored().is_empty().then_some(()) }).await;
         next.stop().await;

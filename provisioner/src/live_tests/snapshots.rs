@@ -99,7 +99,7 @@ async fn a_claim_is_copied_from_a_snapshot() {
     // The earlier claim is retried.
     cluster.bound("early").await;
 
-    // A VolumeSnapshot of one user that names the content of another user.
+    // This VolumeSnapshot of one user names the content of another user.
     create_with_status(&snapshots, "stolen", snapshot("stolen")).await;
     cluster.claim("thief", from("stolen")).await;
     cluster.event_that("thief", "ProvisioningFailed", "of another VolumeSnapshot").await;
@@ -111,7 +111,7 @@ async fn a_claim_is_copied_from_a_snapshot() {
     for claim in ["thief", "device", "early", "restored"] {
         cluster.delete_claim(claim).await;
     }
-    cluster.gone(&cluster.objects(), id.as_str()).await;
+    cluster.wait_until_deleted(&cluster.objects(), id.as_str()).await;
     provisioner.stop().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.admin.clone());
     for plural in ["volumesnapshots", "volumesnapshotcontents"] {

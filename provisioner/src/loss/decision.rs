@@ -1,4 +1,4 @@
-//! What to do about one volume of a deleted node or a lost disk. Pure.
+//! Decides what to do about one volume of a deleted node or a lost disk. Pure.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct NodeLossState<'a> {
     pub(crate) lost_for: Duration,
 }
 
-/// What to do about a PersistentVolume.
+/// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// Nothing, until the object changes.
@@ -87,9 +87,9 @@ mod tests {
     use crate::testing::fixtures;
 
     const NODE: &str = "node-a";
-    const GOING: &str = "2026-01-01T00:00:00Z";
+    const DELETION_TIME: &str = "2026-01-01T00:00:00Z";
 
-    /// A volume with a policy, and a change.
+    /// Returns a PersistentVolume with a policy and a change.
     fn volume(policy: &str, change: Value) -> PersistentVolume {
         let mut whole = json!({"metadata": {"annotations": {
             "csi.loopfs.dev/on-node-loss": policy, "csi.loopfs.dev/node-loss-grace-seconds": "60",
@@ -113,8 +113,8 @@ mod tests {
         Some(json!({}))
     }
 
-    fn going() -> Option<Value> {
-        Some(json!({"metadata": {"deletionTimestamp": GOING}}))
+    fn claim_in_deletion() -> Option<Value> {
+        Some(json!({"metadata": {"deletionTimestamp": DELETION_TIME}}))
     }
 
     fn newer_claim() -> Option<Value> {
@@ -124,28 +124,28 @@ mod tests {
     #[rstest]
     #[case::retain("retain", json!({}), bound(), Decision::ReportOnly)]
     #[case::retain_released("retain", json!({"status": {"phase": "Released"}}), None, Decision::ReportOnly)]
-    #[case::retain_going("retain", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), None, Decision::ReportOnly)]
+    #[case::retain_marked("retain", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), None, Decision::ReportOnly)]
     #[case::nonsense("delete", json!({}), bound(), Decision::ReportOnly)]
     #[case::volume_bound("deleteVolume", json!({}), bound(), Decision::DeletePv)]
-    #[case::volume_marked("deleteVolume", json!({"metadata": {"deletionTimestamp": GOING}}), bound(), Decision::Requeue)]
-    #[case::volume_of_a_going_claim("deleteVolume", json!({}), going(), Decision::Requeue)]
+    #[case::volume_marked("deleteVolume", json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), bound(), Decision::Requeue)]
+    #[case::volume_of_a_claim_in_deletion("deleteVolume", json!({}), claim_in_deletion(), Decision::Requeue)]
     #[case::volume_released("deleteVolume", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
-    #[case::volume_released_and_marked("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), None, Decision::DeletePvAndFinalizer)]
+    #[case::volume_released_and_marked("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), None, Decision::DeletePvAndFinalizer)]
     #[case::volume_not_released_yet("deleteVolume", json!({}), None, Decision::Requeue)]
     #[case::volume_no_status("deleteVolume", json!({"status": null}), None, Decision::Requeue)]
-    #[case::volume_without_our_finalizer("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), None, Decision::Requeue)]
+    #[case::volume_without_our_finalizer("deleteVolume", json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["other"]}}), None, Decision::Requeue)]
     #[case::volume_retained("deleteVolume", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::ReportOnly)]
     #[case::volume_retained_and_released("deleteVolume", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
     #[case::claim_bound("deleteClaim", json!({}), bound(), Decision::DeleteClaim)]
-    #[case::claim_going("deleteClaim", json!({}), going(), Decision::Requeue)]
+    #[case::claim_in_deletion("deleteClaim", json!({}), claim_in_deletion(), Decision::Requeue)]
     #[case::claim_not_bound_yet("deleteClaim", json!({"status": {"phase": "Available"}}), Some(json!({"spec": {"volumeName": null}})), Decision::DeleteClaim)]
-    #[case::claim_gone("deleteClaim", json!({}), None, Decision::Requeue)]
-    #[case::claim_gone_and_released("deleteClaim", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
+    #[case::claim_deleted("deleteClaim", json!({}), None, Decision::Requeue)]
+    #[case::claim_deleted_and_released("deleteClaim", json!({"status": {"phase": "Released"}}), None, Decision::DeletePvAndFinalizer)]
     #[case::newer_claim("deleteClaim", json!({"status": {"phase": "Released"}}), newer_claim(), Decision::DeletePvAndFinalizer)]
     #[case::newer_claim_before_release("deleteClaim", json!({}), newer_claim(), Decision::Requeue)]
     #[case::claim_of_another_volume("deleteClaim", json!({}), Some(json!({"spec": {"volumeName": "pvc-other"}})), Decision::Requeue)]
     #[case::claim_of_a_retained_volume("deleteClaim", json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), bound(), Decision::DeleteClaim)]
-    #[case::retained_and_its_claim_gone("deleteClaim", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
+    #[case::retained_and_its_claim_deleted("deleteClaim", json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), None, Decision::ReportOnly)]
     #[case::without_claim("deleteClaim", json!({"spec": {"claimRef": null}, "status": {"phase": "Available"}}), None, Decision::Requeue)]
     #[case::of_another_node("deleteClaim", json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}), bound(), Decision::Ignore)]
     #[case::of_another_driver("deleteClaim", json!({"spec": {"csi": {"driver": "csi.other.dev"}}}), bound(), Decision::Ignore)]
@@ -158,7 +158,7 @@ mod tests {
     ) {
         let volume = volume(policy, change);
         assert_eq!(decided(&volume, claim.clone(), 60), expected);
-        // Not a moment before, whatever it would be.
+        // Before the grace time has passed, every decision but Ignore is to wait.
         let before =
             if expected == Decision::Ignore { expected } else { Decision::Wait(Duration::from_secs(1)) };
         assert_eq!(decided(&volume, claim, 59), before);

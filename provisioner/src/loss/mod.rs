@@ -1,4 +1,4 @@
-//! PersistentVolumes whose data cannot be reached any more: decides what to do about them, and does it.
+//! Reconciles PersistentVolumes whose data cannot be reached any more.
 
 pub(crate) mod decision;
 mod reconcile;

@@ -30,10 +30,10 @@ use crate::{
 /// Storage may have been lost before the process began, and claims may be deleted later, without an event for this duty.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(300);
 
-/// What to do about volumes of deleted nodes.
+/// The mode of the reconciliation of volumes of deleted nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum NodeLoss {
-    /// Nothing: no node checks.
+    /// No node checks for deleted nodes.
     #[default]
     Off,
     /// Record events that say what would be done.

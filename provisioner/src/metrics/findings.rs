@@ -31,7 +31,7 @@ impl Findings {
     }
 }
 
-/// The findings of the last audit, and when it ended (since 1970).
+/// The findings of the last audit, and when it ended, as the time since the Unix epoch.
 #[derive(Debug)]
 pub(crate) struct LatestFindings(watch::Sender<Option<(Findings, Duration)>>);
 

@@ -18,7 +18,7 @@ pub(crate) struct Sample {
     pub(crate) claims_waiting: usize,
     /// `None` while the store is unavailable.
     pub(crate) store: Option<(Space, StoreCounts)>,
-    /// The findings of the last audit, and when it ended (since 1970).
+    /// The findings of the last audit, and when it ended, as the time since the Unix epoch.
     pub(crate) audit: Option<(Findings, Duration)>,
 }
 

@@ -49,9 +49,9 @@ pub(crate) struct CapacityConfig {
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 
-/// The first change is published immediately, and the changes of this time after it together.
+/// Shortest interval between two updates. The first change is published immediately, and later ones together after this time.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// The CSI driver creates volumes in the store as well, without an event for this process.
+/// Interval of updates without an event: the CSI driver also creates volumes in the store and does not notify this process.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -97,7 +97,6 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
                     _ = storage.changed() => {}
                 }
             };
-            // Publishes after a change or at the interval.
             drop(timeout(wait, changed).await);
         }
     };
@@ -311,7 +310,11 @@ mod tests {
     #[case::full(0, "0", "0")]
     #[case::next_to_nothing(4096, "4Ki", "0")]
     #[case::of_whole_blocks((64 << 10) + 5000, "70536", "4Ki")]
-    fn published_capacities(#[case] available: u64, #[case] capacity: &str, #[case] largest: &str) {
+    fn the_free_capacity_and_the_maximum_size_are_published(
+        #[case] available: u64,
+        #[case] capacity: &str,
+        #[case] largest: &str,
+    ) {
         let [object] = wanted(available).try_into().unwrap();
         assert_eq!(object.capacity.unwrap().0, capacity);
         assert_eq!(object.maximum_volume_size.unwrap().0, largest);
@@ -384,7 +387,7 @@ mod tests {
             "/apis/storage.k8s.io/v1/namespaces/loopfs-system/csistoragecapacities/node-a-8803dfa2e07b0e9f";
         let [none] = wanted(0).try_into().unwrap();
         let requests =
-            vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).answer(&none)];
+            vec![expect(http::Method::PATCH, path, serde_json::to_value(&none).unwrap()).respond(&none)];
         let caches = Caches { classes: vec![fixtures::class(json!({}))], ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(64 * MIB)), caches, requests);
         test_context.volumes.state().broken =

@@ -78,7 +78,7 @@ fn observe(
             ctx.claim_writes.forget(&key);
             ctx.claim_conflicts.clear(&key);
             // A claim that is rescheduled to another node may come back. Its back-off is kept for that case. Otherwise this node would
-            // answer the scheduler's attempts without any delay.
+            // retry without any delay each time the scheduler selects it.
             if claim.metadata.deletion_timestamp.is_some() || ownership::bound_volume(&claim).is_some() {
                 ctx.claim_backoff.clear(&key);
             }
@@ -197,7 +197,7 @@ async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Progres
     };
     match &outcome {
         Ok(Progress::Done) => ctx.operations.ended(operation, begun, Ok(())),
-        // There was nothing to do.
+        // No attempt was made.
         Ok(_) => {}
         Err(error) => ctx.operations.ended(operation, begun, Err(error)),
     }

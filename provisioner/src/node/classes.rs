@@ -41,7 +41,7 @@ fn observe(
 ) {
     let changed = match change {
         CacheChange::Applied(class) | CacheChange::Deleted(class) => Some(class.name_any()),
-        // Any of them may have changed while the watch was interrupted.
+        // Any class may have changed while the watch was interrupted.
         CacheChange::Listed => {
             ctx.classes_synced.set();
             None

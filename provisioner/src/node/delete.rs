@@ -21,7 +21,7 @@ use kube::{
 };
 use loopfs::volume_store::VolumeId;
 
-/// What to do about a PersistentVolume.
+/// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// It belongs to another node or driver, or nothing has to be done.
@@ -105,8 +105,8 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
             if deletion.mark {
                 mark(volume, ctx).await?;
             }
-            // It may be being copied. Until the finalizer is off, the claim's reconcile must not create the volume again: it
-            // would find the PersistentVolume that goes now, and leave a volume that no PersistentVolume names.
+            // Another task may be copying the volume. Until the finalizer is removed, the claim's reconcile must not create the
+            // volume again: it would find this PersistentVolume, and leave a volume that no PersistentVolume names.
             let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
                 return Err(Error::InFlight(deletion.id));
             };
@@ -127,7 +127,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     };
     let name = volume.name_any();
     match ctx.cluster.volume_api().delete(&name, &parameters).await {
-        Ok(_marked_or_gone) => Ok(()),
+        Ok(_marked_or_deleted) => Ok(()),
         Err(error) => {
             ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
             Err(Error::api("delete PersistentVolume", &name, error))
@@ -190,23 +190,23 @@ mod tests {
         })
     }
 
-    const GOING: &str = "2026-01-01T00:00:00Z";
+    const DELETION_TIME: &str = "2026-01-01T00:00:00Z";
 
     #[rstest]
     #[case::bound(json!({}), Plan::UpToDate)]
     #[case::released(json!({"status": {"phase": "Released"}}), deletion(true))]
-    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}}), deletion(false))]
-    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}}), deletion(true))]
-    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
-    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": GOING}}), Plan::UpToDate)]
+    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion(false))]
+    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion(true))]
+    #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), Plan::UpToDate)]
     #[case::bound_again(json!({"status": {"phase": "Available"}}), Plan::UpToDate)]
     #[case::no_status(json!({"status": null}), Plan::UpToDate)]
     #[case::failed(json!({"status": {"phase": "Failed"}}), Plan::UpToDate)]
     #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), Plan::AddFinalizer)]
-    #[case::made_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::AddFinalizer)]
-    #[case::finalizer_taken_off(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING, "finalizers": ["other"]}}), Plan::UpToDate)]
-    #[case::made_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
-    #[case::made_retain_while_going(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": GOING}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::changed_to_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), Plan::AddFinalizer)]
+    #[case::finalizer_removed(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["other"]}}), Plan::UpToDate)]
+    #[case::changed_to_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
+    #[case::changed_to_retain_while_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::RemoveFinalizer)]
     #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::ReportRetained)]
     #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), Plan::UpToDate)]
     #[case::no_policy(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": null}}), Plan::RemoveFinalizer)]
@@ -219,7 +219,7 @@ mod tests {
     #[case::path("../../etc")]
     #[case::empty("")]
     #[case::slash("pvc/1")]
-    fn a_handle_is_never_a_path(#[case] handle: &str) {
+    fn a_handle_that_is_no_volume_id_is_an_error(#[case] handle: &str) {
         let volume = fixtures::volume(
             json!({"status": {"phase": "Released"}, "spec": {"csi": {"volumeHandle": handle}}}),
         );

@@ -12,7 +12,7 @@ use crate::{
     objects::ownership,
 };
 
-/// How long the API server may take to return its version.
+/// Longest time that the API server may take to return its version.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The source of the health endpoints' responses.
@@ -179,11 +179,11 @@ mod tests {
     }
 
     fn version() -> ExpectedRequest {
-        let answer = json!({
+        let version = json!({
             "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
             "goVersion": "", "compiler": "", "platform": "",
         });
-        expect(Method::GET, "/version", None).answer(answer)
+        expect(Method::GET, "/version", None).respond(version)
     }
 
     #[tokio::test]
@@ -205,8 +205,8 @@ mod tests {
     async fn a_node_that_never_had_storage_is_ready_unless_a_volume_names_it() {
         let volume = fixtures::volume(json!({}));
         for (volumes, ready) in [(vec![], true), (vec![volume], false)] {
-            let answers = if ready { vec![version()] } else { vec![] };
-            let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() }, answers);
+            let requests = if ready { vec![version()] } else { vec![] };
+            let (test_context, endpoints) = test_context(Caches { volumes, ..Caches::default() }, requests);
             let broken = fake_store::error(ErrorKind::NeverMounted, "nothing is mounted there");
             test_context.volumes.state().broken = Some(broken);
             match endpoints.readiness().await {

@@ -1,5 +1,5 @@
-//! Background cleanup: frees the space of deleted volumes, and removes volumes that were created for claims which do not exist any
-//! more.
+//! Background cleanup: frees the space of deleted volumes, and removes volumes whose claims were deleted before they were
+//! provisioned.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,8 @@ use crate::{
     store::{intents::Intent, volumes::StorageError},
 };
 
-/// An open file may keep the entry of a deleted volume, and no event announces when it is closed.
+/// Interval at which the trash is emptied even without a notification: an open file may keep the entry of a deleted volume, and no
+/// event announces when it is closed.
 const TRASH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Interval at which the records of provisioning are read again, even if no claim was deleted.
@@ -23,7 +24,7 @@ const ORPHANS_INTERVAL: Duration = Duration::from_secs(300);
 /// Empties the trash whenever an entry was moved there, until shutdown.
 pub(crate) async fn empty_trash(ctx: &Context) {
     loop {
-        // Also at the first turn: an earlier process may have left entries.
+        // The first pass needs no notification: an earlier process may have left entries.
         match ctx.storage.run_yielding(|volumes, yield_now| volumes.empty_trash(yield_now)).await {
             Ok(0) => {}
             Ok(removed) => {
@@ -36,7 +37,6 @@ pub(crate) async fn empty_trash(ctx: &Context) {
                 tracing::warn!(%error, "could not empty the trash; the next attempt is in {TRASH_INTERVAL:?} at the latest")
             }
         }
-        // Continues after a notification or at the interval.
         drop(timeout(TRASH_INTERVAL, ctx.trash.notified()).await);
     }
 }
@@ -83,13 +83,13 @@ async fn process_records(ctx: &Context) -> bool {
 /// record has to be processed again although no other claim is deleted: another task works on the volume, or its PersistentVolume
 /// is being deleted.
 async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
-    // That task may fail after the claim was deleted, and then leaves an orphan.
+    // The task that holds the lock may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     let claim = ctx.claims.get(&intent.claim());
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {
-        // Provisioning continues.
+        // The claim still waits for its volume.
         return Ok(true);
     }
     let object = match ctx.volume(id.as_str()) {
@@ -100,9 +100,10 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
             .map(|object| Arc::new(object.into_inner())),
     };
     let is_provisioned = match object {
-        // The claim went to another node and got its volume there.
+        // The claim was rescheduled and got its volume on another node.
         Some(object) if ownership::is_elsewhere(&object, &ctx.cluster.identity) => false,
-        // Its data may have been deleted before the volume was created again. The volume is an orphan once the object is gone.
+        // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
+        // no longer exists.
         Some(object) if bound.is_none() && object.metadata.deletion_timestamp.is_some() => return Ok(false),
         Some(_object) => true,
         None => bound.is_some(),
@@ -111,7 +112,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
         references::require_none(id, None, ctx).await?;
     }
     let (intents, orphan) = (ctx.intents.clone(), id.clone());
-    // Once it has an object, the volume is the business of its reclaim policy.
+    // If the volume has a PersistentVolume, its reclaim policy decides about the data.
     let removed = ctx.storage.run(move |volumes| {
         let removed = !is_provisioned && volumes.delete(&orphan)?;
         if let Err(error) = intents.clear(&orphan) {
@@ -126,7 +127,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
     Ok(true)
 }
 
-/// Runs both until shutdown.
+/// Empties the trash and removes orphans until shutdown.
 pub(crate) async fn run(ctx: Arc<Context>) {
     tokio::join!(empty_trash(&ctx), remove_orphans(&ctx));
 }
@@ -153,7 +154,7 @@ mod tests {
         VolumeId::parse(fixtures::VOLUME).unwrap()
     }
 
-    /// A volume and the record of its provisioning, and what the caches say of its claim.
+    /// Returns a context with a volume, the record of its provisioning, and `claims` in the cache.
     fn recorded(claims: Vec<PersistentVolumeClaim>, requests: Vec<ExpectedRequest>) -> (TestContext, Intent) {
         let caches = Caches { claims, ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
@@ -163,8 +164,8 @@ mod tests {
         (test_context, intent)
     }
 
-    /// Whether the volume and the record are still there.
-    async fn settled(test_context: TestContext, intent: &Intent) -> (bool, bool) {
+    /// Processes the record. Returns whether the volume and the record exist afterwards.
+    async fn kept_after_processing(test_context: TestContext, intent: &Intent) -> (bool, bool) {
         process_record(&id(), intent, &test_context.ctx).await.unwrap();
         let kept = (
             test_context.volumes.capacity(fixtures::VOLUME).is_some(),
@@ -175,50 +176,51 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_whose_claim_vanished_before_it_had_an_object_goes() {
+    async fn a_volume_without_persistent_volume_is_deleted_if_its_claim_was_deleted() {
         let (test_context, intent) = recorded(
             vec![],
             vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])],
         );
-        assert_eq!(settled(test_context, &intent).await, (false, false));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
 
     #[tokio::test]
-    async fn so_it_does_when_a_new_claim_has_taken_the_name() {
+    async fn a_newer_claim_of_the_same_name_does_not_keep_the_volume() {
         let successor = fixtures::claim(json!({"metadata": {"uid": "another"}}));
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
         let (test_context, intent) = recorded(vec![successor], requests);
-        assert_eq!(settled(test_context, &intent).await, (false, false));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
 
     #[tokio::test]
-    async fn a_volume_with_an_object_is_kept() {
+    async fn a_volume_with_a_persistent_volume_is_kept() {
         let object = fixtures::volume(json!({"status": {"phase": "Released"}}));
-        let (test_context, intent) = recorded(vec![], vec![expect(Method::GET, VOLUME, None).answer(object)]);
-        assert_eq!(settled(test_context, &intent).await, (true, false));
+        let (test_context, intent) =
+            recorded(vec![], vec![expect(Method::GET, VOLUME, None).respond(object)]);
+        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
-    async fn a_volume_whose_object_is_being_deleted_goes_once_the_object_is_gone() {
+    async fn a_volume_is_deleted_once_its_marked_persistent_volume_no_longer_exists() {
         let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         let (test_context, intent) = recorded(
             vec![],
             vec![
-                expect(Method::GET, VOLUME, None).answer(deleted),
+                expect(Method::GET, VOLUME, None).respond(deleted),
                 expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),
                 unlabelled(&[]),
             ],
         );
         assert!(!process_record(&id(), &intent, &test_context.ctx).await.unwrap());
         assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1);
-        assert_eq!(settled(test_context, &intent).await, (false, false));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
 
-    /// A task that fails after its claim has vanished leaves a volume, and no further claim need vanish.
+    /// A task that fails after its claim was deleted leaves a volume behind, and no event announces that.
     #[tokio::test(start_paused = true)]
-    async fn a_record_that_was_in_flight_is_read_again_although_no_claim_vanishes() {
-        let exchanges = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
-        let (test_context, _intent) = recorded(vec![], exchanges);
+    async fn the_record_of_a_locked_volume_is_read_again_although_no_claim_is_deleted() {
+        let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[])];
+        let (test_context, _intent) = recorded(vec![], requests);
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
         let begun = tokio::time::Instant::now();
@@ -240,36 +242,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn provisioning_that_goes_on_is_left_alone() {
+    async fn the_volume_and_record_of_a_waiting_claim_are_kept() {
         let (test_context, intent) = recorded(vec![fixtures::claim(json!({}))], vec![]);
-        assert_eq!(settled(test_context, &intent).await, (true, true));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (true, true));
     }
 
     #[tokio::test]
-    async fn a_record_ends_with_the_binding() {
+    async fn the_record_of_a_bound_claim_is_removed() {
         let object = fixtures::volume(json!({}));
-        let requests = vec![expect(Method::GET, VOLUME, None).answer(object)];
+        let requests = vec![expect(Method::GET, VOLUME, None).respond(object)];
         let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(settled(test_context, &intent).await, (true, false));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
-    async fn a_volume_whose_claim_got_another_on_another_node_goes() {
+    async fn a_volume_whose_claim_was_provisioned_on_another_node_is_deleted() {
         let object = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
-        let requests = vec![expect(Method::GET, VOLUME, None).answer(object), unlabelled(&[])];
+        let requests = vec![expect(Method::GET, VOLUME, None).respond(object), unlabelled(&[])];
         let (test_context, intent) = recorded(vec![], requests);
-        assert_eq!(settled(test_context, &intent).await, (false, false));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (false, false));
     }
 
     #[tokio::test]
-    async fn the_data_of_a_bound_claim_outlives_its_object() {
+    async fn the_data_of_a_bound_claim_is_kept_without_its_persistent_volume() {
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound")];
         let (test_context, intent) = recorded(vec![fixtures::bound_claim(json!({}))], requests);
-        assert_eq!(settled(test_context, &intent).await, (true, false));
+        assert_eq!(kept_after_processing(test_context, &intent).await, (true, false));
     }
 
     #[tokio::test]
-    async fn an_attempt_that_is_under_way_is_not_disturbed() {
+    async fn a_volume_that_another_task_has_locked_is_kept() {
         let (test_context, intent) = recorded(vec![], vec![]);
         let ctx = Arc::clone(&test_context.ctx);
         let _exclusive = ctx.in_flight.enter(&id());
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_that_an_object_of_another_name_needs_is_kept() {
+    async fn a_volume_that_a_persistent_volume_of_another_name_needs_is_kept() {
         let named = fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}));
         let requests = vec![expect(Method::GET, VOLUME, None).refuse(404, "NotFound"), unlabelled(&[named])];
         let (test_context, intent) = recorded(vec![], requests);
@@ -295,7 +297,9 @@ mod tests {
     #[case::no_details(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null))]
     #[case::another_object(expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", json!({"kind": "persistentvolumes", "name": "pvc-2"})))]
     #[tokio::test]
-    async fn a_404_that_is_not_about_the_object_deletes_nothing(#[case] response: ExpectedRequest) {
+    async fn a_404_that_does_not_name_the_persistent_volume_deletes_nothing(
+        #[case] response: ExpectedRequest,
+    ) {
         let (test_context, intent) = recorded(vec![], vec![response]);
         assert!(process_record(&id(), &intent, &test_context.ctx).await.is_err());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_the_store_or_the_api_server_nothing_is_forgotten() {
+    async fn the_record_is_kept_if_the_store_or_the_api_server_fails() {
         let requests = vec![
             expect(Method::GET, VOLUME, None).refuse(500, "InternalError"),
             expect(Method::GET, VOLUME, None).refuse(404, "NotFound"),

@@ -86,7 +86,7 @@ mod tests {
         let preconditions =
             json!({"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version});
         let requests = vec![
-            expect(Method::GET, CLAIM, None).answer(&claim),
+            expect(Method::GET, CLAIM, None).respond(&claim),
             expect(Method::DELETE, CLAIM, json!({"preconditions": preconditions})),
         ];
         let caches = Caches { volumes: own, ..Caches::default() };

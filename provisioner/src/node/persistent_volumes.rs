@@ -180,22 +180,23 @@ mod tests {
     fn marks() -> ExpectedRequest {
         let preconditions = json!({"preconditions": {"uid": "volume-uid", "resourceVersion": "200"}});
         expect(Method::DELETE, VOLUME, preconditions)
-            .answer(released(json!({"metadata": {"resourceVersion": "201"}})))
+            .respond(released(json!({"metadata": {"resourceVersion": "201"}})))
     }
 
-    fn lets_go() -> ExpectedRequest {
+    fn removes_finalizer() -> ExpectedRequest {
         let patch = json!({"metadata": {
             "uid": "volume-uid",
             "$deleteFromPrimitiveList/finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
         }});
-        expect(Method::PATCH, VOLUME, patch).answer(released(json!({"metadata": {"resourceVersion": "202"}})))
+        expect(Method::PATCH, VOLUME, patch)
+            .respond(released(json!({"metadata": {"resourceVersion": "202"}})))
     }
 
     fn test_context(requests: Vec<ExpectedRequest>) -> TestContext {
-        bench_with(Caches::default(), requests)
+        context_with(Caches::default(), requests)
     }
 
-    fn bench_with(caches: Caches, requests: Vec<ExpectedRequest>) -> TestContext {
+    fn context_with(caches: Caches, requests: Vec<ExpectedRequest>) -> TestContext {
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, requests);
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
         test_context.volumes.state().volumes.insert(id, (VolumeKind::Filesystem, Bytes(1 << 20)));
@@ -208,18 +209,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_released_volume_is_deleted_with_two_writes_and_its_data_between_them() {
-        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
+        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
         assert_eq!(test_context.volumes.state().trash, [Bytes(1 << 20)]);
         assert_eq!(test_context.finish().await, [""; 0]);
     }
 
-    /// Else the claim's reconcile could create the volume again and take the PersistentVolume that goes for its own.
+    /// Otherwise the claim's reconcile could create the volume again and use the PersistentVolume that is being deleted.
     #[tokio::test]
-    async fn the_volume_is_in_flight_from_the_deletion_of_its_data_until_its_finalizer_is_off() {
-        let (lets_go, paused) = lets_go().pause();
-        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go]);
+    async fn the_volume_is_locked_from_the_deletion_of_its_data_until_its_finalizer_is_removed() {
+        let (removes_finalizer, paused) = removes_finalizer().pause();
+        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer]);
         let reconciling =
             tokio::spawn(reconcile(Arc::new(released(json!({}))), Arc::clone(&test_context.ctx)));
         paused.requested.await.unwrap();
@@ -245,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn deletion_continues_after_a_crash_that_followed_the_mark() {
-        let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
+        let test_context = test_context(vec![unlabelled(&[]), removes_finalizer()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
@@ -254,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn deletion_continues_after_a_crash_that_followed_the_data() {
-        let test_context = test_context(vec![unlabelled(&[]), lets_go().refuse(404, "NotFound")]);
+        let test_context = test_context(vec![unlabelled(&[]), removes_finalizer().refuse(404, "NotFound")]);
         test_context.volumes.state().volumes.clear();
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&test_context, marked).await, Action::await_change());
@@ -266,7 +267,7 @@ mod tests {
         let available = released(json!({
             "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Available"},
         }));
-        let test_context = test_context(vec![unlabelled(&[]), marks(), lets_go()]);
+        let test_context = test_context(vec![unlabelled(&[]), marks(), removes_finalizer()]);
         assert_eq!(reconciled(&test_context, available).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
         test_context.finish().await;
@@ -283,7 +284,7 @@ mod tests {
         test_context.finish().await;
     }
 
-    /// Another object with the handle of [`released`].
+    /// Returns another PersistentVolume with the handle of [`released`].
     fn second(change: Value) -> PersistentVolume {
         let mut second = json!({"metadata": {"name": "second", "uid": "second-uid"}});
         fixtures::merge_keeping_nulls(&mut second, change);
@@ -310,7 +311,7 @@ mod tests {
         } else {
             (Caches::default(), vec![unlabelled(&[second])])
         };
-        let test_context = bench_with(caches, requests);
+        let test_context = context_with(caches, requests);
         let action = reconciled(&test_context, released(json!({}))).await;
         assert_eq!(action, Action::requeue(Duration::from_secs(1)));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
@@ -325,16 +326,21 @@ mod tests {
     async fn a_second_persistent_volume_that_is_also_discarded_does_not_keep_the_data(#[case] change: Value) {
         let caches =
             Caches { volumes: vec![released(json!({})), second(change.clone())], ..Caches::default() };
-        let test_context = bench_with(caches, vec![unlabelled(&[second(change)]), marks(), lets_go()]);
+        let test_context =
+            context_with(caches, vec![unlabelled(&[second(change)]), marks(), removes_finalizer()]);
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Action::await_change());
         assert!(test_context.volumes.state().volumes.is_empty());
         test_context.finish().await;
     }
 
     #[tokio::test]
-    async fn a_404_of_a_proxy_does_not_end_the_release_of_an_object() {
-        let test_context =
-            test_context(vec![unlabelled(&[]), lets_go().refuse_by_proxy(404), unlabelled(&[]), lets_go()]);
+    async fn a_404_of_a_proxy_does_not_prove_that_the_finalizer_is_removed() {
+        let test_context = test_context(vec![
+            unlabelled(&[]),
+            removes_finalizer().refuse_by_proxy(404),
+            unlabelled(&[]),
+            removes_finalizer(),
+        ]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         assert_eq!(reconciled(&test_context, marked.clone()).await, Action::requeue(Duration::from_secs(1)));
         test_context.ctx.retry_generation.bump();
@@ -347,10 +353,10 @@ mod tests {
         let marked = released(
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "201"}}),
         );
-        let mut gone = marked.clone();
-        gone.metadata.finalizers = None;
+        let mut released = marked.clone();
+        released.metadata.finalizers = None;
         let caches = Caches { volumes: vec![marked.clone()], ..Caches::default() };
-        let test_context = bench_with(caches, vec![unlabelled(&[]), lets_go().answer(gone)]);
+        let test_context = context_with(caches, vec![unlabelled(&[]), removes_finalizer().respond(released)]);
         for _ in 0..2 {
             assert_eq!(reconciled(&test_context, marked.clone()).await, Action::await_change());
         }
@@ -359,7 +365,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_persistent_volume_that_left_the_watch_cache_is_not_stored() {
-        let test_context = test_context(vec![unlabelled(&[]), lets_go()]);
+        let test_context = test_context(vec![unlabelled(&[]), removes_finalizer()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         reconciled(&test_context, marked.clone()).await;
         assert_eq!(test_context.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
@@ -409,7 +415,7 @@ mod tests {
 
     #[tokio::test]
     async fn changing_the_policy_to_retain_removes_the_finalizer_and_keeps_the_data() {
-        let test_context = test_context(vec![lets_go()]);
+        let test_context = test_context(vec![removes_finalizer()]);
         let retained = released(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
         assert_eq!(reconciled(&test_context, retained).await, Action::await_change());
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
@@ -422,7 +428,7 @@ mod tests {
             "uid": "volume-uid", "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
         }});
         let test_context =
-            test_context(vec![expect(Method::PATCH, VOLUME, hold).answer(fixtures::volume(json!({})))]);
+            test_context(vec![expect(Method::PATCH, VOLUME, hold).respond(fixtures::volume(json!({})))]);
         let bare = fixtures::volume(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}));
         assert_eq!(reconciled(&test_context, bare).await, Action::await_change());
         test_context.finish().await;

@@ -60,7 +60,7 @@ fn required_nodes(
     }
 }
 
-/// Decides, given the nodes that [`required_nodes`] returned.
+/// Decides the placement of a claim, given the nodes that [`required_nodes`] returned.
 fn place(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Whatever the class says and wherever the driver runs, at most one node provisions, and at most one tells.
+    /// For all classes and all sets of nodes, at most one node provisions, and at most one reports a refusal.
     #[test]
     fn at_most_one_node_provisions_and_at_most_one_reports() {
         let zone = |values: &[&str]| {
@@ -246,20 +246,21 @@ mod tests {
                     .filter(|(bit, _)| running >> bit & 1 == 1)
                     .map(|(_, name)| node(name))
                     .collect();
-                let answers: Vec<_> = nodes
+                let placements: Vec<_> = nodes
                     .iter()
                     .map(|node| {
                         let identity = Identity::new("csi.loopfs.dev", &node.name).unwrap();
                         place(&claim, Some(&class), &nodes, &identity)
                     })
                     .collect();
-                let count =
-                    |matches: fn(&Placement) -> bool| answers.iter().filter(|place| matches(place)).count();
-                let (here, told) = (
+                let count = |matches: fn(&Placement) -> bool| {
+                    placements.iter().filter(|place| matches(place)).count()
+                };
+                let (here, refused) = (
                     count(|place| *place == Placement::Here),
                     count(|place| matches!(place, Placement::Refused(_))),
                 );
-                assert_eq!(here + told, usize::from(!nodes.is_empty()), "{nodes:?} {answers:?}");
+                assert_eq!(here + refused, usize::from(!nodes.is_empty()), "{nodes:?} {placements:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Files of a volume that are charged to another volume: found, reported and, if the administrator asks for it, repaired.
+//! Finds files of a volume that are charged to another volume, reports them, and repairs them if the administrator requests that.
 //!
 //! The owner of a file can give it the project id of another tenant's volume. Which trees to walk for such files is decided
 //! from evidence that costs a few system calls for each volume: a deleted volume whose project id does not drain, a volume
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) repair: bool,
 }
 
-/// What earlier rounds of this process saw.
+/// The observations of earlier rounds of this process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct History {
     /// Project ids that did not drain in the last round. One that drains by the next round needs no search.
@@ -54,7 +54,7 @@ fn plan(evidence: ForeignEvidence, history: &History, all: bool) -> (Scope, Hist
         () if recorded.is_empty() => Scope::Nothing,
         () => Scope::Only(recorded),
     };
-    // One that is no longer suspected is searched for again when it is.
+    // A project id that is no longer suspected is searched for again if it becomes suspected again.
     let searched = suspected;
     (scope, History { undrained, searched })
 }
@@ -68,13 +68,13 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: Settings) {
         let started = Instant::now();
         match round(&ctx, settings, &history).await {
             Ok(next) => history = next,
-            // Reported on the node already.
+            // An event on the node reports it already.
             Err(Error::Storage(StorageError::Unavailable(_))) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not search for files that are charged to another volume; the next audit retries");
             }
         }
-        // A store that comes back is searched at the usual time too.
+        // A store that becomes available again is also searched at the interval.
         let mut storage = ctx.storage.changes();
         while let Some(left) = settings.interval.checked_sub(started.elapsed()).filter(|left| !left.is_zero())
         {
@@ -128,7 +128,7 @@ fn report(found: &[ForeignFiles], ctx: &Context) {
     }
 }
 
-/// The path as text that fits into an event, whatever bytes its owner chose.
+/// Returns the path as text that fits into an event, whatever bytes it contains.
 fn example(files: &ForeignFiles) -> String {
     const LONGEST: usize = 160;
     let mut text = format!("{:?}", files.example);
@@ -147,7 +147,7 @@ fn publish(volume: &VolumeId, reason: Reason, note: String, ctx: &Context) {
     }
 }
 
-/// Puts the files back, and searches the volumes once more, so that their conditions say so.
+/// Puts the files back into the projects of their volumes, and searches the volumes again, so that their conditions are current.
 async fn repair(found: &[ForeignFiles], ctx: &Context) -> Result<(), Error> {
     let holders: BTreeSet<_> = found.iter().map(|files| files.volume.clone()).collect();
     for volume in &holders {
@@ -220,15 +220,19 @@ mod tests {
         let (undrained_now, full) = (projects(undrained), projects(full));
         let evidence = ForeignEvidence { undrained: undrained_now, full, recorded: volumes(recorded) };
         let history = History { undrained: projects(before), searched: projects(searched) };
-        assert_eq!(plan(evidence.clone(), &history, true).0, Scope::All, "as --audit-projects has it");
+        assert_eq!(
+            plan(evidence.clone(), &history, true).0,
+            Scope::All,
+            "--audit-projects searches all volumes"
+        );
         let (scope, next) = plan(evidence.clone(), &history, false);
         assert_eq!(scope, expected);
-        // The same evidence a second time is searched for once at most.
+        // The same evidence causes at most one more search.
         let (_, next) = plan(evidence.clone(), &next, false);
         assert_ne!(plan(evidence, &next, false).0, Scope::All);
     }
 
-    /// The store finds that a volume with a PersistentVolume holds files of another one that has none.
+    /// Returns a context whose store finds files of a volume without a PersistentVolume in a volume that has one.
     fn found() -> (TestContext, Settings) {
         let caches = Caches { volumes: vec![fixtures::volume(json!({}))], ..Caches::default() };
         let test_context = TestContext::new(FakeStore::of_size(Bytes(1 << 30)), caches, vec![]);

@@ -31,12 +31,12 @@ use crate::{
     },
 };
 
-/// What to do about a claim.
+/// The action for a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Plan {
     /// The claim belongs to another node or driver.
     Ignore,
-    /// The claim does not belong to this node now, but no event announces that it does later: check again.
+    /// The claim does not belong to this node now, and no event announces when it does: check again later.
     Requeue,
     /// The claim has its PersistentVolume; kube-controller-manager binds the two.
     UpToDate,
@@ -170,11 +170,11 @@ pub(crate) async fn apply(
     creation: Creation,
     ctx: &Context,
 ) -> Result<(), Error> {
-    // The janitor may be removing what an earlier attempt left before the claim was sent elsewhere and back.
+    // The cleanup may be deleting the volume of an earlier attempt, if the claim was rescheduled to another node and back.
     let Some(_exclusive) = ctx.in_flight.enter(&creation.id) else {
         return Err(Error::InFlight(creation.id));
     };
-    // The plan was made before the right to the volume was obtained. A PersistentVolume that has appeared since changes it.
+    // The plan was made before the volume was locked. A PersistentVolume that was created since then changes the plan.
     if ctx.volume(creation.id.as_str()).is_some() {
         return Err(Error::InFlight(creation.id));
     }
@@ -261,7 +261,7 @@ async fn create_pv(
     match ctx.cluster.volume_api().create(&PostParams::default(), &object.into()).await {
         Ok(created) => Ok(Some(created.into_inner())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            // From an attempt whose response got lost, or the cache lags behind.
+            // An earlier attempt created it and the response was lost, or the cache lags behind.
             let existing = ctx.cluster.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_claim() {
+    fn a_claim_without_options_gets_the_defaults_of_its_class() {
         let expected = Creation {
             id: VolumeId::parse(fixtures::VOLUME).unwrap(),
             spec: VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20)),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_says_what_the_loss_of_a_node_brings() {
+    fn the_class_sets_the_node_loss_policy() {
         let class = json!({"parameters": {"onNodeLoss": "deleteClaim", "nodeLossGraceSeconds": "60"}});
         let expected = Policy { on_node_loss: OnNodeLoss::DeleteClaim, grace: Duration::from_secs(60) };
         assert_eq!(creation(json!({}), class).node_loss, expected);
@@ -325,12 +325,12 @@ mod tests {
     #[case::block(json!({"spec": {"volumeMode": "Block"}}), VolumeKind::Block)]
     #[case::filesystem_by_default(json!({"spec": {"volumeMode": null}}), VolumeKind::Filesystem)]
     #[case::once_per_pod(json!({"spec": {"accessModes": ["ReadWriteOncePod"]}}), VolumeKind::Filesystem)]
-    fn kinds(#[case] claim: Value, #[case] expected: VolumeKind) {
+    fn the_volume_mode_determines_the_kind(#[case] claim: Value, #[case] expected: VolumeKind) {
         assert_eq!(creation(claim, json!({})).spec.kind, expected);
     }
 
     #[test]
-    fn the_class_decides_about_inodes_and_reclaiming() {
+    fn the_class_sets_bytes_per_inode_and_the_reclaim_policy() {
         let made =
             creation(json!({}), json!({"parameters": {"bytesPerInode": "8192"}, "reclaimPolicy": "Retain"}));
         assert_eq!(made.spec.bytes_per_inode.get(), 8192);
@@ -363,7 +363,7 @@ mod tests {
     fn refusals_say_what_is_allowed(#[case] claim: Value, #[case] class: Value, #[case] expected: &str) {
         match planned(claim, class) {
             Err(error) => assert!(error.contains(expected), "{error}"),
-            // 9E is less than 8Ei: large, and for the store to refuse, which knows how much there is.
+            // 9E is less than 8Ei, so the size is valid. The store refuses it if it has less space.
             Ok(Plan::Create(_)) => assert_eq!(expected, "created"),
             Ok(plan) => panic!("{plan:?}"),
         }
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_class_is_named() {
+    fn the_error_of_a_missing_class_names_it() {
         let error =
             plan(&fixtures::claim(json!({})), None, None, Placement::Here, None, &fixtures::identity())
                 .unwrap_err();

@@ -13,16 +13,16 @@ use crate::{
     objects::{ownership, pv},
 };
 
-/// How many PersistentVolumes are read at a time.
-const PAGE: u32 = 500;
+/// Number of PersistentVolumes in each response to a list request.
+const PAGE_SIZE: u32 = 500;
 
 /// Checks that no PersistentVolume but `deleted`, if given, needs the data of a volume.
 ///
-/// It looks at the PersistentVolumes that are labelled with this node and at those without the label, as a person creates
-/// them. One with the label of another node has its data there.
+/// It checks the PersistentVolumes that are labelled with this node, and those without the label, as a person creates them. A
+/// PersistentVolume with the label of another node has its data there.
 ///
 /// # Errors
-/// [`Error::StillReferenced`], or when the API server cannot be asked.
+/// [`Error::StillReferenced`], or when a request to the API server fails.
 pub(crate) async fn require_none(
     id: &VolumeId,
     deleted: Option<&PersistentVolume>,
@@ -39,7 +39,7 @@ pub(crate) async fn require_none(
         return Err(refused(volume));
     }
     let mut parameters =
-        ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label())).limit(PAGE);
+        ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label())).limit(PAGE_SIZE);
     loop {
         let page = ctx.cluster.volume_api().list(&parameters).await;
         let page = page.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;

@@ -74,7 +74,7 @@ mod tests {
     #[case::to_be_copied_elsewhere(json!({}), Error::SourceElsewhere { source_object: "claim \"a\"".to_owned(), node: "node-b".to_owned() }, true)]
     #[case::busy(json!({}), refused(ErrorKind::Busy), false)]
     #[case::not_mounted(json!({}), StorageError::Unavailable("mount it".to_owned()).into(), false)]
-    #[case::under_way(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]
+    #[case::in_progress(json!({}), Error::InFlight(VolumeId::parse("pvc-1").unwrap()), false)]
     #[case::no_node_selected(json!({"metadata": {"annotations": null}}), refused(ErrorKind::NoSpace), false)]
     #[case::rescheduled(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}}), refused(ErrorKind::NoSpace), false)]
     #[case::bound(json!({"spec": {"volumeName": "v"}}), refused(ErrorKind::NoSpace), false)]

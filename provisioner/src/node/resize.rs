@@ -37,15 +37,15 @@ use crate::{
     store::volumes::StorageError,
 };
 
-/// How long to wait until the node's driver has refreshed the capacity of the loop devices, which takes milliseconds.
+/// Longest wait until the node's driver has refreshed the capacity of the loop devices, which takes milliseconds.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What to do about a bound claim.
+/// The action for a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// The volume has the requested size, or belongs to another node or driver.
     UpToDate,
-    /// The next step is the kubelet's.
+    /// The kubelet does the next step.
     AwaitNode,
     /// Expand the volume to at least this size.
     Expand { target: Bytes },
@@ -80,7 +80,7 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume, ide
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The volume has this size, and its pod sees it.
-    Grown(Bytes),
+    Expanded(Bytes),
     /// The volume has this size; the capacity of the pod's block device may not be refreshed yet.
     AwaitsNode(Bytes),
     /// The size is not available; requesting less may succeed.
@@ -125,7 +125,7 @@ pub(crate) fn record(
     now: Timestamp,
 ) -> Record {
     match outcome {
-        Outcome::Grown(size) => Record {
+        Outcome::Expanded(size) => Record {
             volume: volume_patch(volume, *size),
             claim: StatusPatch::of(claim)
                 .allocated(*size)
@@ -205,7 +205,7 @@ pub(crate) async fn apply(
     };
     let claim = begun.as_ref().unwrap_or(claim);
 
-    let (outcome, failed) = grow(id.clone(), target, volume, ctx).await;
+    let (outcome, failed) = expand(id.clone(), target, volume, ctx).await;
     let record = record(claim, volume, &outcome, (ctx.now)());
     if let Some(patch) = &record.volume {
         let name = volume.name_any();
@@ -224,7 +224,7 @@ pub(crate) async fn apply(
         return Err(error);
     }
     match outcome {
-        Outcome::Grown(size) => {
+        Outcome::Expanded(size) => {
             ctx.cluster.events.publish(
                 claim,
                 Reason::VolumeResizeSuccessful,
@@ -242,7 +242,7 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-async fn grow(
+async fn expand(
     id: VolumeId,
     target: Bytes,
     volume: &PersistentVolume,
@@ -250,7 +250,7 @@ async fn grow(
 ) -> (Outcome, Option<Error>) {
     let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
     let kind = kind(volume);
-    let grown = ctx.storage.run(move |volumes| {
+    let expanding = ctx.storage.run(move |volumes| {
         let present = volumes.filesystem_uuid();
         match expected {
             Some(of_volume) if of_volume != present => {
@@ -258,14 +258,14 @@ async fn grow(
             }
             _ => {
                 let size = volumes.expand(&id, target)?;
-                // If that is not known, the kubelet does it.
+                // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
                 let shown = kind == VolumeKind::Filesystem
                     || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
-                Ok(Ok(if shown { Outcome::Grown(size) } else { Outcome::AwaitsNode(size) }))
+                Ok(Ok(if shown { Outcome::Expanded(size) } else { Outcome::AwaitsNode(size) }))
             }
         }
     });
-    let error = match grown.await {
+    let error = match expanding.await {
         Ok(Ok(outcome)) => {
             ctx.capacity.notify_one();
             return (outcome, None);

@@ -16,7 +16,7 @@ use crate::objects::quantity;
 /// The name of the resource in a claim's requests and status.
 pub(crate) const STORAGE: &str = "storage";
 
-/// Annotation of a resize that is complete without the node; the kubelet then does not change the claim.
+/// The annotation of a resize that is complete without the node. The kubelet then does not change the claim.
 pub(crate) const NODE_EXPANSION_NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 
 /// The state of a resize: `status.allocatedResourceStatuses["storage"]`.
@@ -91,7 +91,7 @@ impl ResizeCondition {
     }
 }
 
-/// What to do with the resize conditions that a claim already has and a patch does not mention.
+/// The treatment of resize conditions that a claim already has and a patch does not mention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Earlier {
     Keep,
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_keeps_its_transition_time() {
+    fn an_unchanged_condition_keeps_its_transition_time() {
         let existing = [condition("ControllerResizeError", "no space")];
         let new = |message: &str| Some((ResizeCondition::ControllerResizeError, message.to_owned()));
         assert_eq!(merge_conditions(&existing, new("no space"), Earlier::Keep, NOW), existing);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchanged_status_is_no_patch() {
+    fn an_unchanged_status_needs_no_patch() {
         let claim = PersistentVolumeClaim::default();
         let patch = StatusPatch::of(&claim).resize_status(None).condition(None, Earlier::Drop, NOW);
         assert_eq!(patch.node_expansion_not_required(false).build(), None);

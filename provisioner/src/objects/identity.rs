@@ -113,7 +113,7 @@ mod tests {
     #[case::leading_dash("-csi")]
     #[case::trailing_dot("csi.")]
     #[case::too_long(&"d".repeat(64))]
-    fn refuses_driver_names(#[case] name: &str) {
+    fn invalid_driver_names_are_rejected(#[case] name: &str) {
         assert_eq!(Identity::new(name, "n"), Err(IdentityError::Driver(name.to_owned())));
     }
 
@@ -121,7 +121,7 @@ mod tests {
     #[case::empty("")]
     #[case::comma("a,b")]
     #[case::too_long_for_a_label(&"n".repeat(64))]
-    fn refuses_node_names(#[case] name: &str) {
+    fn invalid_node_names_are_rejected(#[case] name: &str) {
         assert_eq!(Identity::new("d", name), Err(IdentityError::Node(name.to_owned())));
     }
 }

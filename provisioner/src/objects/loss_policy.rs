@@ -43,10 +43,10 @@ pub(crate) struct Policy {
     pub(crate) grace: Duration,
 }
 
-/// Longer than it takes to reinstall a machine under its old name.
+/// Default grace time. It is longer than it takes to reinstall a machine under its old name.
 const GRACE: Duration = Duration::from_secs(30 * 60);
 
-/// From one second, for trials, to a year.
+/// Allowed grace times, from one second, for trials, to a year.
 const GRACE_SECONDS: std::ops::RangeInclusive<u64> = 1..=365 * 24 * 3600;
 
 impl Default for Policy {
@@ -157,7 +157,7 @@ mod tests {
     #[case::no_time_at_all(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "0"}), Policy::default())]
     #[case::endless(json!({"csi.loopfs.dev/on-node-loss": "deleteClaim", "csi.loopfs.dev/node-loss-grace-seconds": "18446744073709551615"}), Policy::default())]
     #[case::of_another_driver(json!({"csi.other.dev/on-node-loss": "deleteClaim"}), Policy::default())]
-    fn is_read_from_the_volume(#[case] annotations: Value, #[case] expected: Policy) {
+    fn the_policy_is_read_from_the_annotations(#[case] annotations: Value, #[case] expected: Policy) {
         let volume = fixtures::volume(json!({"metadata": {"annotations": annotations}}));
         assert_eq!(Policy::of(&volume, &fixtures::identity()), expected);
     }

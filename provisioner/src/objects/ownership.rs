@@ -9,13 +9,13 @@ use loopfs::volume_store::VolumeId;
 
 use crate::objects::{identity::Identity, refusal::Refusal};
 
-/// Set by kube-controller-manager on a claim that waits for an external provisioner: the provisioner's name.
+/// The annotation that kube-controller-manager sets on a claim which waits for an external provisioner: the provisioner's name.
 const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
-/// The same under the name older controller managers use.
+/// The name of the same annotation in older versions of kube-controller-manager.
 const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
-/// Set by the scheduler on a claim of a WaitForFirstConsumer class: the node of its first pod.
+/// The annotation that the scheduler sets on a claim of a WaitForFirstConsumer class: the node of its first pod.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Returns `true` if the claim waits for a volume of this driver, on whatever node: the placement is decided elsewhere.
@@ -261,7 +261,7 @@ mod tests {
     #[case::in_nothing("topology.csi.loopfs.dev/node", "In", &[], false)]
     #[case::some_other_key("zone", "In", &["b"], true)]
     #[case::nonsense_operator("topology.csi.loopfs.dev/node", "?", &["node-b"], true)]
-    fn affinity_decides(
+    fn a_node_affinity_that_excludes_this_node_overrides_the_label(
         #[case] key: &str,
         #[case] operator: &str,
         #[case] values: &[&str],

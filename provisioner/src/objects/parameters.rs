@@ -27,9 +27,9 @@ impl Parameters {
     /// Parses the parameters of a storage class.
     ///
     /// # Errors
-    /// Names every unknown parameter and malformed value, and what is allowed instead. An unknown parameter
-    /// is an error rather than ignored: a class with a typing mistake would otherwise hand out volumes it
-    /// does not describe.
+    /// When a parameter is unknown or a value is malformed. The error names all of them, and the allowed parameters.
+    /// Unknown parameters are not ignored: otherwise a class with a typing mistake would create volumes that it does not
+    /// describe.
     pub(crate) fn parse(parameters: Option<&BTreeMap<String, String>>) -> Result<Self, ParametersError> {
         let mut settings = VolumeSpec::new(VolumeKind::Filesystem, Bytes(0));
         let mut node_loss = Policy::default();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_is_the_default() {
+    fn missing_parameters_have_their_defaults() {
         let spec = VolumeSpec::new(VolumeKind::Block, Bytes::MIB);
         for parameters in [None, Some(&class(&[]))] {
             assert_eq!(Parameters::parse(parameters).unwrap().spec(VolumeKind::Block, Bytes::MIB), spec);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn each_that_is_given_is_taken() {
+    fn each_given_parameter_is_used() {
         let all = class(&[
             ("bytesPerInode", "16384"),
             ("directIO", "required"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_every_complaint_and_what_is_allowed() {
+    fn the_error_lists_all_problems_and_the_allowed_parameters() {
         let error = Parameters::parse(Some(&class(&[
             ("bytesPerInode", "x"),
             ("fsType", "ext4"),

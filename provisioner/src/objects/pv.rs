@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 use crate::objects::{claim_status::STORAGE, identity::Identity, loss_policy::Policy, quantity};
 
-/// Tells kube-controller-manager that this driver deletes the data.
+/// The annotation from which kube-controller-manager knows that this driver deletes the data.
 pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// The finalizer that keeps a PersistentVolume until its data is deleted, under the name that external-provisioner uses. Only
 /// PersistentVolumes with reclaim policy Delete have it: users may delete a retained one at any time.
 pub(crate) const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
-/// What happens to a volume when its claim is deleted.
+/// The treatment of a volume whose claim was deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReclaimPolicy {
     Delete,
@@ -38,7 +38,7 @@ impl ReclaimPolicy {
     }
 }
 
-/// All that a volume's object says.
+/// The values from which a PersistentVolume is built.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Description<'a> {
     pub(crate) claim: &'a PersistentVolumeClaim,
@@ -52,7 +52,7 @@ pub(crate) struct Description<'a> {
     pub(crate) node_loss: Policy,
 }
 
-/// Builds the object.
+/// Builds the PersistentVolume.
 pub(crate) fn build(description: Description<'_>, identity: &Identity) -> PersistentVolume {
     let Description { claim, id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options, node_loss } =
         description;
@@ -91,7 +91,8 @@ pub(crate) fn build(description: Description<'_>, identity: &Identity) -> Persis
     }
 }
 
-/// Contains the UID: a newer claim of the same name does not get the data of the old one.
+/// Returns the reference to the claim. It contains the UID, so that a newer claim of the same name does not get the data of the
+/// old one.
 fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -99,7 +100,7 @@ fn claim_reference(claim: &PersistentVolumeClaim) -> ObjectReference {
         namespace: claim.metadata.namespace.clone(),
         name: claim.metadata.name.clone(),
         uid: claim.metadata.uid.clone(),
-        // The resource version would only say which form of the claim was read; the binder compares UIDs.
+        // The resource version would only record which version of the claim was read; the binder compares UIDs.
         ..Default::default()
     }
 }
@@ -157,12 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn the_object_in_full() {
+    fn a_built_persistent_volume_is_complete() {
         let claim = fixtures::claim(json!({}));
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
         let built = serde_json::to_value(build(described(&claim, &id), &fixtures::identity())).unwrap();
         let mut expected = serde_json::to_value(fixtures::volume(json!({}))).unwrap();
-        // What the API server and its controllers add.
+        // Fields that the API server and its controllers add.
         fixtures::merge(
             &mut expected,
             json!({
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_is_recognised() {
+    fn a_built_persistent_volume_belongs_to_its_node_and_claim() {
         let claim = fixtures::claim(json!({}));
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
         let built = build(described(&claim, &id), &fixtures::identity());

@@ -24,7 +24,7 @@ pub(crate) enum QuantityError {
 /// The largest size Kubernetes itself can express, in bytes.
 const MAX_BYTES: u128 = i64::MAX as u128;
 
-/// How many fractional digits of a number with a binary suffix count; the rest is rounded up. apimachinery keeps nine.
+/// Number of fractional digits that count in a number with a binary suffix. The rest is rounded up. apimachinery keeps nine.
 const FRACTION_DIGITS: u32 = 18;
 
 /// Parses a quantity into bytes, rounding fractions of a byte up.
@@ -234,7 +234,7 @@ mod tests {
     #[case::space("1 Mi")]
     #[case::two_dots("1.2.3")]
     #[case::other_digits("\u{0661}Mi")]
-    fn refuses_what_the_grammar_does_not_have(#[case] text: &str) {
+    fn text_outside_the_grammar_is_rejected(#[case] text: &str) {
         assert_eq!(bytes(text), Err(QuantityError::Malformed(text.to_owned())));
     }
 
@@ -244,39 +244,39 @@ mod tests {
     #[case::exponent("1e19")]
     #[case::absurd_exponent("1e99999999999")]
     #[case::many_digits("99999999999999999999999999999999999999999999999999Ei")]
-    fn refuses_what_does_not_fit(#[case] text: &str) {
+    fn sizes_above_the_maximum_are_rejected(#[case] text: &str) {
         assert_eq!(bytes(text), Err(QuantityError::TooLarge(text.to_owned())));
     }
 
     #[test]
-    fn refuses_negative_sizes() {
+    fn negative_sizes_are_rejected() {
         assert_eq!(bytes("-1Mi"), Err(QuantityError::Negative("-1Mi".to_owned())));
     }
 
     proptest! {
         #[test]
-        fn any_text_gets_an_answer(text in "\\PC{0,40}") {
-            // Reaching the end is the property: no input may panic or overflow.
+        fn any_text_is_parsed_or_rejected(text in "\\PC{0,40}") {
+            // The test checks that no input panics or overflows.
             prop_assert!(bytes(&text).is_ok_and(|value| value <= i64::MAX as u64) || bytes(&text).is_err());
         }
 
         #[test]
-        fn any_number_like_text_gets_an_answer(text in "[+-]?[0-9]{0,45}\\.?[0-9]{0,45}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{0,12})?") {
+        fn any_number_like_text_is_parsed_or_rejected(text in "[+-]?[0-9]{0,45}\\.?[0-9]{0,45}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{0,12})?") {
             prop_assert!(bytes(&text).is_ok_and(|value| value <= i64::MAX as u64) || bytes(&text).is_err());
         }
 
         #[test]
-        fn what_is_formatted_parses_back(value in 0..=i64::MAX as u64) {
+        fn a_formatted_quantity_parses_to_the_same_size(value in 0..=i64::MAX as u64) {
             prop_assert_eq!(parse(&format(Bytes(value))), Ok(Bytes(value)));
         }
 
         #[test]
-        fn never_gives_less_than_asked(integer in 0u64..1 << 20, thousandths in 0u64..1000, shift in 1u32..5) {
+        fn the_parsed_size_is_the_quantity_rounded_up(integer in 0u64..1 << 20, thousandths in 0u64..1000, shift in 1u32..5) {
             let suffix = ["", "Ki", "Mi", "Gi", "Ti"][shift as usize];
-            let given = u128::from(bytes(&std::format!("{integer}.{thousandths:03}{suffix}")).unwrap());
-            let asked_in_thousandths = (u128::from(integer) * 1000 + u128::from(thousandths)) << (10 * shift);
-            prop_assert!(given * 1000 >= asked_in_thousandths);
-            prop_assert!(given == 0 || (given - 1) * 1000 < asked_in_thousandths);
+            let parsed = u128::from(bytes(&std::format!("{integer}.{thousandths:03}{suffix}")).unwrap());
+            let thousandths_of_quantity = (u128::from(integer) * 1000 + u128::from(thousandths)) << (10 * shift);
+            prop_assert!(parsed * 1000 >= thousandths_of_quantity);
+            prop_assert!(parsed == 0 || (parsed - 1) * 1000 < thousandths_of_quantity);
         }
     }
 

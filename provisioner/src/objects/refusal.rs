@@ -67,7 +67,7 @@ pub(crate) enum Refusal {
     Uid(String),
 }
 
-/// Returns the subject of "provide": how many nodes may.
+/// Returns the words before "provide a volume": how many nodes may do so.
 fn nodes_may(count: usize) -> String {
     if count == 0 { "no node may".to_owned() } else { format!("{count} nodes may") }
 }

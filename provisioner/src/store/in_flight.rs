@@ -1,4 +1,4 @@
-//! Volumes that are being made, removed or copied right now.
+//! Locks on the volumes that tasks of this process are creating, deleting or copying.
 //!
 //! One task at a time creates or deletes a volume. Any number of tasks can copy it concurrently, but not while another task
 //! creates or deletes it.
@@ -10,7 +10,7 @@ use std::{
 
 use loopfs::volume_store::VolumeId;
 
-/// The ids that tasks are at work on.
+/// The locked volumes, by id.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     ids: Mutex<HashMap<VolumeId, Work>>,
@@ -18,12 +18,13 @@ pub(crate) struct InFlight {
 
 #[derive(Debug)]
 enum Work {
+    /// One task creates or deletes the volume.
     Exclusive,
-    /// So many copies.
+    /// This many tasks copy the volume.
     Copies(usize),
 }
 
-/// The right to work on a volume until it is dropped.
+/// A lock on a volume, held until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit<'a> {
     all: &'a InFlight,
@@ -31,7 +32,7 @@ pub(crate) struct Permit<'a> {
 }
 
 impl InFlight {
-    /// Returns the right to make or remove a volume, or `None` while another task works on it.
+    /// Locks a volume in order to create or delete it. Returns `None` while another task works on it.
     pub(crate) fn enter(&self, id: &VolumeId) -> Option<Permit<'_>> {
         match self.lock().entry(id.clone()) {
             Entry::Vacant(entry) => entry.insert(Work::Exclusive),
@@ -40,7 +41,7 @@ impl InFlight {
         Some(Permit { all: self, id: id.clone() })
     }
 
-    /// Returns the right to copy a volume, or `None` while another task makes or removes it.
+    /// Locks a volume in order to copy it. Returns `None` while another task creates or deletes it.
     pub(crate) fn copy(&self, id: &VolumeId) -> Option<Permit<'_>> {
         match self.lock().entry(id.clone()).or_insert(Work::Copies(0)) {
             Work::Copies(count) => *count += 1,
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_task_at_a_time_has_a_volume_to_itself() {
+    fn an_exclusive_lock_excludes_all_other_locks_on_the_volume() {
         let (all, id) = (InFlight::default(), VolumeId::parse("pvc-1").unwrap());
         let first = all.enter(&id);
         assert!(first.is_some());
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_one_volume_share_it_and_keep_it_from_being_removed() {
+    fn copies_of_one_volume_run_concurrently_and_exclude_its_deletion() {
         let (all, id) = (InFlight::default(), VolumeId::parse("pvc-1").unwrap());
         let copies = [all.copy(&id), all.copy(&id)];
         assert!(copies.iter().all(Option::is_some));

@@ -78,7 +78,7 @@ impl IntentError {
 }
 
 impl Intents {
-    /// Returns the records of a data directory: `/var/lib/loopfs/data` has its in
+    /// Returns the records of a data directory. The records of `/var/lib/loopfs/data` are in
     /// `/var/lib/loopfs/data.provisioning`.
     pub(crate) fn beside(data_dir: &Path) -> Self {
         let mut name = data_dir.file_name().unwrap_or_default().to_owned();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn records_lie_beside_the_data_directory() {
+    fn records_are_beside_the_data_directory() {
         assert_eq!(
             Intents::beside(Path::new("/var/lib/loopfs/data")).directory,
             Path::new("/var/lib/loopfs/data.provisioning")
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_there_until_it_is_cleared() {
+    fn a_record_exists_until_it_is_cleared() {
         let scratch = tempfile::tempdir().unwrap();
         let intents = Intents::beside(&scratch.path().join("data"));
         let id = VolumeId::parse("pvc-u").unwrap();

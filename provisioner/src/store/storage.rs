@@ -96,8 +96,8 @@ impl Storage {
         self.state.subscribe()
     }
 
-    /// Runs a blocking operation on the store, off the async threads, after checking that the store still is
-    /// what it was opened as.
+    /// Runs a blocking operation on the store, off the async threads. It first verifies that the store is still the one that was
+    /// opened.
     ///
     /// # Errors
     /// See [`StorageError`].
@@ -144,9 +144,9 @@ impl Storage {
     }
 }
 
-/// Wait before the first retry of opening the store. Each further wait is twice as long,
+/// Wait before the first retry of opening the store. Each further wait is twice as long, up to [`RETRY_LONGEST`].
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// up to this time. A change of the mount table ends the wait.
+/// Longest wait before a retry of opening the store. A change of the mount table ends the wait.
 const RETRY_LONGEST: Duration = Duration::from_secs(60);
 /// Interval at which an open store is verified, in addition to the check before every operation.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(60);
@@ -264,7 +264,7 @@ mod tests {
 
     async fn next(event_requests: &mut mpsc::Receiver<crate::api::events::EventRequest>) -> &'static str {
         let request = timeout(Duration::from_secs(10), event_requests.recv()).await;
-        request.expect("in time").expect("the sender lives").reason().as_str()
+        request.expect("an event in time").expect("the recorder exists").reason().as_str()
     }
 
     #[tokio::test]
@@ -277,11 +277,11 @@ mod tests {
             Ok(Arc::clone(&model) as Arc<dyn Volumes>)
         });
         let (storage, (events, mut event_requests)) = (Arc::new(Storage::default()), Events::new());
-        let (keeper, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
+        let (task_storage, openings) = (Arc::clone(&storage), Arc::new(Mutex::new(0)));
         let counter = Arc::clone(&openings);
-        let keeping = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let opened = || *counter.lock().unwrap() += 1;
-            keep_open(&keeper, open, &events, &fixtures::identity(), opened).await;
+            keep_open(&task_storage, open, &events, &fixtures::identity(), opened).await;
         });
 
         assert_eq!(next(&mut event_requests).await, "StorageUnavailable");
@@ -303,7 +303,7 @@ mod tests {
         volumes.state().broken = None;
         assert_eq!(next(&mut event_requests).await, "StorageReady");
         assert_eq!(*openings.lock().unwrap(), 2);
-        keeping.abort();
+        task.abort();
     }
 
     #[tokio::test]

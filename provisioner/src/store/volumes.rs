@@ -1,7 +1,7 @@
 //! The volume store's interface for the provisioner: the calls of [`loopfs::volume_store::VolumeStore`] that it uses.
 //!
-//! Tests implement it in order to run the I/O paths on machines without XFS project quotas. It adds nothing and decides nothing.
-//! The store itself is tested in its own crate, on real kernels.
+//! Tests implement it in order to run the I/O paths on machines without XFS project quotas. The trait adds no
+//! behaviour. The store itself is tested in its own crate, on real kernels.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 

@@ -23,20 +23,20 @@ use crate::{
 /// A store of a given size. Deleted volumes occupy their space until the trash is emptied, as in the real store.
 pub(crate) struct FakeStore {
     state: Mutex<State>,
-    once_made: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    copies: Meeting,
+    once_created: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    copies: CopyBarrier,
 }
 
 /// A barrier for concurrent copies.
 #[derive(Default)]
-struct Meeting {
+struct CopyBarrier {
     wanted: AtomicUsize,
     arrived: Mutex<usize>,
     arrival: Condvar,
 }
 
-impl Meeting {
-    fn attend(&self) {
+impl CopyBarrier {
+    fn wait(&self) {
         let mut arrived = self.arrived.lock().unwrap();
         *arrived += 1;
         self.arrival.notify_all();
@@ -67,8 +67,8 @@ impl FakeStore {
     pub(crate) fn of_size(size: Bytes) -> Self {
         FakeStore {
             state: Mutex::new(State { size, ..State::default() }),
-            once_made: Mutex::default(),
-            copies: Meeting::default(),
+            once_created: Mutex::default(),
+            copies: CopyBarrier::default(),
         }
     }
 
@@ -78,12 +78,12 @@ impl FakeStore {
 
     /// Calls a function when the next volume was created, before `create` returns.
     #[cfg(feature = "apiserver-tests")]
-    pub(crate) fn once_made(&self, happen: impl FnOnce() + Send + 'static) {
-        *self.once_made.lock().unwrap() = Some(Box::new(happen));
+    pub(crate) fn once_created(&self, happen: impl FnOnce() + Send + 'static) {
+        *self.once_created.lock().unwrap() = Some(Box::new(happen));
     }
 
-    /// Makes each copy wait until so many are in progress.
-    pub(crate) fn copies_meet(&self, wanted: usize) {
+    /// Makes each copy wait until `wanted` copies are in progress.
+    pub(crate) fn wait_for_copies(&self, wanted: usize) {
         self.copies.wanted.store(wanted, Ordering::Relaxed);
     }
 
@@ -140,7 +140,7 @@ impl Volumes for FakeStore {
         }
         state.volumes.insert(id.clone(), (spec.kind, capacity));
         drop(state);
-        if let Some(happen) = self.once_made.lock().unwrap().take() {
+        if let Some(happen) = self.once_created.lock().unwrap().take() {
             happen();
         }
         Ok(capacity)
@@ -163,7 +163,7 @@ impl Volumes for FakeStore {
             }
             Some(_) => {}
         }
-        self.copies.attend();
+        self.copies.wait();
         if self.state().busy {
             return Err(error(
                 ErrorKind::Busy,

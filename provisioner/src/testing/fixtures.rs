@@ -17,7 +17,7 @@ pub(crate) fn identity() -> Identity {
     Identity::new("csi.loopfs.dev", "node-a").unwrap()
 }
 
-/// An unbound 1Mi Filesystem claim of this node.
+/// Returns an unbound 1Mi Filesystem claim of this node.
 pub(crate) fn claim(change: Value) -> PersistentVolumeClaim {
     object(
         json!({
@@ -38,7 +38,7 @@ pub(crate) fn claim(change: Value) -> PersistentVolumeClaim {
     )
 }
 
-/// The same claim, bound to [`volume`].
+/// Returns [`claim`], bound to [`volume`].
 pub(crate) fn bound_claim(change: Value) -> PersistentVolumeClaim {
     let mut bound = json!({
         "spec": { "volumeName": VOLUME },
@@ -59,7 +59,7 @@ pub(crate) fn class(change: Value) -> StorageClass {
     )
 }
 
-/// The volume of [`claim`].
+/// Returns the PersistentVolume of [`claim`].
 pub(crate) fn volume(change: Value) -> PersistentVolume {
     object(
         json!({
@@ -96,7 +96,7 @@ fn object<K: DeserializeOwned>(mut base: Value, change: Value) -> K {
     serde_json::from_value(base).unwrap()
 }
 
-/// RFC 7386: null removes.
+/// Applies a JSON merge patch (RFC 7386), in which null removes a member.
 pub(crate) fn merge(base: &mut Value, change: Value) {
     match (base, change) {
         (Value::Object(base), Value::Object(change)) => {
@@ -112,7 +112,7 @@ pub(crate) fn merge(base: &mut Value, change: Value) {
     }
 }
 
-/// The same for two changes, one after the other: null stays, to remove later.
+/// Merges two patches into one that has the effect of both. A null stays, because it removes a member later.
 pub(crate) fn merge_keeping_nulls(base: &mut Value, change: Value) {
     match (base, change) {
         (Value::Object(base), Value::Object(change)) => {

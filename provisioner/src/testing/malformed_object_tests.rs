@@ -69,7 +69,7 @@ fn damages() -> impl Strategy<Value = Vec<Damage>> {
     prop::collection::vec(damage, 0..5)
 }
 
-/// Pointers to everything in a value.
+/// Adds the JSON pointers of all values inside a value to `found`.
 fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     let children: Vec<(String, &Value)> = match value {
         Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), value)).collect(),
@@ -85,7 +85,7 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The object after the damage, or `None` if no API server could hold it.
+/// Returns the object after the damage, or `None` if no API server could hold it.
 fn damaged<K: Serialize + DeserializeOwned>(whole: &K, damages: &[Damage]) -> Option<K> {
     let mut value = serde_json::to_value(whole).unwrap();
     for damage in damages {
@@ -100,7 +100,7 @@ fn damaged<K: Serialize + DeserializeOwned>(whole: &K, damages: &[Damage]) -> Op
                 match value.pointer_mut(parent).unwrap() {
                     Value::Object(fields) => drop(fields.remove(&name.replace("~1", "/").replace("~0", "~"))),
                     Value::Array(items) => drop(items.remove(name.parse().unwrap())),
-                    _ => unreachable!("only these have children"),
+                    _ => unreachable!("only objects and arrays have children"),
                 }
             }
         }
@@ -124,7 +124,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn every_decision_is_total(
+    fn every_decision_accepts_damaged_objects(
         of_claim in damages(), of_volume in damages(), of_class in damages(), bound in any::<bool>(), size in any::<u64>(),
     ) {
         let identity = fixtures::identity();
@@ -141,7 +141,7 @@ proptest! {
             "allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["east"]}]}],
         })), &of_class);
         if let Some(volume) = &volume {
-            // To delete takes a volume that is ours beyond doubt.
+            // Only a volume that certainly belongs to this node is deleted.
             if let Ok(delete::Plan::Delete(deletion)) = delete::plan(volume, &identity) {
                 prop_assert!(ownership::is_our_volume(volume, &identity));
                 prop_assert!(!deletion.id.as_str().contains('/'));
@@ -179,7 +179,7 @@ proptest! {
                 prop_assert!(ownership::is_our_volume(volume, &identity) && ownership::is_volume_of(volume, claim));
                 prop_assert_eq!(claim_status::requested(claim), Ok(Some(target)));
             }
-            for outcome in [Outcome::Grown(Bytes(size)), Outcome::AwaitsNode(Bytes(size)), Outcome::Infeasible("m".into()), Outcome::Failed(String::new())] {
+            for outcome in [Outcome::Expanded(Bytes(size)), Outcome::AwaitsNode(Bytes(size)), Outcome::Infeasible("m".into()), Outcome::Failed(String::new())] {
                 resize::record(claim, volume, &outcome, Timestamp::UNIX_EPOCH);
             }
         }
@@ -207,25 +207,25 @@ proptest! {
                 found.metadata.labels = None;
             }
             let (mut declared, found) = (damaged(whole, &of_declared), damaged(&found, &of_found));
-            // These are added to whatever is declared.
+            // The parser adds these labels to every declared object.
             if let Some(declared) = &mut declared {
                 declared.metadata.labels.get_or_insert_default().extend(declaration::labels(&identity));
             }
             let kind = Kind::named(&whole.types.as_ref().unwrap().kind).unwrap();
             let action = plan::action(kind, declared.as_ref(), found.as_ref(), &identity);
-            // Nothing of others is ever written.
+            // Objects of other owners are never written.
             if let (Some(found), Some(Action::Update { .. } | Action::Replace { .. } | Action::Remove(_))) = (&found, &action) {
                 prop_assert!(declaration::is_ours(found, &identity));
             }
             if let Some(Action::Update { object, .. }) = &action {
-                // Done once, it is done.
+                // The updated object needs no further action.
                 prop_assert_eq!(plan::action(kind, declared.as_ref(), Some(object), &identity), None);
             }
         }
     }
 
     #[test]
-    fn every_text_is_a_declaration_or_none(text in "\\PC{0,200}", of_driver in damages()) {
+    fn every_text_is_accepted_or_rejected_as_a_declaration(text in "\\PC{0,200}", of_driver in damages()) {
         let identity = fixtures::identity();
         let driver: Value = serde_norway::from_str(include_str!("../../../csi/deploy/csidriver.yaml")).unwrap();
         for text in [text, damaged(&driver, &of_driver).unwrap_or_default().to_string()] {

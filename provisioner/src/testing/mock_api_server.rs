@@ -43,7 +43,7 @@ pub(crate) struct ExpectedRequest {
     path: &'static str,
     body: Option<Value>,
     status: u16,
-    answer: Vec<u8>,
+    response: Vec<u8>,
     pause: Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>,
 }
 
@@ -51,17 +51,18 @@ pub(crate) struct ExpectedRequest {
 pub(crate) struct Paused {
     /// Resolves when the request has arrived.
     pub(crate) requested: oneshot::Receiver<()>,
-    /// Lets the response go.
+    /// Makes the server send the response.
     pub(crate) respond: oneshot::Sender<()>,
 }
 
 pub(crate) fn expect(method: Method, path: &'static str, body: impl Into<Option<Value>>) -> ExpectedRequest {
-    ExpectedRequest { method, path, body: body.into(), status: 200, answer: b"{}".to_vec(), pause: None }
+    ExpectedRequest { method, path, body: body.into(), status: 200, response: b"{}".to_vec(), pause: None }
 }
 
 impl ExpectedRequest {
-    pub(crate) fn answer(mut self, object: impl serde::Serialize) -> Self {
-        self.answer = serde_json::to_vec(&object).unwrap();
+    /// Responds with an object instead of an empty one.
+    pub(crate) fn respond(mut self, object: impl serde::Serialize) -> Self {
+        self.response = serde_json::to_vec(&object).unwrap();
         self
     }
 
@@ -74,13 +75,13 @@ impl ExpectedRequest {
     pub(crate) fn refuse_with(mut self, status: u16, reason: &str, details: Value) -> Self {
         self.status = status;
         let message = format!("refused: {reason}");
-        self.answer(json!({
+        self.respond(json!({
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
             "details": details,
         }))
     }
 
-    /// Holds the response back until the test lets it go.
+    /// Delays the response until the test sends [`Paused::respond`].
     pub(crate) fn pause(mut self) -> (Self, Paused) {
         let (arrived, requested) = oneshot::channel();
         let (respond, responds) = oneshot::channel();
@@ -91,7 +92,7 @@ impl ExpectedRequest {
     /// Responds with an error as a proxy in front of the API server does.
     pub(crate) fn refuse_by_proxy(mut self, status: u16) -> Self {
         self.status = status;
-        self.answer = b"<html>no such page</html>".to_vec();
+        self.response = b"<html>no such page</html>".to_vec();
         self
     }
 }
@@ -111,10 +112,10 @@ fn details(path: &str) -> Value {
     }
 }
 
-/// The list of the PersistentVolumes without a node label, before data is deleted.
+/// Returns the request that precedes each deletion of data: it lists the PersistentVolumes without a node label.
 pub(crate) fn unlabelled(volumes: &[PersistentVolume]) -> ExpectedRequest {
     let list = json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": volumes});
-    expect(Method::GET, "/api/v1/persistentvolumes", None).answer(list)
+    expect(Method::GET, "/api/v1/persistentvolumes", None).respond(list)
 }
 
 /// A context with a fake store and a mock API server.
@@ -135,7 +136,7 @@ pub(crate) struct Caches {
     pub(crate) classes: Vec<StorageClass>,
 }
 
-/// A missing request fails a test, as an unexpected one does.
+/// Time to wait for the next request. A missing request fails a test, as an unexpected one does.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl TestContext {
@@ -171,7 +172,7 @@ impl TestContext {
     pub(crate) async fn finish(self) -> Vec<&'static str> {
         let TestContext { ctx, mut event_requests, server, .. } = self;
         drop(ctx);
-        tokio::time::timeout(TIMEOUT, server).await.expect("the script of requests ends").unwrap();
+        tokio::time::timeout(TIMEOUT, server).await.expect("all expected requests arrive").unwrap();
         let mut reasons = Vec::new();
         while let Some(request) = event_requests.recv().await {
             reasons.push(request.reason().as_str());
@@ -183,7 +184,8 @@ impl TestContext {
 async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, requests: Vec<ExpectedRequest>) {
     for expected in requests {
         let next = tokio::time::timeout(TIMEOUT, handle.next_request()).await;
-        let (request, respond) = next.ok().flatten().unwrap_or_else(|| panic!("not asked: {expected:?}"));
+        let (request, respond) =
+            next.ok().flatten().unwrap_or_else(|| panic!("the provisioner did not send {expected:?}"));
         let (parts, body) = request.into_parts();
         assert_eq!((&parts.method, parts.uri.path()), (&expected.method, expected.path));
         let body = body.collect_bytes().await.unwrap();
@@ -191,13 +193,13 @@ async fn serve(mut handle: mock::Handle<Request<Body>, Response<Body>>, requests
         assert_eq!(body, expected.body, "{} {}", expected.method, expected.path);
         if let Some((arrived, responds)) = expected.pause {
             arrived.send(()).expect("the test waits for the request");
-            responds.await.expect("the test lets the response go");
+            responds.await.expect("the test sends the response");
         }
-        let answer = Body::from(expected.answer);
-        respond.send_response(Response::builder().status(expected.status).body(answer).unwrap());
+        let response = Body::from(expected.response);
+        respond.send_response(Response::builder().status(expected.status).body(response).unwrap());
     }
     if let Some((request, _)) = handle.next_request().await {
-        panic!("asked in addition: {} {}", request.method(), request.uri());
+        panic!("the provisioner also sent {} {}", request.method(), request.uri());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which requests become events, and what the API server is sent.
+//! Tests of the event recorder: which requests become events, and which writes the API server receives.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::client::Body;
@@ -31,7 +31,7 @@ fn repetitions_become_a_count_and_are_spaced() {
     assert_eq!(aggregator.observe(&key, start + Duration::from_secs(20)), repeat(5));
 }
 
-/// What the API server is sent, and when.
+/// A write that the API server received, and its time.
 #[derive(Debug)]
 struct Written {
     method: http::Method,
@@ -40,20 +40,20 @@ struct Written {
     at: Instant,
 }
 
-/// [`publish`] at work, and an API server that takes everything.
-struct CapacityConfig {
+/// A running [`publish`], and an API server that accepts every write.
+struct RunningRecorder {
     queue: mpsc::Sender<EventRequest>,
     publishing: JoinHandle<()>,
-    answering: JoinHandle<Vec<Written>>,
+    serving: JoinHandle<Vec<Written>>,
 }
 
-impl CapacityConfig {
-    fn start() -> CapacityConfig {
+impl RunningRecorder {
+    fn start() -> RunningRecorder {
         let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let (queue, requests) = mpsc::channel(QUEUE_LENGTH);
         let publishing =
             tokio::spawn(publish(Client::new(service, "default"), fixtures::identity(), requests));
-        let answering = tokio::spawn(async move {
+        let serving = tokio::spawn(async move {
             let mut seen = Vec::new();
             while let Some((request, respond)) = server.next_request().await {
                 let (parts, body) = request.into_parts();
@@ -70,20 +70,20 @@ impl CapacityConfig {
             }
             seen
         });
-        CapacityConfig { queue, publishing, answering }
+        RunningRecorder { queue, publishing, serving }
     }
 
-    /// Once everything queued is written.
+    /// Waits until all queued requests were processed. Returns the writes.
     async fn finish(self) -> Vec<Written> {
         drop(self.queue);
         self.publishing.await.unwrap();
-        self.answering.await.unwrap()
+        self.serving.await.unwrap()
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_requests_are_written_in_order_at_a_limited_rate() {
-    let publishing = CapacityConfig::start();
+    let publishing = RunningRecorder::start();
     let start = Instant::now();
     let about = |number: u32| {
         let mut request = request(&number.to_string());
@@ -105,7 +105,7 @@ async fn many_requests_are_written_in_order_at_a_limited_rate() {
 
 #[tokio::test(start_paused = true)]
 async fn queued_events_are_written_without_rate_limit_on_shutdown() {
-    let (publishing, start) = (CapacityConfig::start(), Instant::now());
+    let (publishing, start) = (RunningRecorder::start(), Instant::now());
     for number in 0..2 * BURST {
         let mut request = request("no space");
         request.regarding.name = Some(format!("claim-{number}"));
@@ -130,10 +130,10 @@ async fn unused_tokens_accumulate_up_to_a_burst() {
     }
 }
 
-/// What the API server is sent: one event, and then its count.
+/// The API server receives one event, and then its count.
 #[tokio::test(start_paused = true)]
 async fn repetitions_of_one_request_are_two_writes() {
-    let publishing = CapacityConfig::start();
+    let publishing = RunningRecorder::start();
     for _ in 0..4 {
         publishing.queue.send(request("no space")).await.unwrap();
         tokio::time::sleep(Duration::from_secs(4)).await;
@@ -159,7 +159,7 @@ async fn repetitions_of_one_request_are_two_writes() {
 }
 
 #[test]
-fn an_old_series_ends() {
+fn a_repetition_after_the_end_of_its_series_is_a_new_event() {
     let mut aggregator = Aggregator::default();
     let key = Key::of(&request("no space"));
     let start = Instant::now();
@@ -181,7 +181,7 @@ fn a_changed_text_is_an_event_of_its_own_until_there_are_too_many() {
 }
 
 #[test]
-fn a_failed_write_starts_over() {
+fn the_first_occurrence_after_a_failed_write_is_a_new_event() {
     let mut aggregator = Aggregator::default();
     let key = Key::of(&request("no space"));
     aggregator.observe(&key, Instant::now());

@@ -82,7 +82,7 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 const ROLE: &[Field] = &[free("rules", Default::Empty), free("aggregationRule", Default::Empty)];
 const BINDING: &[Field] = &[fixed("roleRef", Default::Empty), free("subjects", Default::Empty)];
 
-/// All of them.
+/// All kinds that a ConfigMap may declare.
 pub(crate) const KINDS: &[Kind] = &[
     Kind {
         group: "storage.k8s.io",

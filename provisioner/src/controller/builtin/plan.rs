@@ -55,7 +55,7 @@ pub(crate) fn action(
 fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Option<Action> {
     let mut object = found.clone();
     let mut differing = Vec::new();
-    let mut anew = false;
+    let mut is_replacement = false;
     for name in names(kind, declared) {
         let known = kind.fields.iter().find(|field| field.name == name);
         let default = known.map_or(Value::Null, |field| field.default.value());
@@ -65,10 +65,10 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
             continue;
         }
         differing.push(name.to_owned());
-        anew |= known.is_some_and(|field| field.fixed);
+        is_replacement |= known.is_some_and(|field| field.fixed);
         let Some(fields) = fields_mut(kind, &mut object.data) else {
             // The existing object does not have the form of its kind.
-            anew = true;
+            is_replacement = true;
             continue;
         };
         match wanted {
@@ -93,7 +93,7 @@ fn repair(kind: &Kind, declared: &DynamicObject, found: &DynamicObject) -> Optio
     }
     if differing.is_empty() {
         None
-    } else if anew {
+    } else if is_replacement {
         let object = Box::new(declared.clone());
         Some(Action::Replace { found: preconditions(found), object, fields: differing })
     } else {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    /// An object as the API server returns it for a manifest.
+    /// Returns an object as the API server returns it for a manifest.
     fn object(manifest: Value, change: Value) -> DynamicObject {
         let labels = json!(declaration::labels(&fixtures::identity()));
         let mut whole =
@@ -204,7 +204,7 @@ mod tests {
             None => "nothing".to_owned(),
             Some(Action::Create(_)) => "create".to_owned(),
             Some(Action::Update { object, fields }) => {
-                // Written over what was found, and nothing is left to do then.
+                // The update replaces the object of this version, and the object then needs no further action.
                 assert_eq!(object.metadata.resource_version.as_deref(), Some("7"));
                 assert_eq!(action(kind, Some(&wanted), Some(&object), &fixtures::identity()), None);
                 format!("update {}", fields.join(","))
@@ -276,7 +276,7 @@ mod tests {
         let Some(Action::Update { object, fields }) =
             action(kind, Some(&wanted), Some(&found), &fixtures::identity())
         else {
-            panic!("an update");
+            panic!("the action is no update");
         };
         assert_eq!(fields, ["labels", "annotations"]);
         let annotations = object.metadata.annotations.unwrap();
@@ -292,7 +292,7 @@ mod tests {
         let Some(Action::Update { fields, .. }) =
             action(kind, Some(&wanted), Some(&found), &fixtures::identity())
         else {
-            panic!("an update");
+            panic!("the action is no update");
         };
         assert_eq!(fields, ["fieldOfTheFuture"]);
     }

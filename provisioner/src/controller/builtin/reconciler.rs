@@ -27,7 +27,8 @@ use crate::{
     objects::identity::{Identity, MANAGER},
 };
 
-/// All provisioners see drift at the same time, and one of them should repair it: each waits for a different part of this time.
+/// Longest wait before a repair. All provisioners see drift at the same time, and one of them should repair it: each waits for a
+/// different part of this time.
 const MAX_JITTER: Duration = Duration::from_secs(2);
 
 /// The ConfigMap of the declaration.

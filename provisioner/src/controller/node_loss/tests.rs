@@ -17,7 +17,7 @@ const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 
 const GRACE: Duration = Duration::from_secs(60);
 
-/// A PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
+/// Returns a PersistentVolume on node-b. Its policy is to delete the claim one minute after the node was deleted.
 fn volume(change: Value) -> PersistentVolume {
     let key = "topology.csi.loopfs.dev/node";
     let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["node-b"]}]}]);
@@ -45,26 +45,26 @@ fn metadata(items: &[PersistentVolume]) -> Value {
     json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items})
 }
 
-fn node_there() -> ExpectedRequest {
+fn node_exists() -> ExpectedRequest {
     let node = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node-b"}});
-    expect(Method::GET, NODE, None).answer(node)
+    expect(Method::GET, NODE, None).respond(node)
 }
 
-fn node_gone() -> ExpectedRequest {
+fn node_deleted() -> ExpectedRequest {
     expect(Method::GET, NODE, None).refuse(404, "NotFound")
 }
 
-/// The request that lists the nodes of all PersistentVolumes.
+/// Returns the request that lists the nodes of all PersistentVolumes.
 fn suspected(volume: &PersistentVolume) -> ExpectedRequest {
-    expect(Method::GET, VOLUMES, None).answer(metadata(std::slice::from_ref(volume)))
+    expect(Method::GET, VOLUMES, None).respond(metadata(std::slice::from_ref(volume)))
 }
 
 fn listed(volume: &PersistentVolume) -> ExpectedRequest {
-    expect(Method::GET, VOLUMES, None).answer(list(std::slice::from_ref(volume)))
+    expect(Method::GET, VOLUMES, None).respond(list(std::slice::from_ref(volume)))
 }
 
 fn claim_read(change: Value) -> ExpectedRequest {
-    expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(change))
+    expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(change))
 }
 
 fn claim_deleted() -> ExpectedRequest {
@@ -105,7 +105,7 @@ async fn reconciled_twice(mode: NodeLoss, requests: Vec<ExpectedRequest>) -> Vec
 #[tokio::test]
 async fn a_node_without_csinode_is_not_deleted_while_its_node_exists() {
     let volume = volume(json!({}));
-    let requests = vec![suspected(&volume), node_there(), suspected(&volume), node_there()];
+    let requests = vec![suspected(&volume), node_exists(), suspected(&volume), node_exists()];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
@@ -116,7 +116,7 @@ async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
         suspected(&volume),
         expect(Method::GET, NODE, None).refuse_by_proxy(404),
         suspected(&volume),
-        node_there(),
+        node_exists(),
     ];
     let test_context = test_context(requests);
     let ctx = Arc::clone(&test_context.ctx);
@@ -132,9 +132,9 @@ async fn a_404_of_a_proxy_does_not_prove_that_a_node_is_deleted() {
 #[tokio::test]
 async fn a_404_of_a_proxy_does_not_prove_that_a_claim_is_deleted() {
     let volume = volume(json!({}));
-    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
+    let lost = || vec![suspected(&volume), node_deleted(), listed(&volume)];
     let hidden = vec![expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
-    let requests = [gone(), gone(), hidden].into_iter().flatten().collect();
+    let requests = [lost(), lost(), hidden].into_iter().flatten().collect();
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
 }
 
@@ -143,13 +143,13 @@ async fn the_claim_is_deleted_after_the_grace_time() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         claim_read(json!({})),
-        node_gone(),
+        node_deleted(),
         claim_deleted(),
     ];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost", "NodeLost"]);
@@ -160,10 +160,10 @@ async fn a_dry_run_reports_and_deletes_nothing() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         claim_read(json!({})),
     ];
@@ -175,33 +175,33 @@ async fn a_node_that_is_back_before_the_write_keeps_its_volumes() {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         claim_read(json!({})),
-        node_there(),
+        node_exists(),
     ];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
 }
 
-/// Another provisioner, or the user, was first: nothing is wrong.
+/// If another provisioner or the user acted first, that is no failure.
 #[rstest]
 #[case::changed(409, "Conflict")]
-#[case::gone(404, "NotFound")]
+#[case::not_found(404, "NotFound")]
 #[tokio::test]
 async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case] reason: &str) {
     let volume = volume(json!({}));
     let requests = vec![
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         claim_read(json!({})),
-        node_gone(),
+        node_deleted(),
         claim_deleted().refuse(status, reason),
     ];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
@@ -210,9 +210,9 @@ async fn a_conflict_or_a_missing_claim_is_no_failure(#[case] status: u16, #[case
 #[tokio::test]
 async fn a_failed_write_is_reported_and_retried_with_back_off() {
     let volume = volume(json!({}));
-    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
-    let refused = vec![claim_read(json!({})), node_gone(), claim_deleted().refuse(403, "Forbidden")];
-    let test_context = test_context([gone(), gone(), refused, gone()].into_iter().flatten().collect());
+    let lost = || vec![suspected(&volume), node_deleted(), listed(&volume)];
+    let refused = vec![claim_read(json!({})), node_deleted(), claim_deleted().refuse(403, "Forbidden")];
+    let test_context = test_context([lost(), lost(), refused, lost()].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();
@@ -234,25 +234,25 @@ async fn a_newer_claim_stays_and_the_persistent_volume_of_the_old_one_is_deleted
         json!({"metadata": {"uid": "volume-uid", "$deleteFromPrimitiveList/finalizers": [finalizer]}});
     let requests = vec![
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         suspected(&volume),
-        node_gone(),
+        node_deleted(),
         listed(&volume),
         claim_read(json!({"metadata": {"uid": "another"}})),
-        node_gone(),
-        expect(Method::DELETE, VOLUME, preconditions).answer(&volume),
+        node_deleted(),
+        expect(Method::DELETE, VOLUME, preconditions).respond(&volume),
         expect(Method::PATCH, VOLUME, patch).refuse(404, "NotFound"),
     ];
     assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"]);
 }
 
 #[tokio::test]
-async fn a_node_that_was_back_has_its_full_grace_time_again() {
+async fn a_node_that_came_back_gets_the_full_grace_time_again() {
     let volume = volume(json!({}));
-    let gone = || vec![suspected(&volume), node_gone(), listed(&volume)];
-    let back = vec![suspected(&volume), node_there()];
-    let test_context = test_context([gone(), back, gone()].into_iter().flatten().collect());
+    let lost = || vec![suspected(&volume), node_deleted(), listed(&volume)];
+    let back = vec![suspected(&volume), node_exists()];
+    let test_context = test_context([lost(), back, lost()].into_iter().flatten().collect());
     let ctx = Arc::clone(&test_context.ctx);
     let mut controller = controller(&ctx.cluster, NodeLoss::Enforce, &["node-a"]);
     let start = Instant::now();

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::request::{Request, Verdict};
 use crate::testing::fixtures;
 
-/// The token that a request is sent with.
+/// The token that the API server receives with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     /// The token of the driver's pod on one node.
@@ -19,7 +19,7 @@ pub(super) enum Expected {
     Allowed,
     NotGranted,
     Escalation,
-    /// By the rule of this policy whose message contains the words.
+    /// A rule of this policy refuses the request, and its message contains the words.
     Refused(&'static str, &'static str),
     Invalid(&'static str),
     Absent,
@@ -49,7 +49,7 @@ pub(super) struct Attempt {
     pub(super) token: Token,
     pub(super) request: Request,
     pub(super) expected: Expected,
-    /// Verbs on resources that the API server asks for in addition, such as `bind` on a role.
+    /// A further right that the API server requires, such as `bind` on a role: verb and resource.
     pub(super) also: Option<(&'static str, &'static str)>,
 }
 
@@ -81,12 +81,12 @@ impl Attempts {
         self.unbound();
     }
 
-    /// Says that the last request is sent with a token of no node.
+    /// Makes the last attempt use a token that is bound to no node.
     pub(super) fn unbound(&mut self) {
         self.0.last_mut().unwrap().token = Token::Unbound;
     }
 
-    /// Says that the last requests need this right as well.
+    /// Records that the last `count` requests also need this right.
     pub(super) fn also(&mut self, count: usize, verb: &'static str, resource: &'static str) {
         for attempt in self.0.iter_mut().rev().take(count) {
             attempt.also = Some((verb, resource));
@@ -94,7 +94,7 @@ impl Attempts {
     }
 }
 
-/// An object with a change; a null removes.
+/// Returns an object after a JSON merge patch, in which null removes a member.
 pub(super) fn changed(object: &Value, change: Value) -> Value {
     let mut changed = object.clone();
     fixtures::merge(&mut changed, change);

@@ -48,7 +48,7 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// Objects of each kind that are labelled as the driver's, and others that are not.
+/// For each kind, an object with the labels of the driver and one without.
 pub(super) struct BuiltIn {
     objects: Vec<(Kind, Value, Value)>,
     prefix: String,
@@ -66,7 +66,7 @@ impl BuiltIn {
             );
             fixtures::merge(&mut foreign, json!({"metadata": {"name": format!("{prefix}-foreign")}}));
             if kind.resource.kind == "CSIDriver" {
-                // There is only one of its own.
+                // The driver has only one CSIDriver.
                 own["metadata"]["name"] = json!(DRIVER);
                 foreign["metadata"]["name"] = json!(FOREIGN_DRIVER);
             }
@@ -89,7 +89,7 @@ impl BuiltIn {
             for object in [own, foreign] {
                 let (api, object) = dynamic(cluster, &kind.resource, object);
                 if object.name_any() == DRIVER {
-                    // As the manifests have it.
+                    // The manifests have no labels here.
                     let bare = json!({"metadata": {"labels": null}});
                     api.patch(DRIVER, &PatchParams::default(), &Patch::Merge(bare)).await.unwrap();
                 } else {

@@ -187,7 +187,7 @@ pub(super) fn status(scene: &Scene, attempts: &mut Attempts) {
     }
 }
 
-/// Deletions of claims, which the component node-loss opens.
+/// Adds deletions of claims, which the component node-loss permits.
 pub(super) fn delete(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
     let delete = |claim: &str| claims(scene).delete(claim);
     let own = ["bound-own", "bound-theirs", "bound-unplaced", "waiting-own"];

@@ -1,4 +1,4 @@
-//! Every request that a node's stolen token may send, and the API server's verdict on each.
+//! Tests of every request that an attacker may send with the stolen token of a node, and of the API server's verdict on each.
 //!
 //! The provisioner's account is the same on all nodes. Roles say which verbs it has, and the policies of `csi/deploy` narrow them to the
 //! objects of the node that is in the token. These tests hold such a token. They read the roles and the policies from the cluster: a
@@ -208,7 +208,7 @@ async fn a_stolen_token_of_the_node_loss_component_deletes_only_lost_volumes() {
 }
 
 #[tokio::test]
-async fn a_stolen_token_keeps_builtin_objects_and_gives_no_rights_away() {
+async fn a_stolen_token_of_the_builtin_objects_component_writes_only_its_objects_and_grants_no_rights() {
     suite(Component::BuiltinObjects).await;
 }
 

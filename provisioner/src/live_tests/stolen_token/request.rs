@@ -35,7 +35,7 @@ impl Resource {
         if self.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", self.group) }
     }
 
-    /// A request without a body. `object` is the name of the object, for the verbs that take one.
+    /// Returns a request without a body. `object` is the name of the object, for the verbs that take one.
     pub(super) fn request(&self, verb: &'static str, object: Option<&str>) -> Request {
         let resource = self.clone();
         Request { verb, resource, object: object.map(str::to_owned), format: Format::Plain, body: None }
@@ -61,21 +61,21 @@ impl Resource {
         self.request("delete", Some(name))
     }
 
-    /// Server-side apply of a whole object, which creates it if it does not exist.
+    /// Returns a server-side apply of a whole object, which creates it if it does not exist.
     pub(super) fn apply(&self, object: Value) -> Request {
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let created = self.create(object);
         Request { verb: "patch", object: Some(name), format: Format::Apply, ..created }
     }
 
-    /// The same change in each format of a patch that can express it.
+    /// Returns the same change in each format of a patch that can express it.
     pub(super) fn patches(&self, current: &Value, change: &Value) -> Vec<Request> {
         let name = current["metadata"]["name"].as_str().unwrap_or_default();
         let mut requests = vec![
             self.patch(name, Format::Merge, change.clone()),
             self.patch(name, Format::Json, operations(current, change)),
         ];
-        // Both add to lists, and applying a null is not a removal.
+        // These two formats add to lists instead of replacing them, and server-side apply does not remove a field that is null.
         if !contains(change, &|value| value.as_array().is_some_and(Vec::is_empty)) {
             requests.push(self.patch(name, Format::Strategic, change.clone()));
             if !contains(change, &Value::is_null) {
@@ -88,7 +88,7 @@ impl Resource {
     }
 }
 
-/// A merge patch as a JSON patch: one operation for each field of the metadata, the spec and the status.
+/// Returns a merge patch as a JSON patch: one operation for each field of the metadata, the spec and the status.
 fn operations(current: &Value, change: &Value) -> Value {
     let mut merged = current.clone();
     fixtures::merge(&mut merged, change.clone());
@@ -127,7 +127,7 @@ fn contains(value: &Value, predicate: &impl Fn(&Value) -> bool) -> bool {
 /// The form of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// The object itself.
+    /// The body is the object itself.
     Plain,
     Merge,
     Strategic,
@@ -231,11 +231,11 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allowed,
-    /// No role grants it.
+    /// No role grants the request.
     NotGranted,
     /// The API server protects the roles themselves: the account would grant rights that it does not have.
     Escalation,
-    /// A rule of an admission policy refuses it.
+    /// A rule of an admission policy refuses the request.
     Refused {
         policy: String,
         message: String,

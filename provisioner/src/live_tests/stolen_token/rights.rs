@@ -53,7 +53,7 @@ impl Right {
     }
 }
 
-/// Returns every right that a binding gives to the account by its name. Rights of all accounts are not among them.
+/// Returns every right that a binding gives to the account by its name. It omits the rights that all accounts have.
 pub(super) async fn granted(admin: &Client) -> BTreeSet<Right> {
     let all = ListParams::default();
     let mut rights = BTreeSet::new();
@@ -133,7 +133,7 @@ pub(super) fn rules(policy: &ValidatingAdmissionPolicy) -> impl Iterator<Item = 
     })
 }
 
-/// Returns what kube-controller-manager finds wrong with the types in a policy.
+/// Returns the type errors that kube-controller-manager reports for a policy.
 pub(super) fn warnings(policy: &ValidatingAdmissionPolicy) -> Vec<String> {
     let checked = policy.status.as_ref().and_then(|status| status.type_checking.as_ref());
     let warnings = checked.and_then(|checked| checked.expression_warnings.as_ref());

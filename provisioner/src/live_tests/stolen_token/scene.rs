@@ -23,7 +23,7 @@ pub(super) const OTHER_DRIVER: &str = "csi.other.dev";
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
-/// The objects, by the names of their claims or by what they are.
+/// The objects in the cluster. Claims and volumes have the name of the claim as key, capacities and events that of their owner.
 pub(super) struct Scene {
     pub(super) namespace: String,
     pub(super) class: String,
@@ -81,7 +81,7 @@ impl Scene {
             scene.claim(cluster, name, selecting(class, selected)).await;
             scene.bind(cluster, name, scene.new_volume(name, driver, node)).await;
         }
-        // No provisioner was asked for a volume, and an administrator creates one.
+        // kube-controller-manager requests no volume for these claims from a provisioner. An administrator creates the volumes.
         for (name, class, driver) in
             [("by-hand", "", DRIVER), ("by-hand-other", other.as_str(), OTHER_DRIVER)]
         {
@@ -97,8 +97,8 @@ impl Scene {
         let condition = json!({"status": {"conditions": [{"type": "Backup", "status": "True"}]}});
         let claims = cluster.claims();
         claims.patch_status("bound-own", &PatchParams::default(), &Patch::Merge(condition)).await.unwrap();
-        scene.lay_down_capacities_and_events(cluster).await;
-        // Controllers have written to them since.
+        scene.create_capacities_and_events(cluster).await;
+        // Controllers have changed the objects since they were created.
         for (name, claim) in &mut scene.claims {
             *claim = claims.get(name).await.unwrap();
         }
@@ -111,8 +111,8 @@ impl Scene {
 
     async fn claim(&mut self, cluster: &Cluster, name: &'static str, change: Value) {
         cluster.claim(name, change).await;
-        let asked = |claim: &PersistentVolumeClaim| claim.annotations().contains_key(PROVISIONER);
-        self.claims.insert(name, until(&cluster.claims(), name, asked).await);
+        let has_provisioner = |claim: &PersistentVolumeClaim| claim.annotations().contains_key(PROVISIONER);
+        self.claims.insert(name, until(&cluster.claims(), name, has_provisioner).await);
     }
 
     async fn bind(&mut self, cluster: &Cluster, name: &'static str, volume: Value) {
@@ -121,14 +121,14 @@ impl Scene {
         cluster.bound(name).await;
     }
 
-    async fn lay_down_capacities_and_events(&mut self, cluster: &Cluster) {
+    async fn create_capacities_and_events(&mut self, cluster: &Cluster) {
         let capacities: Api<CSIStorageCapacity> = Api::namespaced(cluster.admin.clone(), SYSTEM);
         let events: Api<Event> = Api::namespaced(cluster.admin.clone(), &self.namespace);
-        for (whose, driver, node) in
+        for (owner, driver, node) in
             [("own", DRIVER, HERE), ("theirs", DRIVER, THERE), ("other", OTHER_DRIVER, HERE)]
         {
             let mut capacity = self.new_capacity(node);
-            let name = format!("{whose}-{}", self.namespace);
+            let name = format!("{owner}-{}", self.namespace);
             let capacity_name = format!("{node}-{:016x}", fnv1a(&[driver, node, &self.namespace]));
             let topology = format!("topology.{driver}/node");
             fixtures::merge(
@@ -139,12 +139,12 @@ impl Scene {
                 }),
             );
             fixtures::merge(&mut capacity, json!({"nodeTopology": {"matchLabels": {topology: node}}}));
-            let made = create(&capacities, capacity).await;
-            self.capacities.insert(whose, serde_json::to_value(made).unwrap());
+            let created = create(&capacities, capacity).await;
+            self.capacities.insert(owner, serde_json::to_value(created).unwrap());
             let mut event = self.new_event(node);
             fixtures::merge(&mut event, json!({"metadata": {"name": name}, "reportingController": driver}));
-            let made = create(&events, event).await;
-            self.events.insert(whose, serde_json::to_value(made).unwrap());
+            let created = create(&events, event).await;
+            self.events.insert(owner, serde_json::to_value(created).unwrap());
         }
     }
 
@@ -222,12 +222,12 @@ async fn unbound_client(cluster: &Cluster) -> Client {
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.clone(), SYSTEM);
     let request: TokenRequest =
         serde_json::from_value(json!({"metadata": {}, "spec": {"audiences": []}})).unwrap();
-    let answer = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await.unwrap();
+    let response = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await.unwrap();
     let directory: PathBuf =
         std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into();
     let text = std::fs::read_to_string(directory.join(format!("{HERE}.kubeconfig"))).unwrap();
     let mut kubeconfig: Value = serde_norway::from_str(&text).unwrap();
-    kubeconfig["users"][0]["user"]["token"] = json!(answer.status.unwrap().token);
+    kubeconfig["users"][0]["user"]["token"] = json!(response.status.unwrap().token);
     let path = cluster.scratch.path().join("unbound.kubeconfig");
     std::fs::write(&path, kubeconfig.to_string()).unwrap();
     crate::api::client::connect(Some(path), &ApiWrites::default()).await.unwrap()

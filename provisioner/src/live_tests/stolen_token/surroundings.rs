@@ -13,7 +13,7 @@ use super::{
 };
 
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
-/// Those that concern all objects.
+/// The verbs that concern all objects of a resource.
 const OF_ALL: [&str; 3] = ["list", "watch", "deletecollection"];
 
 fn snapshots(scene: &Scene) -> Resource {
@@ -71,7 +71,7 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
     let rbac = "rbac.authorization.k8s.io";
     let admission = "admissionregistration.k8s.io";
     let resources = [
-        // Resources on which the account has some verbs,
+        // Resources on which the account has some verbs.
         (volumes(), volume),
         (claims(scene), claim),
         (claims(scene).subresource("status"), claim),
@@ -82,7 +82,7 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
         (cluster("", "Node", "nodes"), HERE),
         (snapshots(scene), "s"),
         (contents(), "s"),
-        // their subresources,
+        // Subresources of these resources.
         (volumes().subresource("status"), volume),
         (volumes().subresource("finalizers"), volume),
         (claims(scene).subresource("finalizers"), claim),
@@ -91,10 +91,10 @@ pub(super) fn not_granted(scene: &Scene, granted: &BTreeSet<Right>, attempts: &m
         (cluster("", "Node", "nodes/proxy"), HERE),
         (snapshots(scene).subresource("status"), "s"),
         (contents().subresource("status"), "s"),
-        // the same elsewhere,
+        // The same resources in other namespaces or API groups.
         (capacities().within(&scene.namespace), "c"),
         (within("", "Event", "events"), name(&scene.events["own"])),
-        // and resources on which it has none.
+        // Resources on which the account has no verbs.
         (system("", "Secret", "secrets"), "s"),
         (within("", "Secret", "secrets"), "s"),
         (within("", "ConfigMap", "configmaps"), "loopfs-objects"),

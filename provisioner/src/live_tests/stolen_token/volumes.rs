@@ -311,7 +311,7 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
     attempts.refuse_unbound(POLICY, "delete a volume", volumes().delete(name(own)));
 }
 
-/// The volumes of other nodes, which the component node-loss opens.
+/// Adds requests for PersistentVolumes of other nodes, to which the component node-loss gives access.
 pub(super) fn settle(scene: &Scene, enforced: bool, attempts: &mut Attempts) {
     let (theirs, marked) = (scene.volume("bound-theirs"), scene.volume("bound-marked"));
     let let_go = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}});

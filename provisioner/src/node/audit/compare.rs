@@ -98,13 +98,13 @@ fn is_being_deleted(object: &PersistentVolume) -> bool {
     object.metadata.deletion_timestamp.is_some() || released && policy == Some("Delete")
 }
 
-/// How many PersistentVolumes are read at a time.
-const PAGE: u32 = 500;
+/// Number of PersistentVolumes in each response to a list request.
+const PAGE_SIZE: u32 = 500;
 
 /// Returns all PersistentVolumes of this driver on all nodes, including those that a person created.
 pub(crate) async fn objects(client: &Client, identity: &Identity) -> Result<Vec<PersistentVolume>, Error> {
     let api: Api<PersistentVolume> = Api::all(client.clone());
-    let mut parameters = ListParams::default().limit(PAGE);
+    let mut parameters = ListParams::default().limit(PAGE_SIZE);
     let mut objects = Vec::new();
     loop {
         let page = api.list(&parameters).await;
@@ -178,7 +178,7 @@ mod tests {
 
     #[rstest]
     #[case::there(json!({}), &[fixtures::VOLUME], None)]
-    #[case::gone(json!({}), &[], Some("there is no volume"))]
+    #[case::no_volume(json!({}), &[], Some("there is no volume"))]
     #[case::other_disk(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}), &[fixtures::VOLUME], Some("bring the disk back"))]
     #[case::no_handle(json!({"spec": {"csi": {"volumeHandle": "../etc"}}}), &[], Some("not a volume id"))]
     #[case::released(json!({"status": {"phase": "Released"}}), &[], None)]

@@ -1,7 +1,7 @@
 //! Audits the volumes of the node: finds orphaned volumes, which no PersistentVolume names, and PersistentVolumes whose volume
 //! is missing.
 //!
-//! The provisioner reports both in events. It removes an orphaned volume only if the administrator asked for that, and after a
+//! The provisioner reports both in events. It removes an orphaned volume only if the administrator requests that, and after a
 //! grace time, because an administrator may have deleted the PersistentVolume in order to bind its data again. The audit never
 //! removes a volume that a PersistentVolume names, even if a person created that, and never a PersistentVolume.
 

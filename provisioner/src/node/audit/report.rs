@@ -11,7 +11,7 @@ use crate::{metrics::Findings, objects::identity::Identity, store::intents::Inte
 /// Audits once and returns the list. Changes nothing.
 ///
 /// # Errors
-/// When the store or the API server cannot be read.
+/// When the volumes or the PersistentVolumes cannot be read.
 pub(crate) async fn report(client: &Client, identity: &Identity, data_dir: &Path) -> anyhow::Result<String> {
     // The volumes are read before and after the PersistentVolumes: a volume that is being created or deleted in the meantime is a
     // finding in at most one of the two comparisons.
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_for_each() {
+    fn findings_are_listed_one_per_line() {
         let mut findings = Findings::default();
         assert_eq!(listed(&findings), "");
         findings.orphans.insert(VolumeId::parse("pvc-1").unwrap());

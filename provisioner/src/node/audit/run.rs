@@ -1,4 +1,4 @@
-//! Audits until shutdown, reports the findings, and removes orphaned volumes if the administrator asked for it.
+//! Audits until shutdown, reports the findings, and removes orphaned volumes if the administrator requests that.
 
 use std::{
     collections::HashMap,
@@ -101,8 +101,8 @@ fn update_ages(since: HashMap<VolumeId, Instant>, findings: &Findings) -> HashMa
     findings.orphans.iter().map(of).collect()
 }
 
-/// How many volume names an event lists.
-const NAMES: usize = 8;
+/// Largest number of volume names in an event.
+const MAX_NAMES: usize = 8;
 
 fn report_findings(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
@@ -115,8 +115,8 @@ fn report_findings(findings: &Findings, ctx: &Context) {
         return;
     }
     let count = findings.orphans.len();
-    let names: Vec<_> = findings.orphans.iter().take(NAMES).map(VolumeId::as_str).collect();
-    let more = if count > NAMES { ", ..." } else { "" };
+    let names: Vec<_> = findings.orphans.iter().take(MAX_NAMES).map(VolumeId::as_str).collect();
+    let more = if count > MAX_NAMES { ", ..." } else { "" };
     let note = format!(
         "{count} volumes on this node have no PersistentVolume but still occupy space: {}{more}; run \
          `loopfs-provisioner --audit` to list all of them",
@@ -177,7 +177,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
         return Ok(false);
     }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
-    // A PersistentVolume of the expected name may have been created since.
+    // A PersistentVolume of the expected name may have been created since the audit.
     let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
     let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_orphans_at_once_are_kept_and_reported() {
+    async fn too_large_a_share_of_orphans_is_kept_and_reported() {
         let test_context = bench_of(vec![]);
         collected(&test_context, &["pvc-1", "pvc-2", "csi-1"], 49).await;
         assert_eq!(test_context.volumes.state().volumes.len(), 5);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_orphan_that_another_object_names_by_now_is_kept() {
+    async fn an_orphan_that_a_persistent_volume_names_in_the_meantime_is_kept() {
         let named = fixtures::volume(
             json!({"metadata": {"name": "mine", "labels": null}, "spec": {"csi": {"volumeHandle": "pvc-1"}}}),
         );

@@ -31,7 +31,7 @@ fn caches(volumes: Vec<PersistentVolume>) -> Caches {
     Caches { claims: vec![], volumes, classes: vec![fixtures::class(json!({}))] }
 }
 
-/// The PersistentVolume as it is sent, without the fields that the API server and controllers add.
+/// Returns the PersistentVolume as the provisioner sends it, without the fields that the API server and controllers add.
 fn sent() -> Value {
     let mut sent = serde_json::to_value(fixtures::volume(json!({"status": null}))).unwrap();
     fixtures::merge(
@@ -44,7 +44,7 @@ fn sent() -> Value {
 }
 
 fn creates() -> ExpectedRequest {
-    expect(Method::POST, VOLUMES, sent()).answer(fixtures::volume(json!({"status": {"phase": "Pending"}})))
+    expect(Method::POST, VOLUMES, sent()).respond(fixtures::volume(json!({"status": {"phase": "Pending"}})))
 }
 
 async fn reconciled(test_context: &TestContext, claim: PersistentVolumeClaim) -> Action {
@@ -76,7 +76,7 @@ async fn after_a_crash_the_existing_volume_gets_its_persistent_volume() {
 async fn after_a_crash_the_existing_persistent_volume_is_found() {
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({}))),
+        expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({}))),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
@@ -84,11 +84,11 @@ async fn after_a_crash_the_existing_persistent_volume_is_found() {
 }
 
 #[tokio::test]
-async fn a_volume_whose_object_is_being_deleted_keeps_its_record_for_the_janitor() {
+async fn the_record_is_kept_while_the_persistent_volume_of_that_name_is_being_deleted() {
     let deleted = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     let exchanges = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(deleted),
+        expect(Method::GET, VOLUME, None).respond(deleted),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), exchanges);
     assert_eq!(
@@ -104,7 +104,7 @@ async fn a_foreign_persistent_volume_of_that_name_is_an_error() {
     let foreign = fixtures::volume(json!({"spec": {"claimRef": {"uid": "someone-else"}}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(foreign),
+        expect(Method::GET, VOLUME, None).respond(foreign),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(
@@ -119,7 +119,7 @@ async fn a_claim_that_got_its_volume_on_another_node_leaves_none_here() {
     let elsewhere = fixtures::volume(json!({"metadata": {"labels": {"csi.loopfs.dev/node": "node-b"}}}));
     let requests = vec![
         expect(Method::POST, VOLUMES, sent()).refuse(409, "AlreadyExists"),
-        expect(Method::GET, VOLUME, None).answer(elsewhere),
+        expect(Method::GET, VOLUME, None).respond(elsewhere),
     ];
     let test_context = TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), requests);
     assert_eq!(reconciled(&test_context, fixtures::claim(json!({}))).await, Action::await_change());
@@ -137,30 +137,33 @@ async fn after_an_api_server_failure_the_volume_stays_for_the_next_attempt() {
         Action::requeue(Duration::from_secs(1))
     );
     assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    assert_eq!(test_context.ctx.intents.list().unwrap().len(), 1, "remembered, should the claim go away");
+    assert_eq!(
+        test_context.ctx.intents.list().unwrap().len(),
+        1,
+        "the record stays in case the claim is deleted"
+    );
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningFailed"]);
 }
 
 #[tokio::test]
 async fn a_claim_larger_than_the_store_is_rescheduled_and_retried_when_space_is_free() {
     let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
-    let answer = expect(Method::POST, VOLUMES, {
+    let creation = expect(Method::POST, VOLUMES, {
         let mut larger = sent();
         larger["spec"]["capacity"]["storage"] = json!("2Gi");
         larger
     });
-    let answer = answer.answer(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
-    let given_back = json!({"metadata": {
+    let creation = creation.respond(fixtures::volume(json!({"spec": {"capacity": {"storage": "2Gi"}}})));
+    let rescheduled = json!({"metadata": {
         "uid": fixtures::CLAIM_UID, "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
     }});
-    let gives_back = expect(Method::PATCH, CLAIM, given_back)
-        .answer(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
+    let rescheduling = expect(Method::PATCH, CLAIM, rescheduled)
+        .respond(fixtures::claim(json!({"metadata": {"annotations": {SELECTED_NODE: null}}})));
     let test_context =
-        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![gives_back, answer]);
+        TestContext::new(FakeStore::of_size(Bytes(GIB)), caches(vec![]), vec![rescheduling, creation]);
     assert_eq!(reconciled(&test_context, large()).await, Action::await_change());
     assert!(test_context.volumes.state().volumes.is_empty());
-    // The scheduler selects this node again.
-    // Watch events of the claim do not shorten the wait; free space does.
+    // The scheduler selects this node again. Watch events of the claim do not shorten the wait, but free space does.
     assert_ne!(reconciled(&test_context, large()).await, Action::await_change());
     test_context.volumes.state().size = Bytes(4 * GIB);
     test_context.ctx.retry_generation.bump();
@@ -215,7 +218,7 @@ async fn only_a_change_of_its_own_class_ends_the_back_off_of_a_claim() {
     test_context.finish().await;
 }
 
-/// A claim with the data source [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
+/// Returns a claim with the data source [`fixtures::bound_claim`], whose volume is [`fixtures::VOLUME`].
 fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
     let source = json!({"kind": "PersistentVolumeClaim", "name": "data"});
     fixtures::claim(json!({"metadata": {"name": name, "uid": uid}, "spec": {"dataSource": source}}))
@@ -224,8 +227,8 @@ fn clone_named(name: &str, uid: &str) -> PersistentVolumeClaim {
 #[tokio::test]
 async fn clones_of_one_source_are_copied_concurrently() {
     // The mock API server expects the requests in this order. Neither claim gets its PersistentVolume, because there is no space.
-    let source = || expect(Method::GET, CLAIM, None).answer(fixtures::bound_claim(json!({})));
-    let volume = || expect(Method::GET, VOLUME, None).answer(fixtures::volume(json!({})));
+    let source = || expect(Method::GET, CLAIM, None).respond(fixtures::bound_claim(json!({})));
+    let volume = || expect(Method::GET, VOLUME, None).respond(fixtures::volume(json!({})));
     let test_context = TestContext::new(
         FakeStore::of_size(Bytes(GIB)),
         caches(vec![]),
@@ -237,7 +240,7 @@ async fn clones_of_one_source_are_copied_concurrently() {
         .volumes
         .insert(VolumeId::parse(fixtures::VOLUME).unwrap(), (VolumeKind::Filesystem, Bytes(1 << 20)));
     test_context.volumes.state().busy = true;
-    test_context.volumes.copies_meet(2);
+    test_context.volumes.wait_for_copies(2);
     tokio::join!(
         reconciled(&test_context, clone_named("copy-1", "uid-1")),
         reconciled(&test_context, clone_named("copy-2", "uid-2")),
@@ -257,7 +260,7 @@ fn only_claims_that_wait_for_a_copy_use_the_copy_queue(
     assert_eq!(is_to_be_copied(&claim), expected);
 }
 
-fn asking(size: &str) -> PersistentVolumeClaim {
+fn requesting(size: &str) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}))
 }
 
@@ -270,7 +273,7 @@ fn with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
     test_context
 }
 
-/// The claim after patches, as the API server returns it.
+/// Returns the claim after a patch, as the API server returns it.
 fn after(claim: PersistentVolumeClaim, version: &str, change: Value) -> Value {
     let mut claim = serde_json::to_value(claim).unwrap();
     fixtures::merge(&mut claim, change);
@@ -283,16 +286,16 @@ fn begins(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) 
     let patch = resize::begin(&claim, target, Timestamp::UNIX_EPOCH).unwrap();
     let begun = after(claim, "101", patch.clone());
     assert_eq!(begun["status"]["allocatedResources"]["storage"], size);
-    (expect(Method::PATCH, STATUS, patch).answer(&begun), begun)
+    (expect(Method::PATCH, STATUS, patch).respond(&begun), begun)
 }
 
 #[tokio::test]
 async fn a_filesystem_claim_is_expanded_with_three_writes_the_persistent_volume_first() {
-    let (begin, begun) = begins(asking("4Mi"), "4Mi");
+    let (begin, begun) = begins(requesting("4Mi"), "4Mi");
     let capacity = json!({
         "metadata": {"uid": "volume-uid", "resourceVersion": "200"}, "spec": {"capacity": {"storage": "4Mi"}},
     });
-    let grown = fixtures::volume(
+    let expanded = fixtures::volume(
         json!({"metadata": {"resourceVersion": "201"}, "spec": {"capacity": {"storage": "4Mi"}}}),
     );
     let finish = json!({
@@ -307,23 +310,23 @@ async fn a_filesystem_claim_is_expanded_with_three_writes_the_persistent_volume_
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let requests = vec![
         begin,
-        expect(Method::PATCH, VOLUME, capacity).answer(grown),
-        expect(Method::PATCH, STATUS, finish.clone()).answer(after(begun, "102", finish)),
+        expect(Method::PATCH, VOLUME, capacity).respond(expanded),
+        expect(Method::PATCH, STATUS, finish.clone()).respond(after(begun, "102", finish)),
     ];
     let test_context = with_volume("Filesystem", requests);
-    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(reconciled(&test_context, requesting("4Mi")).await, Action::await_change());
     assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(4 << 20)));
     // Again with the old version in the watch cache.
-    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(reconciled(&test_context, requesting("4Mi")).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
 
 #[tokio::test]
-async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_event() {
-    let (begin, _) = begins(asking("4Mi"), "4Mi");
+async fn a_conflict_is_retried_after_back_off_without_an_event() {
+    let (begin, _) = begins(requesting("4Mi"), "4Mi");
     let test_context = with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
-    assert_eq!(reconciled(&test_context, asking("4Mi")).await, Action::requeue(backoff::CONFLICT.first));
-    assert_ne!(reconciled(&test_context, asking("4Mi")).await, Action::await_change());
+    assert_eq!(reconciled(&test_context, requesting("4Mi")).await, Action::requeue(backoff::CONFLICT.first));
+    assert_ne!(reconciled(&test_context, requesting("4Mi")).await, Action::await_change());
     assert_eq!(
         test_context.volumes.capacity(fixtures::VOLUME),
         Some(Bytes(1 << 20)),
@@ -334,7 +337,7 @@ async fn a_conflict_is_retried_without_an_event_and_not_upon_the_next_watch_even
 
 #[tokio::test]
 async fn a_request_beyond_the_free_capacity_is_infeasible() {
-    let (begin, begun) = begins(asking("2Gi"), "2Gi");
+    let (begin, begun) = begins(requesting("2Gi"), "2Gi");
     let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let why = "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes asked, 1072693248 available";
     let patch = resize::record(
@@ -345,10 +348,10 @@ async fn a_request_beyond_the_free_capacity_is_infeasible() {
     );
     let patch = patch.claim.unwrap();
     assert_eq!(patch["status"]["allocatedResourceStatuses"]["storage"], "ControllerResizeInfeasible");
-    let refused = expect(Method::PATCH, STATUS, patch.clone()).answer(after(begun, "102", patch));
+    let refused = expect(Method::PATCH, STATUS, patch.clone()).respond(after(begun, "102", patch));
     let test_context = with_volume("Filesystem", vec![begin, refused]);
-    assert_eq!(reconciled(&test_context, asking("2Gi")).await, Action::requeue(Duration::from_secs(1)));
+    assert_eq!(reconciled(&test_context, requesting("2Gi")).await, Action::requeue(Duration::from_secs(1)));
     // The write causes a watch event, which changes nothing.
-    assert_ne!(reconciled(&test_context, asking("2Gi")).await, Action::await_change());
+    assert_ne!(reconciled(&test_context, requesting("2Gi")).await, Action::await_change());
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }

@@ -1,4 +1,4 @@
-//! A claim of the same namespace as the source of a copy.
+//! A claim of the same namespace as the data source of a claim.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
@@ -15,7 +15,7 @@ use crate::{
 /// Checks that a claim can be copied, given its PersistentVolume if it has one, and returns its volume.
 ///
 /// # Errors
-/// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
+/// [`Refusal::Source`] with the reason, or [`Error::SourceElsewhere`] if the data is on another node.
 fn resolve(
     source: &PersistentVolumeClaim,
     volume: Option<&PersistentVolume>,
@@ -57,7 +57,7 @@ fn describe(claim: &str) -> String {
 /// Finds the volume of the claim `name` in the namespace of `claim`.
 ///
 /// # Errors
-/// When it cannot be copied on this node, or the API server cannot be asked.
+/// When the data source cannot be copied on this node, or a request to the API server fails.
 pub(super) async fn find(
     claim: &PersistentVolumeClaim,
     name: &str,
@@ -91,7 +91,7 @@ mod tests {
 
     #[rstest]
     #[case::fine(json!({}), json!({}), Ok(()))]
-    #[case::going(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), json!({}), Err("is being deleted"))]
+    #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), json!({}), Err("is being deleted"))]
     #[case::unbound(json!({"spec": {"volumeName": null}}), json!({}), Err("no volume yet"))]
     #[case::lost(json!({"status": {"phase": "Lost"}}), json!({}), Err("no volume yet"))]
     #[case::of_an_earlier_claim(json!({}), json!({"spec": {"claimRef": {"uid": "earlier"}}}), Err("does not have the volume"))]

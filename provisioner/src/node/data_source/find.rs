@@ -11,7 +11,7 @@ use crate::{error::Error, node::context::Context};
 /// Finds the volume or snapshot that the claim names as its data source.
 ///
 /// # Errors
-/// When it cannot be copied on this node, or the API server cannot be asked.
+/// When the data source cannot be copied on this node, or a request to the API server fails.
 pub(crate) async fn find(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<Option<DataSource>, Error> {
     match reference(claim)? {
         None => Ok(None),

@@ -69,7 +69,7 @@ struct ContentStatus {
 /// Finds the snapshot of the store that a claim names as its data source.
 ///
 /// # Errors
-/// When it cannot be copied on this node, or the API server cannot be asked.
+/// When the data source cannot be copied on this node, or a request to the API server fails.
 pub(super) async fn find(
     claim: &PersistentVolumeClaim,
     name: &str,
@@ -97,10 +97,10 @@ pub(super) async fn find(
 }
 
 /// Returns `None` if the object does not exist. If its kind does not exist, the API server returns 404 without a reason.
-fn found(answer: kube::Result<DynamicObject>) -> kube::Result<Option<DynamicObject>> {
-    match answer {
+fn found(response: kube::Result<DynamicObject>) -> kube::Result<Option<DynamicObject>> {
+    match response {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-        answer => answer.map(Some),
+        response => response.map(Some),
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn content_of(snapshot: &DynamicObject) -> Result<String, Refusal> {
 /// Checks that a VolumeSnapshot can be copied, and returns its snapshot.
 ///
 /// # Errors
-/// [`Refusal::Source`] says why not; [`Error::SourceElsewhere`].
+/// [`Refusal::Source`] with the reason, or [`Error::SourceElsewhere`] if the data is on another node.
 pub(crate) fn resolve(
     snapshot: &DynamicObject,
     content: &DynamicObject,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_stands_for_the_one_that_its_content_names() {
+    fn a_volume_snapshot_resolves_to_the_snapshot_that_its_content_names() {
         let found = resolve(&snapshot(json!({})), &content(json!({})), &fixtures::identity()).unwrap();
         let id = SnapshotId::parse("snapshot-1").unwrap();
         let (id, mode) = (OwnedContentSource::Snapshot(id), Some("Filesystem".to_owned()));
@@ -222,7 +222,7 @@ mod tests {
 
     #[rstest]
     #[case::ready(json!({}), Ok("content"))]
-    #[case::going(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Err("being deleted"))]
+    #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Err("being deleted"))]
     #[case::not_ready(json!({"status": {"readyToUse": false}}), Err("not ready"))]
     #[case::unbound(json!({"status": {"boundVolumeSnapshotContentName": null}}), Err("not ready"))]
     #[case::no_status(json!({"status": null}), Err("not ready"))]

@@ -35,7 +35,7 @@ pub(crate) fn reference(claim: &PersistentVolumeClaim) -> Result<Option<DataSour
     let Some(PersistentVolumeClaimSpec { data_source, data_source_ref, .. }) = &claim.spec else {
         return Ok(None);
     };
-    // The API server fills in the one from the other. `dataSourceRef` alone may name another namespace.
+    // The API server copies `dataSource` and `dataSourceRef` to each other. Only `dataSourceRef` may name another namespace.
     let older = data_source.as_ref().map(|source| (source.api_group.as_deref(), &source.kind, &source.name));
     let newer =
         data_source_ref.as_ref().map(|source| (source.api_group.as_deref(), &source.kind, &source.name));

@@ -8,7 +8,7 @@ use crate::testing::fixtures;
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 const MIB: u64 = 1 << 20;
 
-/// A bound claim that requests 4Mi, in a resize state, with a recorded capacity of 1Mi.
+/// Returns a bound claim that requests 4Mi, in a resize state, with a recorded capacity of 1Mi.
 fn claim(resize_status: Option<&str>, allocated: Option<&str>) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({
         "spec": { "resources": { "requests": { "storage": "4Mi" } } },
@@ -23,28 +23,28 @@ fn volume(mode: &str, capacity: &str) -> PersistentVolume {
     fixtures::volume(json!({ "spec": { "volumeMode": mode, "capacity": { "storage": capacity } } }))
 }
 
-const GROW: Plan = Plan::Expand { target: Bytes(4 * MIB) };
+const EXPAND: Plan = Plan::Expand { target: Bytes(4 * MIB) };
 
-/// Every state, for both kinds, before and after the PersistentVolume has the new capacity.
+/// The cases are every state, for both kinds, before and after the PersistentVolume has the new capacity.
 #[rstest]
-#[case::fresh("Filesystem", None, "1Mi", GROW)]
-#[case::under_way("Filesystem", Some("ControllerResizeInProgress"), "1Mi", GROW)]
-#[case::stopped_before_the_claim("Filesystem", Some("ControllerResizeInProgress"), "4Mi", GROW)]
-#[case::infeasible_once("Filesystem", Some("ControllerResizeInfeasible"), "1Mi", GROW)]
-#[case::left_by_another_resizer("Filesystem", Some("NodeResizePending"), "4Mi", GROW)]
-#[case::left_by_a_kubelet("Filesystem", Some("NodeResizeInProgress"), "4Mi", GROW)]
-#[case::refused_by_a_kubelet("Filesystem", Some("NodeResizeInfeasible"), "4Mi", GROW)]
-#[case::fresh_block("Block", None, "1Mi", GROW)]
-#[case::fresh_block_grown("Block", None, "4Mi", GROW)]
-#[case::block_under_way("Block", Some("ControllerResizeInProgress"), "1Mi", GROW)]
-#[case::block_stopped_before_the_claim("Block", Some("ControllerResizeInProgress"), "4Mi", GROW)]
-#[case::block_infeasible_once("Block", Some("ControllerResizeInfeasible"), "1Mi", GROW)]
+#[case::fresh("Filesystem", None, "1Mi", EXPAND)]
+#[case::in_progress("Filesystem", Some("ControllerResizeInProgress"), "1Mi", EXPAND)]
+#[case::stopped_before_the_claim("Filesystem", Some("ControllerResizeInProgress"), "4Mi", EXPAND)]
+#[case::infeasible_once("Filesystem", Some("ControllerResizeInfeasible"), "1Mi", EXPAND)]
+#[case::left_by_another_resizer("Filesystem", Some("NodeResizePending"), "4Mi", EXPAND)]
+#[case::left_by_a_kubelet("Filesystem", Some("NodeResizeInProgress"), "4Mi", EXPAND)]
+#[case::refused_by_a_kubelet("Filesystem", Some("NodeResizeInfeasible"), "4Mi", EXPAND)]
+#[case::fresh_block("Block", None, "1Mi", EXPAND)]
+#[case::fresh_block_expanded("Block", None, "4Mi", EXPAND)]
+#[case::block_in_progress("Block", Some("ControllerResizeInProgress"), "1Mi", EXPAND)]
+#[case::block_stopped_before_the_claim("Block", Some("ControllerResizeInProgress"), "4Mi", EXPAND)]
+#[case::block_infeasible_once("Block", Some("ControllerResizeInfeasible"), "1Mi", EXPAND)]
 #[case::node_pending("Block", Some("NodeResizePending"), "4Mi", Plan::AwaitNode)]
-#[case::node_pending_and_more_asked("Block", Some("NodeResizePending"), "2Mi", GROW)]
+#[case::node_pending_and_more_asked("Block", Some("NodeResizePending"), "2Mi", EXPAND)]
 #[case::node_in_progress("Block", Some("NodeResizeInProgress"), "4Mi", Plan::AwaitNode)]
 #[case::node_in_progress_and_more_asked("Block", Some("NodeResizeInProgress"), "2Mi", Plan::AwaitNode)]
-#[case::node_infeasible("Block", Some("NodeResizeInfeasible"), "4Mi", GROW)]
-#[case::state_of_the_future("Block", Some("ResizeByMagic"), "4Mi", GROW)]
+#[case::node_infeasible("Block", Some("NodeResizeInfeasible"), "4Mi", EXPAND)]
+#[case::state_of_the_future("Block", Some("ResizeByMagic"), "4Mi", EXPAND)]
 fn plans(#[case] mode: &str, #[case] status: Option<&str>, #[case] capacity: &str, #[case] expected: Plan) {
     assert_eq!(plan(&claim(status, Some("4Mi")), &volume(mode, capacity), &fixtures::identity()), expected);
 }
@@ -67,16 +67,20 @@ fn other_claims_are_up_to_date(#[case] claim_change: Value, #[case] volume_chang
     assert_eq!(plan(&claim, &volume, &fixtures::identity()), Plan::UpToDate);
 }
 
-/// The writes of `begin` by the state of the claim: none for a retry with the same size, otherwise always the same patch.
+/// `begin` writes nothing for a retry with the same size, and otherwise always the same patch.
 #[rstest]
 #[case::fresh(None, None, true)]
 #[case::a_smaller_request_than_before(Some("ControllerResizeInfeasible"), Some("9Mi"), true)]
 #[case::retry_after_infeasible(Some("ControllerResizeInfeasible"), Some("4Mi"), false)]
 #[case::resumed(Some("ControllerResizeInProgress"), Some("4Mi"), false)]
 #[case::resumed_with_another_size(Some("ControllerResizeInProgress"), Some("9Mi"), true)]
-#[case::node_gave_up(Some("NodeResizeInfeasible"), Some("4Mi"), true)]
+#[case::node_infeasible(Some("NodeResizeInfeasible"), Some("4Mi"), true)]
 #[case::allocated_and_no_state(None, Some("4Mi"), true)]
-fn beginning(#[case] status: Option<&str>, #[case] allocated: Option<&str>, #[case] writes: bool) {
+fn begin_writes_unless_the_attempt_is_a_retry(
+    #[case] status: Option<&str>,
+    #[case] allocated: Option<&str>,
+    #[case] writes: bool,
+) {
     let patch = begin(&claim(status, allocated), Bytes(4 * MIB), NOW);
     assert_eq!(patch.is_some(), writes);
     let Some(patch) = patch else { return };
@@ -95,7 +99,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<&str> {
 
 #[test]
 fn a_filesystem_volume_is_resized_without_the_kubelet() {
-    let under_way = fixtures::bound_claim(json!({
+    let in_progress = fixtures::bound_claim(json!({
         "status": {
             "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress", "example.com/iops": "NodeResizePending" },
             "allocatedResources": { "storage": "4Mi" },
@@ -105,7 +109,7 @@ fn a_filesystem_volume_is_resized_without_the_kubelet() {
             ],
         },
     }));
-    let record = record(&under_way, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(4 * MIB)), NOW);
+    let record = record(&in_progress, &volume("Filesystem", "1Mi"), &Outcome::Expanded(Bytes(4 * MIB)), NOW);
     assert_eq!(
         record.volume,
         Some(json!({
@@ -137,14 +141,14 @@ fn the_kubelet_finishes_a_block_volume_whose_devices_are_not_refreshed() {
     let patch = record.claim.unwrap();
     assert_eq!(patch["status"]["allocatedResourceStatuses"], json!({ "storage": "NodeResizePending" }));
     assert_eq!(patch["status"]["conditions"][0]["type"], "FileSystemResizePending");
-    assert_eq!(patch["status"].get("capacity"), None, "the kubelet's to set");
+    assert_eq!(patch["status"].get("capacity"), None, "only the kubelet sets this");
 }
 
 #[test]
 fn a_volume_larger_than_requested_is_recorded_with_its_size() {
     // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Grown(Bytes(9 * MIB)), NOW);
+    let record = record(&begun, &volume("Filesystem", "1Mi"), &Outcome::Expanded(Bytes(9 * MIB)), NOW);
     assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
     let patch = record.claim.unwrap();
     assert_eq!(patch["status"]["capacity"]["storage"], "9Mi");
@@ -154,7 +158,7 @@ fn a_volume_larger_than_requested_is_recorded_with_its_size() {
 #[test]
 fn a_volumes_capacity_is_never_lowered() {
     let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record = record(&begun, &volume("Filesystem", "5Mi"), &Outcome::Grown(Bytes(4 * MIB)), NOW);
+    let record = record(&begun, &volume("Filesystem", "5Mi"), &Outcome::Expanded(Bytes(4 * MIB)), NOW);
     assert_eq!(record.volume, None);
 }
 
@@ -174,10 +178,14 @@ fn a_repeated_failure_changes_nothing(#[case] outcome: Outcome, #[case] status: 
     let mut claim_after = serde_json::to_value(&begun).unwrap();
     fixtures::merge(&mut claim_after, patch);
     let claim_after: PersistentVolumeClaim = serde_json::from_value(claim_after).unwrap();
-    assert_eq!(record(&claim_after, &volume, &outcome, Timestamp::MAX), Record::default(), "the same again");
+    assert_eq!(
+        record(&claim_after, &volume, &outcome, Timestamp::MAX),
+        Record::default(),
+        "a repeated failure changes nothing"
+    );
 }
 
-/// The case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
+/// This is the case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
 #[test]
 fn a_smaller_request_succeeds_after_an_infeasible_one() {
     let volume = volume("Filesystem", "1Mi");
@@ -200,9 +208,12 @@ fn a_smaller_request_succeeds_after_an_infeasible_one() {
     assert_eq!(target, Bytes(2 * MIB));
     let patch = begin(&read(&claim), target, NOW).unwrap();
     fixtures::merge(&mut claim, patch);
-    assert_eq!(claim["status"]["allocatedResources"]["storage"], "2Mi", "quota is charged for what is tried");
+    assert_eq!(
+        claim["status"]["allocatedResources"]["storage"], "2Mi",
+        "the quota is charged for the attempted size"
+    );
     assert_eq!(conditions(&read(&claim)), ["Resizing"]);
-    let patch = record(&read(&claim), &volume, &Outcome::Grown(Bytes(2 * MIB)), NOW).claim.unwrap();
+    let patch = record(&read(&claim), &volume, &Outcome::Expanded(Bytes(2 * MIB)), NOW).claim.unwrap();
     fixtures::merge(&mut claim, patch);
     assert_eq!(ResizeStatus::of(&read(&claim)), None);
     assert_eq!(conditions(&read(&claim)), [""; 0]);
@@ -219,15 +230,15 @@ const STATES: [Option<&str>; 7] = [
     Some("ResizeByMagic"),
 ];
 
-/// Every state with every request and every outcome: the writes lead to a state that describes the outcome, and repeating them
-/// changes nothing.
+/// Checks every state with every request and every outcome: the writes lead to a state that describes the outcome, and
+/// repeating them changes nothing.
 #[test]
 fn every_state_and_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
         let sizes = [Bytes(target), Bytes(target + MIB)];
         let failed = [Outcome::Infeasible("no space".to_owned()), Outcome::Failed("not mounted".to_owned())];
         let pending = sizes.map(Outcome::AwaitsNode).into_iter().filter(|_| mode == "Block");
-        sizes.map(Outcome::Grown).into_iter().chain(pending.collect::<Vec<_>>()).chain(failed)
+        sizes.map(Outcome::Expanded).into_iter().chain(pending.collect::<Vec<_>>()).chain(failed)
     };
     let mut seen = 0;
     for mode in ["Filesystem", "Block"] {
@@ -264,11 +275,11 @@ fn every_state_and_outcome_is_recorded_consistently() {
                     let mut volume = serde_json::to_value(&volume).unwrap();
                     fixtures::merge(&mut volume, recorded.volume.unwrap_or_else(|| json!({})));
                     let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
-                    assert!(capacity(&volume) >= recorded_size("1Mi"), "never lowered");
+                    assert!(capacity(&volume) >= recorded_size("1Mi"), "the capacity is never lowered");
                     let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
                     assert_eq!(again, Record::default(), "{mode} {state:?} {outcome:?}");
                     let next = match outcome {
-                        Outcome::Grown(size) => Some((size, Plan::UpToDate)),
+                        Outcome::Expanded(size) => Some((size, Plan::UpToDate)),
                         Outcome::AwaitsNode(size) => Some((size, Plan::AwaitNode)),
                         _ => None,
                     };
@@ -289,22 +300,22 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Out
     let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
     let allocated = recorded(claim.status.as_ref().unwrap().allocated_resources.as_ref());
     let conditions = conditions(&claim);
-    assert!(conditions.contains(&"ModifyingVolume"), "somebody else's: {shown}");
+    assert!(conditions.contains(&"ModifyingVolume"), "conditions of other types stay: {shown}");
     let done = claim
         .metadata
         .annotations
         .as_ref()
         .unwrap()
         .contains_key("volume.kubernetes.io/node-expansion-not-required");
-    assert_eq!(done, matches!(outcome, Outcome::Grown(_)), "{shown}");
+    assert_eq!(done, matches!(outcome, Outcome::Expanded(_)), "{shown}");
     match outcome {
-        Outcome::Grown(grown) => {
-            assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*grown)), "{shown}");
-            assert_eq!((allocated, conditions), (Some(*grown), vec!["ModifyingVolume"]), "{shown}");
+        Outcome::Expanded(expanded) => {
+            assert_eq!((ResizeStatus::of(&claim), size(&claim)), (None, Some(*expanded)), "{shown}");
+            assert_eq!((allocated, conditions), (Some(*expanded), vec!["ModifyingVolume"]), "{shown}");
         }
-        Outcome::AwaitsNode(grown) => {
+        Outcome::AwaitsNode(expanded) => {
             assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{shown}");
-            assert_eq!((allocated, size(&claim)), (Some(*grown), size(&earlier)), "{shown}");
+            assert_eq!((allocated, size(&claim)), (Some(*expanded), size(&earlier)), "{shown}");
             assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{shown}");
         }
         failed => {
