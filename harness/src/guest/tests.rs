@@ -1,4 +1,4 @@
-//! Runs test binaries and says how each ended.
+//! Runs test binaries and reports how each ended.
 
 use std::process::Command;
 use std::sync::mpsc;
@@ -13,7 +13,7 @@ use super::reporter::Reporter;
 use super::services::{Services, StopReason};
 use super::spec::{TestBinary, TestsSpec};
 
-/// What a service is given to finish what it is doing, and to end.
+/// The time that a service has to finish its work and to end.
 const STOP_TIME: Duration = Duration::from_secs(40);
 
 pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) -> Result<()> {
@@ -63,7 +63,8 @@ fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter:
     }
 }
 
-/// A binary that died has written none, which the host will miss.
+/// Sends the lines of the binary's report file. If the binary died before it wrote the file, the host notices
+/// the missing report.
 fn say_report(binary: &TestBinary, reporter: &Reporter) {
     let text = binary.report.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
     for line in text.as_deref().unwrap_or_default().lines() {
