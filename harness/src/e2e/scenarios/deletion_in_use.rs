@@ -1,4 +1,5 @@
-//! Kubernetes is made to give up a claim that a pod uses: the volume stays, says why, and goes when the pod has ended.
+//! A claim is forcibly deleted while a pod uses it: the volume stays and reports why, and is deleted after
+//! the pod has ended.
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
@@ -51,7 +52,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     Ok(())
 }
 
-/// Deletes the claim, and takes off what keeps it while a pod uses it.
+/// Deletes the claim, and removes the finalizer that protects it while a pod uses it.
 async fn force_away(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     claims::delete(env, claim).await?;
     let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));

@@ -1,7 +1,9 @@
-//! The provisioner is killed between making volumes and writing their objects: each claim has the volume that was made for it then, and
-//! one that was deleted meanwhile has left none.
+//! The provisioner is killed after it created volumes and before it created their PersistentVolumes. Each
+//! claim must get the volume that was created for it before. The volume of a claim that was deleted in the
+//! meantime must be deleted.
 //!
-//! The moment is held on to: until the provisioner is dead, the API server takes no objects of its volumes.
+//! To hold that state, an admission policy rejects the provisioner's PersistentVolumes until the provisioner
+//! is dead.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -35,7 +37,7 @@ const KEPT: [(&str, &str); 2] = [("half-mounted", "Filesystem"), ("half-device",
 const DELETED: (&str, &str) = ("half-deleted", "Filesystem");
 
 const POLICY: &str = "loopfs-e2e-no-objects";
-/// The message of the policy that refuses the provisioner's objects.
+/// The message of the policy that rejects the provisioner's PersistentVolumes.
 const REFUSAL: &str = "held up by the end-to-end run";
 /// The poll interval: no event announces that a policy is in force, or that an unneeded volume is deleted.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -102,13 +104,14 @@ fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<Validatin
     (Api::all(env.client.clone()), Api::all(env.client.clone()))
 }
 
-/// Returns the volumes.
+/// Waits until the provisioner has created a volume for each claim but no PersistentVolume, and returns the
+/// volumes.
 async fn half_made(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
     let all = || KEPT.iter().chain([&DELETED]);
     try_join_all(all().map(async |(name, mode)| {
         let object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
         let claim = claims::create(env, &claims::on_node(object, node.name())).await?;
-        // By then its volume has been made.
+        // The provisioner has created the volume before this event.
         refused(env, &claim).await
     }))
     .await?;
