@@ -50,7 +50,7 @@ enum Command {
 }
 
 /// The time for an orderly end after Ctrl-C.
-const UNWIND_TIME: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Parses the command line and runs it. Errors are printed once, with their causes.
 #[must_use]
@@ -111,7 +111,7 @@ fn conclude(session: &Session, name: &str, report: Report) -> anyhow::Result<Exi
     Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs `work` to its end. The first signal cancels the session, and `work` has [`UNWIND_TIME`] to end. A
+/// Runs `work` to its end. The first signal cancels the session, and `work` has [`STOP_TIMEOUT`] to end. A
 /// second signal, or the end of that time, drops `work`. Every process that it owns is then killed by its
 /// owner.
 async fn unwind_on_signal<F>(session: &Session, work: F) -> anyhow::Result<ExitCode>
@@ -135,8 +135,8 @@ where
         }
         _ = interrupt.recv() => anyhow::bail!("stopped immediately by a second signal"),
         _ = terminate.recv() => anyhow::bail!("stopped immediately by a second signal"),
-        () = tokio::time::sleep(UNWIND_TIME) => {
-            anyhow::bail!("stopped by a signal; the clean-up did not end within {UNWIND_TIME:?} and was cut short")
+        () = tokio::time::sleep(STOP_TIMEOUT) => {
+            anyhow::bail!("stopped by a signal; the clean-up did not end within {STOP_TIMEOUT:?} and was cut short")
         }
     }
 }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_run_left_half_built_is_not_used() {
+    async fn an_incomplete_artifact_of_a_killed_run_is_not_used() {
         let (_dir, cache) = cache();
         let recipe = Recipe::new("thing", 1);
         let half = cache.root().join("thing").join(format!(".{}.building", recipe.key()));

@@ -21,7 +21,7 @@ use crate::test_env::{claims, workload};
 
 /// The label on every claim with the name of its batch.
 const LABEL: &str = "bench";
-/// How many claims are created concurrently.
+/// The number of claims that are created concurrently.
 const REQUESTS: usize = 32;
 const SIZE: Size = Size::mebibytes(1);
 const REMOVE_TIME: Duration = Duration::from_secs(600);
@@ -89,7 +89,7 @@ impl Batch {
 
     /// Deletes the claims, and waits until they and their volumes are deleted. Returns the times of each.
     pub(super) async fn remove(&self) -> Result<Vec<DeletionTimes>> {
-        let (claims, volumes) = (Departures::default(), Departures::default());
+        let (claims, volumes) = (DeletionWatch::default(), DeletionWatch::default());
         let deleting = async {
             // The watch would miss an object that is deleted before the watch begins.
             claims.watched.notified().await;
@@ -131,12 +131,12 @@ impl Batch {
 
 /// Watches the deletion of a batch's objects.
 #[derive(Default)]
-struct Departures {
+struct DeletionWatch {
     /// Notified when the watch has begun.
     watched: Notify,
 }
 
-impl Departures {
+impl DeletionWatch {
     /// Waits until no object is left that `number_of` knows, and returns when each was deleted.
     async fn see<K>(
         &self,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_departure_has_both_ends() {
+    fn a_deletion_has_the_times_of_claim_and_volume() {
         let began = Instant::now();
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);

@@ -28,7 +28,7 @@ const NAME: &str = "bench";
 /// The timeout under emulation. Hardware virtualisation is ten times as fast.
 const TIME: Duration = Duration::from_secs(1800);
 /// The interval at which progress shows the last line of the program.
-const GLANCE: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs `program` once for each element of `runs`, its arguments, in one boot of a guest. The guest has the
 /// files `beside` and an empty file system of `disk_mib`, which is sparse on the host.
@@ -74,7 +74,7 @@ pub(super) async fn run(
     let mut vm = machine.boot().await?;
     let mut ended = Vec::new();
     let listen = async {
-        let mut glance = tokio::time::interval(GLANCE);
+        let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
                 message = vm.next_message() => match message {
@@ -82,7 +82,7 @@ pub(super) async fn run(
                     Some(_) => {}
                     None => return,
                 },
-                _ = glance.tick() => step.note(tail(&output(&logs, ended.len()), 1)),
+                _ = interval.tick() => step.note(tail(&output(&logs, ended.len()), 1)),
             }
         }
     };

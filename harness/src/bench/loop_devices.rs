@@ -56,7 +56,7 @@ fn has_loop_devices() -> bool {
 
 /// Runs the program with a real-time priority if the user may set it, because other load on the machine would
 /// affect the measurements.
-async fn undisturbed(program: &Path) -> Program {
+async fn with_realtime_priority(program: &Path) -> Program {
     let priority = ["--fifo", "50"];
     match Program::new("chrt").args(priority).arg("true").run().await {
         Ok(_) => Program::new("chrt").args(priority).arg(program).named("loop"),
@@ -73,7 +73,7 @@ async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Resul
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let mut process = undisturbed(program)
+    let mut process = with_realtime_priority(program)
         .await
         .args(args)
         .log(&log)

@@ -19,7 +19,7 @@ pub(crate) const API_SERVICE_ADDRESS: &str = "10.96.0.1";
 /// server through the `kubernetes` service, as in any cluster.
 pub(crate) const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
 
-/// How durable etcd's writes are.
+/// The durability of etcd's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// etcd acknowledges a write after it has reached the disk.

@@ -97,7 +97,7 @@ impl ControlPlane {
         let api_server = spawn_api_server(&programs, &layout, &loopback, profile)?;
         let client = client_of(&layout, loopback.api_server()).await?;
         await_health(&client, "/readyz", &api_server, &layout).await?;
-        let_api_server_call_kubelets(&client).await?;
+        grant_kubelet_access(&client).await?;
 
         step.note("kube-controller-manager, kube-scheduler");
         let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, profile)?;
@@ -277,7 +277,7 @@ fn log_tail(process: &Process, layout: &Layout) -> String {
 
 /// Grants the API server access to kubelets: a kubelet authorises requests through the API server, whose own
 /// user has no rights by default.
-async fn let_api_server_call_kubelets(client: &Client) -> Result<()> {
+async fn grant_kubelet_access(client: &Client) -> Result<()> {
     let binding: ClusterRoleBinding = serde_json::from_value(serde_json::json!({
         "metadata": {"name": KUBELET_CLIENT},
         "roleRef": {

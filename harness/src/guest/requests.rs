@@ -14,7 +14,7 @@ use super::report::End;
 use super::services::{Services, StopReason};
 
 /// The retry interval: a port reads as empty while the host is not connected, and the host may connect again.
-const HOST_ABSENT: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 struct Server {
@@ -42,10 +42,10 @@ pub(super) fn serve(
                     server.accept(&line);
                     line.clear();
                 }
-                Ok(_) => std::thread::sleep(HOST_ABSENT),
+                Ok(_) => std::thread::sleep(RETRY_INTERVAL),
                 Err(error) => {
                     eprintln!("guest-init: read the control port: {error}");
-                    std::thread::sleep(HOST_ABSENT);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
             }
         }

@@ -35,7 +35,7 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
         if end != End::Exited(0) {
             failed.push(format!("{}: {end:?}", binary.name));
         }
-        say_report(binary, reporter);
+        send_report(binary, reporter);
         let result = TestBinaryResult { name: binary.name.clone(), end, time: started.elapsed() };
         reporter.send(&Message::TestBinary(result));
     }
@@ -65,7 +65,7 @@ fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter:
 
 /// Sends the lines of the binary's report file. If the binary died before it wrote the file, the host notices
 /// the missing report.
-fn say_report(binary: &TestBinary, reporter: &Reporter) {
+fn send_report(binary: &TestBinary, reporter: &Reporter) {
     let text = binary.report.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
     for line in text.as_deref().unwrap_or_default().lines() {
         reporter.log(&TestBinary::reported_as(&binary.name), line);

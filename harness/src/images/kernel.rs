@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_module_comes_after_what_it_depends_on_and_once() {
+    async fn a_module_is_listed_once_and_after_its_dependencies() {
         let dir = tempfile::tempdir().unwrap();
         for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
             fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();

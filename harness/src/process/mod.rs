@@ -239,13 +239,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn output_and_input_are_carried() {
+    async fn input_and_output_of_a_program_are_passed() {
         let finished = shell("cat; echo problem >&2").input("hello").run().await.unwrap();
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("hello", "problem\n"));
     }
 
     #[tokio::test]
-    async fn a_failure_names_the_program_its_status_and_its_last_words() {
+    async fn a_failure_names_the_program_its_status_and_its_last_output() {
         let error = shell("echo no space left >&2; exit 3").run().await.unwrap_err().to_string();
         assert!(error.contains("sh ended with exit status: 3") && error.contains("no space left"), "{error}");
     }
@@ -266,13 +266,13 @@ mod tests {
         assert!(alive(leader) && alive(child));
         drop(process);
         assert!(!alive(leader));
-        assert!(gone_soon(child).await);
+        assert!(ends_soon(child).await);
     }
 
     #[tokio::test]
-    async fn what_a_finished_program_left_behind_is_killed() {
+    async fn remaining_processes_of_a_finished_program_are_killed() {
         let finished = shell("sleep 1000 >/dev/null 2>&1 & echo $!").run().await.unwrap();
-        assert!(gone_soon(finished.stdout.trim().parse().unwrap()).await);
+        assert!(ends_soon(finished.stdout.trim().parse().unwrap()).await);
     }
 
     #[tokio::test]
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_of_standard_error_are_seen_as_they_come() {
+    async fn lines_of_standard_error_are_passed_as_they_arrive() {
         let (sender, lines) = mpsc::channel();
         let finished = shell("echo one >&2; echo two >&2")
             .on_stderr_line(move |line| sender.send(line.to_owned()).unwrap())
@@ -310,7 +310,7 @@ mod tests {
     }
 
     /// Waits for the end of an orphan. init reaps it some time after it was killed.
-    async fn gone_soon(pid: i32) -> bool {
+    async fn ends_soon(pid: i32) -> bool {
         for _ in 0..400 {
             if !alive(pid) {
                 return true;

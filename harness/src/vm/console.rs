@@ -81,7 +81,7 @@ mod tests {
     #[case("[  300.5] INFO: task xfsaild/vdb:77 blocked for more than 122 seconds.", true)]
     #[case("[    1.0] XFS (vdb): Mounting V5 Filesystem", false)]
     #[case("debugging: nothing", false)]
-    fn a_dying_kernel_is_recognised(#[case] line: &str, #[case] fatal: bool) {
+    fn a_crashed_kernel_is_recognised(#[case] line: &str, #[case] fatal: bool) {
         let mut watcher = Watcher::default();
         watcher.line(line);
         assert_eq!(watcher.fatal().is_some(), fatal);

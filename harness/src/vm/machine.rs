@@ -27,7 +27,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// The time from the verdict to the power-off, in which the guest only syncs its disks.
 const POWER_OFF_TIME: Duration = Duration::from_secs(60);
 /// The number of attempts to boot if QEMU aborts.
-const BOOTS: usize = 3;
+const MAX_BOOTS: usize = 3;
 /// The time to read remaining output. The console may lag behind the report port, and the stack follows a
 /// fatal line.
 const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -84,7 +84,7 @@ impl Vm {
         loop {
             let mut vm = Vm::start(spec).await?;
             match vm.wait_started(timeout).await {
-                Err(_) if boots < BOOTS && vm.has_aborted().await => boots += 1,
+                Err(_) if boots < MAX_BOOTS && vm.has_aborted().await => boots += 1,
                 started => return started.map(|()| vm),
             }
         }

@@ -16,9 +16,9 @@ const PORT: u16 = 9810;
 const DURATION: &str = "loopfs_provisioner_operation_duration_seconds";
 
 /// The poll interval: the metrics page is recomputed at most once a second, and nothing announces it.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The timeout from the expansion of a claim until the metrics have it.
-const TOLD_TIME: Duration = Duration::from_secs(60);
+const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The provisioner of the only node.
 pub(super) struct Provisioner {
@@ -50,14 +50,14 @@ impl Provisioner {
 
     /// Waits until one more resize has succeeded.
     pub(super) async fn one_more(&self, before: &Resizes) -> Result<Resizes> {
-        let deadline = Instant::now() + TOLD_TIME;
+        let deadline = Instant::now() + METRICS_TIMEOUT;
         loop {
             let now = self.resizes().await?;
             if now.is_one_more(before)? {
                 return Ok(now);
             }
             anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics tell of no further resize");
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn each_claim_holds_up_to_its_bound() {
+    fn thresholds_are_met_up_to_their_bounds() {
         assert_eq!(held(Sample { visible: 200.0, resize: 300.0 }, &[2000.0]), [Some(true); 4]);
         assert_eq!(held(Sample { visible: 200.1, resize: 300.0 }, &[2000.0]), [Some(false); 4]);
     }

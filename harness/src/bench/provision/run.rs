@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn each_claim_holds_up_to_its_bound() {
+    fn thresholds_are_met_up_to_their_bounds() {
         let peer = sample(5.0, 90.0, 1.0);
         assert_eq!(claims_of(sample(15.0, 30.0, 3.0), peer), [Some(true); 3]);
         assert_eq!(claims_of(sample(14.9, 30.1, 3.1), peer), [Some(false); 3]);

@@ -34,7 +34,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
             .await?;
         scenario
             .step(&format!("{mode}: the claim is forced away, and the volume says who uses it"), async {
-                force_away(env, &name).await?;
+                force_delete(env, &name).await?;
                 let released = claims::released(env, &volume).await?;
                 let says = |message: &str| message.contains("use");
                 let reasons = ["VolumeFailedDelete"];
@@ -53,7 +53,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
 }
 
 /// Deletes the claim, and removes the finalizer that protects it while a pod uses it.
-async fn force_away(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+async fn force_delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     claims::delete(env, claim).await?;
     let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     let patched = env.claims().patch(claim, &PatchParams::default(), &unprotected).await;

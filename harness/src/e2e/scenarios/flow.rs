@@ -41,7 +41,7 @@ pub(in crate::e2e) async fn run(
         .await?;
     let title = "the node's mounts have the options of the StorageClass";
     match env.node {
-        Some(node) => scenario.step(title, mounted_as_asked(env, node)).await?,
+        Some(node) => scenario.step(title, check_mount_options(env, node)).await?,
         None => scenario.skip(title, FOREIGN_NODE),
     }
     scenario.step("exec sees the volume", exec_sees(env, SIZE)).await?;
@@ -124,7 +124,7 @@ async fn verdict(env: &TestEnv<'_>, passed: &str, failed: &str, within: std::tim
 
 /// Checks the mount options on the node, before a container runtime mounts the volumes once more with its own
 /// options.
-async fn mounted_as_asked(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+async fn check_mount_options(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let mounts = volume_mounts(node).await?;
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
     for (target, options) in mounts {

@@ -38,12 +38,17 @@ pub(in crate::e2e) async fn run(
     let before = scenario.step("look at the node", Inventory::take(node)).await?;
     scenario.step("the provisioner is killed with volumes in the making", kill_at_work(env, node)).await?;
     scenario
-        .step("each claim has one volume, and no volume is without", one_each(env, node, &before))
+        .step(
+            "each claim has one volume, and no volume is without",
+            check_one_volume_each(env, node, &before),
+        )
         .await?;
     scenario
         .step("the API server is killed with volumes in the making", kill_api_server(env, cluster))
         .await?;
-    scenario.step("each claim has one volume all the same", one_each(env, node, &before)).await?;
+    scenario
+        .step("each claim has one volume all the same", check_one_volume_each(env, node, &before))
+        .await?;
     scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
 }
 
@@ -96,7 +101,7 @@ pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, lea
 
 /// Checks that all claims of this scenario are bound, and that there are exactly as many PersistentVolumes
 /// and volumes on the node.
-async fn one_each(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+async fn check_one_volume_each(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let claims =
         env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
     let names =

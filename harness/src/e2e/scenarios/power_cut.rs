@@ -162,7 +162,7 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> 
     let deadline = Instant::now() + env.timeouts.end;
     loop {
         let held = Inventory::take(node).await?;
-        let mut complaints = wrongly_attached(&in_use, held.attached());
+        let mut complaints = attachment_errors(&in_use, held.attached());
         if let Some(before) = before {
             complaints.extend(held.beyond(before).into_iter().map(|more| format!("leaked: {more}")));
             complaints.extend(before.beyond(&held).into_iter().map(|less| format!("lost: {less}")));
@@ -177,7 +177,7 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> 
 
 /// Returns a message for each volume without exactly one loop device, and for each other device. The path of
 /// an image contains the volume's id.
-fn wrongly_attached(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<String> {
+fn attachment_errors(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<String> {
     let of = |volume: &str| attached.iter().filter(|image| image.contains(volume)).count();
     let mut complaints: Vec<String> = in_use
         .iter()
@@ -240,7 +240,7 @@ mod tests {
     fn missing_duplicate_and_leaked_loop_devices_are_reported() {
         let in_use = BTreeSet::from(["pvc-1".to_owned(), "pvc-2".to_owned()]);
         let judge = |images: &[&str]| {
-            wrongly_attached(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())
+            attachment_errors(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())
         };
         assert!(judge(&["/d/pvc-1/image", "/d/pvc-2/image"]).is_empty());
         assert_eq!(judge(&["/d/pvc-1/image"]), ["block volume pvc-2 is in use and has 0 loop devices"]);

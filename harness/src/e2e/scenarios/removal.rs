@@ -21,7 +21,7 @@ use crate::test_env::inventory::Inventory;
 pub(in crate::e2e) const NAME: &str = "removal";
 
 /// The poll interval: the driver deletes data in the background, which no event announces.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(in crate::e2e) async fn run(
     scenario: &mut Scenario<'_>,
@@ -111,6 +111,6 @@ pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before:
             return Ok(());
         }
         anyhow::ensure!(Instant::now() < deadline, "leaked: {}", more.join("; "));
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Cut {
     pub(super) surviving: SurvivingWrites,
 }
 
-/// Which writes before a power cut are on the disk after it.
+/// The writes that survive a power cut.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum SurvivingWrites {
     /// The writes before the last flush.
