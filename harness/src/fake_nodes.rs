@@ -33,7 +33,7 @@ pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
 const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
 
 /// The timeout from the application of the manifests until a pod of the driver is scheduled.
-const SCHEDULING_TIME: Duration = Duration::from_secs(120);
+const SCHEDULING_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The module of all live tests.
 pub(crate) const ALL: &str = "live_tests::";
@@ -94,12 +94,13 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
         register(client, name, &driver.name_any()).await?;
     }
     manifests.apply(client).await?;
-    let pods = until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIME, |pods| {
-        let missing: Vec<_> =
-            NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
-        State::when(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
-    })
-    .await?;
+    let pods =
+        until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIMEOUT, |pods| {
+            let missing: Vec<_> =
+                NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
+            State::when(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
+        })
+        .await?;
     let mut directory = None;
     for pod in pods.values() {
         let Some(node) = node_of(pod) else { continue };

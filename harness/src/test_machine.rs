@@ -18,7 +18,7 @@ pub(crate) const HARDENED: &str = "nodev,nosuid,noexec";
 
 /// The timeout of a boot, which takes a second with hardware virtualisation, ten with emulation, and more on
 /// a busy host.
-const BOOT_TIME: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// The memory of the machine: enough for thousands of loop devices.
 pub(crate) const MEMORY_MIB: u32 = 2048;
 /// The time to mount, unmount and power off, in addition to that of services and binaries.
@@ -90,7 +90,7 @@ impl TestMachine<'_> {
             forwards: Vec::new(),
             logs: self.logs,
         };
-        Vm::boot(&spec, BOOT_TIME).await
+        Vm::boot(&spec, BOOT_TIMEOUT).await
     }
 
     fn deadline(&self) -> Duration {

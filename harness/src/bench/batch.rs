@@ -24,9 +24,9 @@ const LABEL: &str = "bench";
 /// The number of claims that are created concurrently.
 const REQUESTS: usize = 32;
 const SIZE: Size = Size::mebibytes(1);
-const REMOVE_TIME: Duration = Duration::from_secs(600);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Limits the provisioning of one volume on a busy cluster.
-const PROVISION_TIME: Duration = Duration::from_secs(120);
+const PROVISION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The times from the request to delete all claims until a claim and its volume were deleted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ impl Batch {
         let volume = format!("pvc-{}", claim.uid().context("a claim has no uid")?);
         let scope = watcher::Config::default().fields(&format!("metadata.name={volume}"));
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
-        until(volumes, scope, PROVISION_TIME, |volumes| {
+        until(volumes, scope, PROVISION_TIMEOUT, |volumes| {
             State::when(!volumes.is_empty(), format!("there is no PersistentVolume {volume}"))
         })
         .await
@@ -149,7 +149,7 @@ impl DeletionWatch {
         K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let (mut there, mut gone) = (BTreeSet::new(), BTreeMap::new());
-        until(api, scope, REMOVE_TIME, |objects| {
+        until(api, scope, REMOVE_TIMEOUT, |objects| {
             self.watched.notify_one();
             let left = objects.values().filter_map(&number_of).collect();
             let now = Instant::now();

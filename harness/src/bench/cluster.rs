@@ -20,7 +20,7 @@ pub(super) const NAMESPACE: &str = "loopfs-bench";
 pub(super) const CLASS: &str = "loopfs";
 
 /// The timeout of a program that reads a file of /proc, on an emulated processor.
-const READ_TIME: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts a cluster with the benchmark profile, the driver and an empty [`NAMESPACE`], runs `measure` there,
 /// and stops the cluster. The node has `tools` in addition to those of Kubernetes: pairs of the name there
@@ -64,7 +64,7 @@ pub(super) async fn measured(
 }
 
 async fn machine(node: &Node) -> Result<Machine> {
-    let read = async |path: &str| node.output(&["cat", path], READ_TIME).await;
+    let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
     let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
     Ok(Machine::of(&cpuinfo, &kernel, "xfs"))
 }

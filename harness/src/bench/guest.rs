@@ -26,7 +26,7 @@ pub(super) const DISK_MIB: u64 = 4096;
 
 const NAME: &str = "bench";
 /// The timeout under emulation. Hardware virtualisation is ten times as fast.
-const TIME: Duration = Duration::from_secs(1800);
+const TIMEOUT: Duration = Duration::from_secs(1800);
 /// The interval at which progress shows the last line of the program.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -86,8 +86,8 @@ pub(super) async fn run(
             }
         }
     };
-    let heard = session.until_cancelled(async { Ok(tokio::time::timeout(TIME, listen).await) }).await?;
-    heard.with_context(|| format!("the virtual machine did not end within {TIME:?}"))?;
+    let heard = session.until_cancelled(async { Ok(tokio::time::timeout(TIMEOUT, listen).await) }).await?;
+    heard.with_context(|| format!("the virtual machine did not end within {TIMEOUT:?}"))?;
     let ending = vm.wait_ended(Duration::from_secs(10)).await?;
 
     let mut parts = Vec::new();
@@ -109,7 +109,7 @@ fn binary(number: usize, file: &GuestFile, args: &[String]) -> TestBinary {
         args: args.to_vec(),
         env: BTreeMap::new(),
         report: None,
-        timeout: TIME,
+        timeout: TIMEOUT,
     }
 }
 

@@ -17,7 +17,7 @@ use crate::rust_build;
 use crate::session::Session;
 
 /// The time to detach and remove the devices of a run that was stopped.
-const CLEAN_UP_TIME: Duration = Duration::from_secs(20);
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "loopfs", "loop")).await?;
@@ -80,7 +80,7 @@ async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Resul
         .on_stderr_line(move |line| notes.note(line.to_owned()))
         .spawn()?;
     let Some(status) = session.cancel.run_until_cancelled(process.wait()).await else {
-        process.stop(CLEAN_UP_TIME).await?;
+        process.stop(CLEAN_UP_TIMEOUT).await?;
         anyhow::bail!("stopped before it ended");
     };
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;

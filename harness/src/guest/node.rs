@@ -20,9 +20,9 @@ use super::spec::{self, FileSpec, Network, NodeSpec, Step};
 use super::{mounts, ports, requests};
 
 /// The timeout for configuring the network, which takes a few netlink calls.
-const NETWORK_TIME: Duration = Duration::from_secs(30);
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that services have to end at power-off.
-const STOP_TIME: Duration = Duration::from_secs(3);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     let control = ports::open(super::control::CONTROL_PORT)?;
@@ -91,7 +91,7 @@ fn configure(network: &Network, children: &Children, reporter: &Reporter) -> Res
     let ip = |args: &[&str]| {
         let argv = std::iter::once("ip").chain(args.iter().copied()).map(str::to_owned).collect();
         let run =
-            spec::Command { name: "ip".to_owned(), argv, env: Default::default(), timeout: NETWORK_TIME };
+            spec::Command { name: "ip".to_owned(), argv, env: Default::default(), timeout: NETWORK_TIMEOUT };
         run_to_end(&run, children, reporter)
     };
     ip(&["link", "set", "lo", "up"])?;
@@ -120,7 +120,7 @@ fn shut_down(spec: &NodeSpec, services: &Services) {
     let everyone = Pid::from_raw(-1);
     // ESRCH: there is no process left.
     kill(everyone, Signal::SIGTERM).ok();
-    services.wait_ended(STOP_TIME);
+    services.wait_ended(STOP_TIMEOUT);
     kill(everyone, Signal::SIGKILL).ok();
     for mount in spec.mounts.iter().rev() {
         if let Err(error) = mounts::unmount(&mount.target) {

@@ -14,7 +14,7 @@ use super::services::{Services, StopReason};
 use super::spec::{TestBinary, TestsSpec};
 
 /// The time that a service has to finish its work and to end.
-const STOP_TIME: Duration = Duration::from_secs(40);
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     mounts::unmount_early()?;
@@ -39,9 +39,10 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
         let result = TestBinaryResult { name: binary.name.clone(), end, time: started.elapsed() };
         reporter.send(&Message::TestBinary(result));
     }
-    let late = services.end(STOP_TIME);
-    failed
-        .extend(late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIME:?}")));
+    let late = services.end(STOP_TIMEOUT);
+    failed.extend(
+        late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIMEOUT:?}")),
+    );
     failed.extend(ended.try_iter().filter_map(|ending| match ending {
         StopReason::Failed(why) => Some(why),
         StopReason::PowerOff => None,

@@ -19,7 +19,7 @@ use crate::session::Session;
 const SUITE: &str = "apiserver: provisioner";
 
 /// The timeout of all tests together. Each wait in a test takes at most half a minute.
-const TESTS_TIME: Duration = Duration::from_secs(900);
+const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
@@ -49,12 +49,12 @@ async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -
     let selected = if only.is_empty() { &all } else { only };
     let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVE]).args(selected).log(&log);
     let started = Instant::now();
-    let ended = match tokio::time::timeout(TESTS_TIME, program.finish()).await {
+    let ended = match tokio::time::timeout(TESTS_TIMEOUT, program.finish()).await {
         Ok(finished) => {
             let finished = finished?;
             if finished.status.success() { Ok(()) } else { Err(finished.failure()) }
         }
-        Err(_elapsed) => Err(format!("not done within {TESTS_TIME:?}")),
+        Err(_elapsed) => Err(format!("not done within {TESTS_TIMEOUT:?}")),
     };
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
     for line in output.lines().filter(|line| line.starts_with(COUNTS)) {

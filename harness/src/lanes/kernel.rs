@@ -39,7 +39,7 @@ const SEED: &str = "LOOPFS_TEST_SEED";
 /// the kernel. If all kernels are booted, they run on the default kernel only.
 const ON_ONE_KERNEL: [&str; 3] = ["many_devices::", "restart_storm::", "rpc_table::"];
 
-const BINARY_TIME: Duration = Duration::from_secs(1200);
+const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel, only)).await
@@ -181,7 +181,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
                 args: args.clone(),
                 env: BTreeMap::new(),
                 report: None,
-                timeout: BINARY_TIME,
+                timeout: BINARY_TIMEOUT,
             })
             .collect(),
         ..TestsSpec::default()

@@ -124,7 +124,7 @@ impl Run {
     }
 }
 
-/// `test a::b ... ok`, or the start of such a line, when the test wrote something in between.
+/// Parses `test a::b ... ok`, or the start of such a line if the test wrote other output in between.
 fn started_test(line: &str) -> Option<(String, &str)> {
     let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
@@ -141,7 +141,7 @@ fn outcome(word: &str) -> Option<Outcome> {
     }
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+/// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
 fn totals(line: &str) -> Option<Totals> {
     let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let count = |word: &str| {

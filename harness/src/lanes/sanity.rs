@@ -82,10 +82,10 @@ const EXPANDED_BYTES: u64 = 2 * VOLUME_BYTES;
 const SEED: u32 = 1;
 /// The suite's own timeout. It expires before the suite is killed, so that the suite reports the spec in
 /// progress.
-const SUITE_TIME: Duration = Duration::from_secs(240);
-const SUITE_KILL_TIME: Duration = Duration::from_secs(300);
-const LEFT_TIME: Duration = Duration::from_secs(90);
-const DRIVER_START_TIME: Duration = Duration::from_secs(60);
+const SUITE_TIMEOUT: Duration = Duration::from_secs(240);
+const SUITE_KILL_TIMEOUT: Duration = Duration::from_secs(300);
+const LEFT_TIMEOUT: Duration = Duration::from_secs(90);
+const DRIVER_START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The access types, as arguments of csi-sanity.
 const ACCESS_TYPES: [&str; 2] = ["mount", "block"];
@@ -186,7 +186,7 @@ fn driver() -> Service {
         // The driver registers with a kubelet only after it can serve volumes.
         ready: Some(Ready {
             when: Condition::UnixSocket(format!("{RUN}/{DRIVER}-reg.sock")),
-            within: DRIVER_START_TIME,
+            within: DRIVER_START_TIMEOUT,
         }),
     }
 }
@@ -202,7 +202,7 @@ fn sanity(access_type: &str) -> TestBinary {
         format!("-csi.testvolumeexpandsize={EXPANDED_BYTES}"),
         format!("-ginkgo.seed={SEED}"),
         format!("-ginkgo.skip={COMPARES_CACHES}"),
-        format!("-ginkgo.timeout={}s", SUITE_TIME.as_secs()),
+        format!("-ginkgo.timeout={}s", SUITE_TIMEOUT.as_secs()),
         format!("-ginkgo.json-report={report}"),
         "-ginkgo.no-color".to_owned(),
         "-ginkgo.v".to_owned(),
@@ -213,7 +213,7 @@ fn sanity(access_type: &str) -> TestBinary {
         args: args.to_vec(),
         env: BTreeMap::new(),
         report: Some(report),
-        timeout: SUITE_KILL_TIME,
+        timeout: SUITE_KILL_TIMEOUT,
     }
 }
 
@@ -225,7 +225,7 @@ fn left(access_type: &str) -> TestBinary {
         args: vec!["--exact".to_owned(), LEFT_TEST.to_owned()],
         env: BTreeMap::new(),
         report: None,
-        timeout: LEFT_TIME,
+        timeout: LEFT_TIMEOUT,
     }
 }
 

@@ -20,7 +20,7 @@ use crate::images::qemu::Qemu;
 use crate::session::Session;
 
 /// The timeout of the probe. A kernel with hardware virtualisation reports within two seconds.
-const PROBE_TIME: Duration = Duration::from_secs(12);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The variable that overrides the probe: `kvm` or `tcg`.
 const OVERRIDE: &str = "LOOPFS_ACCELERATOR";
@@ -88,7 +88,7 @@ async fn boots(qemu: &Qemu, kernel: &Kernel, init: &Path, scratch: PathBuf) -> R
         logs: scratch,
     })
     .await?;
-    match vm.wait_ended(PROBE_TIME).await? {
+    match vm.wait_ended(PROBE_TIMEOUT).await? {
         ExitReason::Passed => Ok(()),
         ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!(why),
     }

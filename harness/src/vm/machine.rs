@@ -23,9 +23,9 @@ use crate::process::{Process, tail};
 use crate::progress::seconds;
 
 /// The timeout of QEMU's connections. QEMU connects to its sockets before it starts the guest.
-const CONNECT_TIME: Duration = Duration::from_secs(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time from the verdict to the power-off, in which the guest only syncs its disks.
-const POWER_OFF_TIME: Duration = Duration::from_secs(60);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of attempts to boot if QEMU aborts.
 const MAX_BOOTS: usize = 3;
 /// The time to read remaining output. The console may lag behind the report port, and the stack follows a
@@ -118,7 +118,7 @@ impl Vm {
             .with_context(|| format!("start the virtual machine {}", spec.name))?;
         let connected = async { tokio::try_join!(accept(&console), accept(&report), accept(&control)) };
         let (console, report, control) = tokio::select! {
-            connected = tokio::time::timeout(CONNECT_TIME, connected) => {
+            connected = tokio::time::timeout(CONNECT_TIMEOUT, connected) => {
                 connected.with_context(|| format!("QEMU of {} did not connect", spec.name))??
             }
             status = process.wait() => {
@@ -282,8 +282,8 @@ impl Vm {
     /// The node does not respond, does not end in time, or reports a failure.
     pub async fn power_off(mut self) -> Result<()> {
         self.control.power_off().await.with_context(|| format!("power {} off", self.name))?;
-        let ending = self.wait_ended(POWER_OFF_TIME).await?;
-        let switched_off = tokio::time::timeout(POWER_OFF_TIME, self.process.wait()).await;
+        let ending = self.wait_ended(POWER_OFF_TIMEOUT).await?;
+        let switched_off = tokio::time::timeout(POWER_OFF_TIMEOUT, self.process.wait()).await;
         switched_off.with_context(|| format!("{} was not switched off", self.name))??;
         match ending {
             ExitReason::Passed => Ok(()),

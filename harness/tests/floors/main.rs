@@ -34,7 +34,7 @@ fn workspace() -> PathBuf {
         .to_owned()
 }
 
-/// The crates of the workspace.
+/// Returns the crates of the workspace.
 pub(crate) fn crates() -> Vec<Crate> {
     let root = workspace();
     let text = fs::read_to_string(root.join("Cargo.toml")).expect("read Cargo.toml of the workspace");

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 
 use super::super::measurement::milliseconds;
-use super::watched::{GROW_TIME, Watched};
+use super::watched::{GROW_TIMEOUT, Watched};
 use crate::cluster::Node;
 use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
@@ -54,7 +54,7 @@ pub(super) async fn samples(env: &TestEnv<'_>, node: &Node, users: &[User]) -> R
         freeze(node, driver).await?;
     }
     let seen = watched.into_iter().zip(&all).map(async |(watched, (_, claim, _))| {
-        let took = watched.grow(GROW_TIME).await?;
+        let took = watched.grow(GROW_TIMEOUT).await?;
         by_the_kubelet(env, claim).await?;
         anyhow::Ok(milliseconds(took))
     });

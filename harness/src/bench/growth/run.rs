@@ -10,7 +10,7 @@ use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::kubelet;
 use super::resizes::Provisioner;
-use super::watched::{GROW_TIME, GROWN, SIZE, Watched};
+use super::watched::{GROW_TIMEOUT, GROWN, SIZE, Watched};
 use crate::cluster::{Cluster, Node};
 use crate::progress::Step;
 use crate::session::Session;
@@ -21,7 +21,7 @@ use crate::test_env::workload::Use;
 
 /// The time to create and mount all volumes. The kubelet waits up to two minutes before it retries a failed
 /// mount.
-const START_TIME: Duration = Duration::from_secs(600);
+const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// The expansion of one claim, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -56,7 +56,7 @@ fn volumes(runs: usize) -> u64 {
 async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<Environment> {
     let measure = async |cluster: &Cluster, node: &Node| {
         let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-        env.timeouts.start = START_TIME;
+        env.timeouts.start = START_TIMEOUT;
         measure(session, &env, node, runs).await
     };
     cluster::measured(session, args, "growth", &[], measure).await
@@ -96,7 +96,7 @@ async fn one_after_the_other(env: &TestEnv<'_>, user: &User, step: &Step) -> Res
     for ((claim, r#use), volume) in user.claims.iter().zip(user.volumes()) {
         step.note(claim.clone());
         let watched = Watched::start(env, &user.name, claim, &volume).await?;
-        let visible = watched.grow(GROW_TIME).await?;
+        let visible = watched.grow(GROW_TIMEOUT).await?;
         // The pod sees the new size before the claim's status has it. Only after that has the provisioner
         // finished.
         claims::has(env, claim, GROWN).await?;

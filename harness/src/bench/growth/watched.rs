@@ -13,9 +13,9 @@ pub(super) const SIZE: Size = Size::mebibytes(1);
 pub(super) const GROWN: Size = Size::mebibytes(4);
 /// The timeout of an expansion. It includes an expansion that the kubelet has to complete, so that the
 /// measurement shows it.
-pub(super) const GROW_TIME: Duration = Duration::from_secs(300);
+pub(super) const GROW_TIMEOUT: Duration = Duration::from_secs(300);
 /// The timeout from the start of the program to its first line, on an emulated processor.
-const START_TIME: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Watched<'a> {
     env: &'a TestEnv<'a>,
@@ -33,7 +33,7 @@ impl<'a> Watched<'a> {
     ) -> Result<Watched<'a>> {
         let mut program =
             ExecStream::start(&env.pods(), pod, &["/volume-check", "watch-size", volume]).await?;
-        let line = program.line(START_TIME).await?;
+        let line = program.line(START_TIMEOUT).await?;
         expect(&line, SIZE).with_context(|| format!("volume {volume} before it grows"))?;
         Ok(Watched { env, claim, program })
     }

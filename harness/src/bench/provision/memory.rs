@@ -8,14 +8,14 @@ use anyhow::Result;
 use crate::cluster::Node;
 
 /// The timeout of a program that reads some files of /proc, on an emulated processor.
-const TIME: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the peak resident memory in bytes, since their start, of the processes that run `programs`. All
 /// must be running.
 pub(super) async fn peak(node: &Node, programs: &[&str]) -> Result<u64> {
     // Both commands fail for processes that have ended and for kernel threads, so their exit codes are ignored.
     let text =
-        async |script: &str| Ok::<_, anyhow::Error>(node.exec(&["sh", "-c", script], TIME).await?.stdout);
+        async |script: &str| Ok::<_, anyhow::Error>(node.exec(&["sh", "-c", script], TIMEOUT).await?.stdout);
     let links = text("ls -l /proc/[0-9]*/exe").await?;
     let peaks = text("grep -H '^VmHWM:' /proc/[0-9]*/status").await?;
     sum(&links, &peaks, programs)

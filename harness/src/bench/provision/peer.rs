@@ -44,7 +44,7 @@ const USER: &str = "sidecars";
 const DIR: &str = "/run/peer";
 
 /// The timeout of a command on an emulated processor.
-const COMMAND_TIME: Duration = Duration::from_secs(60);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The rate limit of each sidecar's requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -93,7 +93,7 @@ impl<'a> Peer<'a> {
             control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })?;
         let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
         let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/kubeconfig");
-        node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIME).await?;
+        node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIMEOUT).await?;
         let driver = start(node, DRIVER, &driver_args(node.name())).await?;
         Ok(Peer { client, node, driver })
     }
@@ -112,7 +112,7 @@ impl<'a> Peer<'a> {
     /// Copies the logs of its processes to `directory`, for the user.
     pub(super) async fn save_logs(&self, directory: &Path) -> Result<()> {
         for name in [PROVISIONER, RESIZER, DRIVER] {
-            let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIME).await?;
+            let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIMEOUT).await?;
             let path = directory.join(format!("peer-{name}.log"));
             std::fs::write(&path, log.stdout).with_context(|| format!("write {}", path.display()))?;
         }
@@ -141,7 +141,7 @@ impl Running<'_> {
     /// Kills the process, because its work need not be finished.
     async fn stop(self) -> Result<()> {
         let script = "kill -KILL \"$1\" && tail --pid=\"$1\" -f /dev/null";
-        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid], COMMAND_TIME).await;
+        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid], COMMAND_TIMEOUT).await;
         ended
             .with_context(|| format!("{} does not run on the node: see peer-{}.log", self.name, self.name))
             .map(drop)
@@ -160,7 +160,8 @@ async fn start<'a>(node: &'a Node, name: &'static str, args: &[String]) -> Resul
     let program = format!("{TOOLS_DIR}/{name}");
     let mut argv = vec!["sh", "-c", &script, "sh", node.name(), &program];
     argv.extend(args.iter().map(String::as_str));
-    let pid = node.output(&argv, COMMAND_TIME).await.with_context(|| format!("start {name} on the node"))?;
+    let pid =
+        node.output(&argv, COMMAND_TIMEOUT).await.with_context(|| format!("start {name} on the node"))?;
     Ok(Running { node, name, pid: pid.trim().to_owned() })
 }
 

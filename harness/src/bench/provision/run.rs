@@ -25,9 +25,9 @@ const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
 const PROGRAMS: [&str; 2] = ["/loopfs-provisioner", "/loopfs-csi"];
 
 /// The timeout for one claim and the start of a provisioner.
-const WARM_UP_TIME: Duration = Duration::from_secs(120);
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(120);
 /// The timeout for all claims with a provisioner that is limited to five requests a second.
-const BIND_TIME: Duration = Duration::from_secs(900);
+const BIND_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The size of a run.
 #[derive(Clone, Copy, Debug)]
@@ -138,14 +138,14 @@ impl Bench<'_> {
     /// Provisions one claim. After it is bound, the provisioner has started and filled its caches.
     async fn warm_up(&self, contender: Contender<'_>, name: &str) -> Result<Batch> {
         let batch = self.batch(contender, name, 1);
-        batch.bind(WARM_UP_TIME).await?;
+        batch.bind(WARM_UP_TIMEOUT).await?;
         Ok(batch)
     }
 
     async fn sample(&self, contender: Contender<'_>, name: &str) -> Result<(Sample, Batch)> {
         let batch = self.batch(contender, name, self.claims);
         let before = self.log.end()?;
-        let time = batch.bind(BIND_TIME).await?;
+        let time = batch.bind(BIND_TIMEOUT).await?;
         let writes = self.log.writes(before, contender.user)?;
         let peak = memory::peak(self.node, contender.programs).await?;
         let claims = self.claims as f64;

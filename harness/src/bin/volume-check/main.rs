@@ -32,7 +32,7 @@ const BYTES_PER_INODE: u64 = 2048;
 const POLL: Duration = Duration::from_millis(500);
 
 /// The timeout of a request, so that a silent client does not block others.
-const REQUEST_TIME: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -161,7 +161,7 @@ fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
 
 /// Reads the complete request first: closing a socket with unread bytes resets it, and the response is lost.
 fn answer(mut stream: TcpStream, verdict: &str) -> io::Result<()> {
-    stream.set_read_timeout(Some(REQUEST_TIME))?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     let request = BufReader::new(stream.try_clone()?);
     for line in request.lines() {
         if line?.is_empty() {

@@ -88,7 +88,7 @@ fn file_in(directory: &Path) -> PathBuf {
     directory.join("kept").join("data")
 }
 
-/// The pattern depends on the path, so that a volume at another path is detected.
+/// Returns the pattern of a volume. It depends on the path, so that a volume at another path is detected.
 fn pattern(volume: &Volume) -> Pattern {
     Pattern::of(&volume.path().to_string_lossy())
 }

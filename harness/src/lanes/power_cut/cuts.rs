@@ -177,7 +177,7 @@ mod tests {
         Entry::Write { offset: 1 << 20, data: vec![byte; 512] }
     }
 
-    /// Each operation once, with a write, a flush and a write inside.
+    /// Returns a log of each operation once, with a write, a flush and a write inside.
     fn log() -> Vec<Entry> {
         let mut entries = vec![written(0), Entry::Flush];
         for operation in OPERATIONS {

@@ -44,8 +44,8 @@ const SEED: &str = "LOOPFS_POWER_CUT_SEED";
 
 const PROGRAM: &str = "/tests/power_cut";
 const DISK_MIB: u64 = 1024;
-const WORK_TIME: Duration = Duration::from_secs(240);
-const CHECK_TIME: Duration = Duration::from_secs(120);
+const WORK_TIMEOUT: Duration = Duration::from_secs(240);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The parts that all machines of one kernel share.
 pub(super) struct Machine<'a> {
@@ -113,14 +113,14 @@ async fn cut_and_check(
 }
 
 async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
-    let mut binary = binary("work", WORK, WORK_TIME);
+    let mut binary = binary("work", WORK, WORK_TIMEOUT);
     binary.args.push("--nocapture".to_owned());
     binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
     let spec = spec(std::slice::from_ref(disk), vec![binary]);
     let vm = machine.with("power-cut-work", vec![disk.clone()], spec).boot().await?;
     let mut missing = format!("fewer than {LINES} lines were said");
     for lines in (LINES..).step_by(MORE_LINES) {
-        let said = vm.wait_said("work", lines, WORK_TIME).await;
+        let said = vm.wait_said("work", lines, WORK_TIMEOUT).await;
         said.with_context(|| format!("not all is done that is to be cut: {missing}"))?;
         match write_log::read(&disk.write_log()).and_then(|entries| cuts(&entries, seed)) {
             Ok(_) => break,
@@ -131,7 +131,7 @@ async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
 }
 
 async fn check(machine: &Machine<'_>, disks: Vec<Disk>, step: &Step) -> Result<GuestResults> {
-    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIME)).collect();
+    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIMEOUT)).collect();
     let spec = spec(&disks, binaries);
     machine.with("power-cut-check", disks, spec).run(step).await
 }
