@@ -1,4 +1,4 @@
-//! The command line: what can be asked, and how an answer becomes an exit code.
+//! The command line, and the exit code of each command.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::report::Report;
 use crate::session::Session;
 use crate::{bench, e2e, lanes, up};
 
-/// Runs loopfs on the real thing: real kernels in QEMU, a real kubelet, a real control plane.
+/// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
-/// Nothing needs root beyond installing a few distribution packages; what is missing is named, with
-/// the one line that installs it. Everything built or fetched is cached under the user's cache
-/// directory, so only the first run is slow.
+/// Only the installation of a few distribution packages needs root. If one is missing, the message has the
+/// command that installs it. Everything built or downloaded is cached in the user's cache directory, so only
+/// the first run is slow.
 #[derive(Debug, Parser)]
 #[command(name = "cargo harness", bin_name = "cargo harness", after_help = EXAMPLES)]
 struct Cli {
@@ -39,9 +39,9 @@ Examples:
 enum Command {
     /// Run test lanes: unit, apiserver, kernel, sanity, e2e (all of them unless --lane selects).
     Test(lanes::TestArgs),
-    /// Run the main job end to end on a cluster of its own, or on any cluster by --kubeconfig.
+    /// Run the end-to-end scenarios on a cluster of the harness, or on any cluster with --kubeconfig.
     E2e(e2e::Args),
-    /// Measure, and hold the figures against what is claimed of them.
+    /// Run a benchmark and compare its results with the thresholds.
     Bench(bench::Args),
     /// Start a cluster with the driver installed, and leave it running.
     Up(up::UpArgs),
@@ -49,8 +49,8 @@ enum Command {
     Down(up::DownArgs),
 }
 
-/// What a person who presses Ctrl-C can be asked to wait for an orderly end.
-const UNWIND_TIME: Duration = Duration::from_secs(30);
+/// The time for an orderly end after Ctrl-C.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Parses the command line and runs it. Errors are printed once, with their causes.
 #[must_use]
@@ -67,7 +67,7 @@ pub fn main() -> ExitCode {
         let session = Session::new()?;
         unwind_on_signal(&session, run(&session, cli.command)).await
     });
-    // A blocking thread that still waits on something must not keep a finished run alive.
+    // A blocking thread that still waits must not delay the exit of a finished run.
     runtime.shutdown_timeout(Duration::from_secs(5));
     match result {
         Ok(code) => code,
@@ -97,7 +97,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Writes the report where people and machines look, and turns it into the exit code.
+/// Prints the report, writes its files, and returns the exit code.
 fn conclude(session: &Session, name: &str, report: Report) -> anyhow::Result<ExitCode> {
     let dir = session.workspace.reports(name);
     report.write(&dir)?;
@@ -111,8 +111,9 @@ fn conclude(session: &Session, name: &str, report: Report) -> anyhow::Result<Exi
     Ok(if report.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs `work` to its end. The first signal asks it to stop and gives it [`UNWIND_TIME`]; a second
-/// signal, or the end of that time, drops it, and every process it owns is killed by its owner.
+/// Runs `work` to its end. The first signal cancels the session, and `work` has [`STOP_TIMEOUT`] to end. A
+/// second signal, or the end of that time, drops `work`. Every process that it owns is then killed by its
+/// owner.
 async fn unwind_on_signal<F>(session: &Session, work: F) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
@@ -134,8 +135,8 @@ where
         }
         _ = interrupt.recv() => anyhow::bail!("stopped immediately by a second signal"),
         _ = terminate.recv() => anyhow::bail!("stopped immediately by a second signal"),
-        () = tokio::time::sleep(UNWIND_TIME) => {
-            anyhow::bail!("stopped by a signal; the clean-up did not end within {UNWIND_TIME:?} and was cut short")
+        () = tokio::time::sleep(STOP_TIMEOUT) => {
+            anyhow::bail!("stopped by a signal; the clean-up did not end within {STOP_TIMEOUT:?} and was cut short")
         }
     }
 }

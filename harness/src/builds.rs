@@ -1,4 +1,4 @@
-//! Which programs of the workspace are built for guests, pods and nodes.
+//! The programs of the workspace that are built for guests, pods and nodes.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub(crate) struct DriverPrograms {
 /// Builds the programs of the guest side.
 ///
 /// # Errors
-/// They do not compile.
+/// The programs do not compile.
 pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
     let args = ["build", "--release", "--package", "harness", "--no-default-features", "--bins"];
     let built = programs(session, "build the guest's programs", &args).await?;
@@ -39,7 +39,7 @@ pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
 /// Builds the driver.
 ///
 /// # Errors
-/// It does not compile.
+/// The driver does not compile.
 pub(crate) async fn driver_programs(session: &Session) -> Result<DriverPrograms> {
     let args = ["build", "--release", "--package", "csi", "--package", "provisioner", "--bins"];
     let built = programs(session, "build the driver", &args).await?;
@@ -52,7 +52,7 @@ pub(crate) async fn driver_programs(session: &Session) -> Result<DriverPrograms>
 /// Builds the command line tool of loopfs.
 ///
 /// # Errors
-/// It does not compile.
+/// The tool does not compile.
 pub(crate) async fn loopfs_tool(session: &Session) -> Result<PathBuf> {
     let args = ["build", "--release", "--package", "loopfs", "--features", "loopfs/cli", "--bin", "loopfs"];
     let built = programs(session, "build the tool loopfs", &args).await?;

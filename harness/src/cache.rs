@@ -1,7 +1,8 @@
-//! Artifacts that are built once: a directory per recipe, named by a hash of all that went into it.
+//! Artifacts that are built once: a directory per recipe, named by a hash of all its inputs.
 //!
-//! An artifact is complete or absent. It is built in a directory beside its final name, synced, and
-//! renamed; a lock per artifact lets two runs share one build, and a killed run leaves nothing in the way.
+//! An artifact is complete or absent. It is built in a directory beside its final name, synced, and renamed.
+//! A lock per artifact lets two runs share one build. The next build removes the directory that a killed run
+//! left.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -19,10 +20,10 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// `$XDG_CACHE_HOME/loopfs`, or `~/.cache/loopfs`.
+    /// Opens `$XDG_CACHE_HOME/loopfs`, or `~/.cache/loopfs`.
     ///
     /// # Errors
-    /// Neither variable is set, or the directory cannot be made.
+    /// Neither variable is set, or the directory cannot be created.
     pub fn open() -> Result<Cache> {
         let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
             Some(base) => PathBuf::from(base),
@@ -35,7 +36,7 @@ impl Cache {
     }
 
     /// # Errors
-    /// The directory cannot be made.
+    /// The directory cannot be created.
     pub fn at(root: PathBuf) -> Result<Cache> {
         std::fs::create_dir_all(&root).with_context(|| format!("create the cache {}", root.display()))?;
         Ok(Cache { root })
@@ -46,11 +47,11 @@ impl Cache {
         &self.root
     }
 
-    /// The artifact of `recipe`: as it is if it was built before, else made by `build`, which is given an
-    /// empty directory to fill.
+    /// Returns the artifact of `recipe` from the cache. If it is missing, `build` creates it in an empty
+    /// directory.
     ///
     /// # Errors
-    /// Those of `build`, in which case nothing is kept, and those of the file system.
+    /// An error of `build`, after which nothing is kept, or of the file system.
     pub async fn artifact<F>(&self, recipe: &Recipe, build: F) -> Result<PathBuf>
     where
         F: AsyncFnOnce(&Path) -> Result<()>,
@@ -66,7 +67,7 @@ impl Cache {
             return Ok(target);
         }
         let building = parent.join(format!(".{}.building", recipe.key()));
-        // Ours to remove: the lock says that no live run is filling it.
+        // The lock proves that no live run is using this directory, so it can be removed.
         remove_dir(&building)?;
         std::fs::create_dir(&building).with_context(|| format!("create {}", building.display()))?;
         let built = build(&building).await.with_context(|| format!("build {}", recipe.name()));
@@ -86,10 +87,11 @@ impl Cache {
     }
 }
 
-/// Takes the lock of a file, and waits while another process has it. The kernel releases it when its holder ends.
+/// Locks a file, and waits while another process holds the lock. The kernel releases the lock when its holder
+/// ends.
 ///
 /// # Errors
-/// The file cannot be made or locked.
+/// The file cannot be created or locked.
 pub async fn lock(path: &Path) -> Result<Flock<File>> {
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || {
@@ -100,7 +102,7 @@ pub async fn lock(path: &Path) -> Result<Flock<File>> {
     .await?
 }
 
-/// Takes the lock like [`lock`], but returns `None` if another process has it.
+/// Locks a file like [`lock`], but returns `None` if another process holds the lock.
 ///
 /// # Errors
 /// As [`lock`].
@@ -113,13 +115,13 @@ pub fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
 }
 
 fn open_lock(path: &Path) -> Result<File> {
-    // Not truncated, not removed: it is only ever locked.
+    // The file is only locked, never truncated or removed.
     let mut options = File::options();
     options.create(true).truncate(false).write(true);
     options.open(path).with_context(|| format!("open the lock {}", path.display()))
 }
 
-/// Everything that determines an artifact. Two recipes with the same inputs have the same artifact.
+/// All inputs of an artifact. Two recipes with the same inputs have the same artifact.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     name: String,
@@ -127,17 +129,17 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// `name` is a path component: the kind of artifact. `version` is raised when the code that builds it
-    /// changes what it builds.
+    /// Creates a recipe. `name` is a path component: the kind of artifact. Increase `version` when a change
+    /// of the code changes what it builds.
     #[must_use]
     pub fn new(name: &str, version: u32) -> Recipe {
         Recipe { name: name.to_owned(), hash: Sha256::new() }.with("recipe version", version.to_string())
     }
 
-    /// Adds one input, by its label.
+    /// Adds one input with its label.
     #[must_use]
     pub fn with(mut self, label: &str, value: impl AsRef<[u8]>) -> Recipe {
-        // Lengths keep ("ab", "c") and ("a", "bc") apart.
+        // The lengths distinguish ("ab", "c") from ("a", "bc").
         for part in [label.as_bytes(), value.as_ref()] {
             self.hash.update((part.len() as u64).to_le_bytes());
             self.hash.update(part);
@@ -148,12 +150,12 @@ impl Recipe {
     /// Adds the content of a file.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn with_file(self, label: &str, path: &Path) -> Result<Recipe> {
         Ok(self.with(label, digest_file(path)?))
     }
 
-    /// Adds another artifact, which is named by its own content.
+    /// Adds another artifact, whose name is the hash of its inputs.
     #[must_use]
     pub fn with_artifact(self, label: &str, artifact: &Path) -> Recipe {
         self.with(label, artifact.file_name().unwrap_or_default().as_bytes())
@@ -171,10 +173,10 @@ impl Recipe {
     }
 }
 
-/// SHA-256 of a file, in hexadecimal.
+/// Returns the SHA-256 of a file, in hexadecimal.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn digest_file(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
     let mut hash = Sha256::new();
@@ -187,18 +189,18 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Syncs what was built and gives it its name, so that a crash leaves all of it or nothing.
+/// Syncs a new artifact and renames it to its final name, so that a crash leaves all of it or nothing.
 fn publish(building: &Path, target: &Path) -> Result<()> {
     let parent = target.parent().context("an artifact has a parent")?;
     let directory = File::open(building)?;
-    // One call for any number of files; the artifact is no larger than a few hundred MB.
+    // One syncfs for any number of files. An artifact has at most a few hundred MB.
     nix::unistd::syncfs(&directory)?;
     std::fs::rename(building, target)?;
     File::open(parent)?.sync_all()?;
     Ok(())
 }
 
-/// Removes a directory and what is in it. That it is not there is no error.
+/// Removes a directory with its content. A missing directory is not an error.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_run_left_half_built_is_not_used() {
+    async fn an_incomplete_artifact_of_a_killed_run_is_not_used() {
         let (_dir, cache) = cache();
         let recipe = Recipe::new("thing", 1);
         let half = cache.root().join("thing").join(format!(".{}.building", recipe.key()));
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_depends_on_every_input_and_on_where_one_ends() {
+    fn the_key_depends_on_every_input_and_its_length() {
         let key = |a: &str, b: &str| Recipe::new("thing", 1).with(a, b).key();
         assert_eq!(key("ab", "c"), key("ab", "c"));
         assert_ne!(key("ab", "c"), key("a", "bc"));

@@ -1,7 +1,7 @@
-//! Fake nodes: Node objects without a kubelet or a virtual machine, on which the driver is installed. What Kubernetes does without a
-//! kubelet takes seconds there.
+//! Fake nodes: Node objects without a kubelet or a virtual machine, on which the driver is installed. What
+//! Kubernetes does without a kubelet takes seconds there.
 //!
-//! The provisioner's live tests know these nodes, and have on each no rights but those of the manifests.
+//! The provisioner's live tests use these nodes. On each, they have only the rights of the manifests.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,25 +23,26 @@ use crate::rust_build::{self, Profile};
 use crate::session::Session;
 use crate::test_env::manifests::Manifests;
 
-/// The package whose tests they are, and what adds them to it.
+/// The package of the live tests, and the feature that enables them.
 const PACKAGE: &str = "provisioner";
 const FEATURE: &str = "apiserver-tests";
 
-/// The nodes that the tests know.
+/// The nodes that the tests use.
 pub(crate) const NODES: [&str; 2] = ["node-a", "node-b"];
-/// Where the tests find who the provisioner of node N is: `N.kubeconfig`.
+/// The variable with the directory of the kubeconfigs of each node N's provisioner: `N.kubeconfig`.
 const KUBECONFIGS: &str = "PROVISIONER_KUBECONFIGS";
 
-/// From the manifests to a pod of the driver that has its node.
-const SCHEDULING_TIME: Duration = Duration::from_secs(120);
+/// The timeout from the application of the manifests until a pod of the driver is scheduled.
+const SCHEDULING_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The module of all live tests.
 pub(crate) const ALL: &str = "live_tests::";
-/// No test: a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
+/// Not a test but a provisioner of the first node with its volumes in memory, which serves until SIGTERM.
 pub(crate) const SERVE: &str = "live_tests::serving::until_sigterm";
 
-/// Builds the provisioner's live tests, starts a control plane that logs to `logs`, makes the nodes, installs the driver on them, has
-/// `run` do what it wants with the tests as a program that finds all that, and ends the control plane.
+/// Builds the provisioner's live tests, starts a control plane that logs to `logs`, creates the nodes and
+/// installs the driver on them. Then calls `run` with the test program and its environment, and stops the
+/// control plane.
 pub(crate) async fn with_live_tests<T>(
     session: &Session,
     profile: ClusterProfile,
@@ -55,13 +56,13 @@ pub(crate) async fn with_live_tests<T>(
         ClusterProfile::Benchmark => Profile::Release,
     };
     let tests = rust_build::unit_tests(session, PACKAGE, FEATURE, build).await?;
-    // An earlier run's would be read as this one's.
+    // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let spec = ClusterSpec {
         dir: directory.path().to_owned(),
         logs: logs.to_owned(),
-        // It does not outlive the machine's power.
+        // The control plane need not survive a power cut of the machine.
         durability: Durability::Unsafe,
         profile,
     };
@@ -77,14 +78,15 @@ pub(crate) async fn with_live_tests<T>(
         run(program, &control_plane).await
     };
     let ran = ran.await;
-    // Also when that failed: the end of the logs is worth having.
+    // Also after a failure the control plane is stopped in order, so that its logs are complete.
     let stopped = control_plane.stop().await;
     let ran = ran?;
     stopped?;
     Ok(ran)
 }
 
-/// Makes the nodes, applies the manifests, and returns the directory with the kubeconfig of each node's provisioner.
+/// Creates the nodes, applies the manifests, and returns the directory with the kubeconfig of each node's
+/// provisioner.
 async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<PathBuf> {
     let client = control_plane.client();
     let driver: CSIDriver = manifests.only("CSIDriver")?;
@@ -92,12 +94,13 @@ async fn install(control_plane: &ControlPlane, manifests: &Manifests) -> Result<
         register(client, name, &driver.name_any()).await?;
     }
     manifests.apply(client).await?;
-    let pods = until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIME, |pods| {
-        let missing: Vec<_> =
-            NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
-        State::when(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
-    })
-    .await?;
+    let pods =
+        until(Api::<Pod>::all(client.clone()), watcher::Config::default(), SCHEDULING_TIMEOUT, |pods| {
+            let missing: Vec<_> =
+                NODES.iter().filter(|node| !pods.values().any(|pod| node_of(pod) == Some(node))).collect();
+            State::when(missing.is_empty(), format!("no pod of the driver on {missing:?}"))
+        })
+        .await?;
     let mut directory = None;
     for pod in pods.values() {
         let Some(node) = node_of(pod) else { continue };
@@ -111,7 +114,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// What a kubelet would tell of itself, and of the driver once that has registered.
+/// Writes what a kubelet would report about its node, and about the driver after its registration.
 async fn register(client: &Client, name: &str, driver: &str) -> Result<()> {
     let topology = format!("topology.{driver}/node");
     let node: Node = serde_json::from_value(json!({

@@ -1,4 +1,4 @@
-//! Programs built from pinned Go modules: a `go.mod` with `tool` lines and its `go.sum` are the recipe.
+//! Builds programs from pinned Go modules. The recipe is a `go.mod` with `tool` lines and its `go.sum`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,29 +8,29 @@ use crate::cache::Recipe;
 use crate::process::{Finished, Program};
 use crate::session::Session;
 
-/// A directory of `vm-images` whose `tool` lines name programs to build.
+/// A directory of `vm-images` whose `tool` lines name the programs to build.
 #[derive(Clone, Copy, Debug)]
 pub struct GoModule {
-    /// The directory, and the name the artifact is cached under.
+    /// The name of the directory and of the artifact in the cache.
     pub name: &'static str,
-    /// The required module that gives the programs their version.
+    /// The required module whose version the programs have.
     pub versioned_by: &'static str,
-    /// `-X` variables that are set to that version, with and without its `v`, major and minor.
+    /// The `-X` variables that are set to parts of that version.
     pub version_variables: &'static [VersionVariable],
-    /// Programs whose package path ends in another name than users know: (built as, called).
+    /// Programs whose package path ends in another name than the one users know: (built name, final name).
     pub renamed: &'static [(&'static str, &'static str)],
-    /// The remedy for a user who has no Go.
+    /// The remedy for a user without Go.
     pub without_go: Option<&'static str>,
 }
 
-/// A string variable of the linked program, and the part of the version that goes into it.
+/// A string variable of the linked program, and the part of the version that it is set to.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionVariable {
     pub variable: &'static str,
     pub value: fn(&Version) -> String,
 }
 
-/// A module's version, `v1.36.3`.
+/// The version of a module, such as `v1.36.3`.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Version {
     pub major: u32,
@@ -45,7 +45,7 @@ impl std::fmt::Display for Version {
 }
 
 impl Version {
-    /// Reads `v1.36.3`, `go1.26.8` or `1.26.0`; what follows the numbers is left aside.
+    /// Parses `v1.36.3`, `go1.26.8` or `1.26.0`, and ignores the text after the numbers.
     #[must_use]
     pub fn parse(text: &str) -> Option<Version> {
         let numbers = text.trim_start_matches(|c: char| !c.is_ascii_digit());
@@ -55,7 +55,7 @@ impl Version {
     }
 }
 
-/// Builds the module's programs, or finds them built, and returns the directory that holds them.
+/// Builds the module's programs or takes them from the cache, and returns their directory.
 ///
 /// # Errors
 /// Go is missing or too old, a module cannot be fetched, or the build fails.
@@ -105,7 +105,7 @@ pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
         .await
 }
 
-/// The version of a module that `go.mod` requires.
+/// Returns the version of a module that `go.mod` requires.
 #[must_use]
 pub fn required_version(go_mod: &str, module: &str) -> Option<Version> {
     go_mod.lines().find_map(|line| {
@@ -114,25 +114,25 @@ pub fn required_version(go_mod: &str, module: &str) -> Option<Version> {
     })
 }
 
-/// The toolchain Go will use for this module, such as `go1.26.8 linux/amd64`.
+/// Returns the toolchain that Go will use for this module, such as `go1.26.8 linux/amd64`.
 async fn toolchain(source: &Path, go_mod: &str) -> Result<String> {
     let Finished { stdout, .. } = go(source).args(["env", "GOVERSION", "GOOS", "GOARCH"]).run().await?;
     let words: Vec<&str> = stdout.split_whitespace().collect();
     let [version, os, arch] = words.as_slice() else {
         anyhow::bail!("`go env GOVERSION GOOS GOARCH` answered {stdout:?}");
     };
-    // Go before 1.21 neither obeys the `go` line nor fetches the toolchain it asks for.
+    // Go before 1.21 neither obeys the `go` line nor downloads the toolchain that it requires.
     let needed = go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or("1.24");
     let too_old = match (Version::parse(version), Version::parse(needed)) {
         (Some(installed), Some(needed)) => installed < needed,
-        // A development toolchain without numbers is newer than any release.
+        // A development toolchain without numbers counts as newer than any release.
         _ => false,
     };
     anyhow::ensure!(!too_old, "{version} is installed, go {needed} or newer is needed");
     Ok(format!("{version} {os}/{arch}"))
 }
 
-/// The go command, for the machine it runs on, free of what a user's environment may say about other work.
+/// Returns the go command for this machine, without settings of the user's environment for other work.
 fn go(source: &Path) -> Program {
     Program::new("go")
         .current_dir(source)

@@ -1,8 +1,8 @@
-//! Drives the built binaries, images and manifests of this workspace against real kernels and a
-//! real kubelet. Links to none of the other crates: what it knows, a user can see.
+//! Tests the built binaries, images and manifests of this workspace with real kernels and a real kubelet. It
+//! links to none of the other crates, so it sees only what a user can see.
 //!
-//! Two halves share one crate. [`guest`] runs inside the virtual machine as PID 1 and is built
-//! static and without the `host` feature; everything else runs on the host.
+//! The crate has two parts. [`guest`] runs as PID 1 in the virtual machine; it is built static and without
+//! the `host` feature. All other modules run on the host.
 
 pub mod guest;
 

@@ -1,4 +1,5 @@
-//! Distribution packages the host needs: installed where we may, else named in one line to paste.
+//! The distribution packages that the host needs. They are installed if the user may do that; otherwise an
+//! error has the command to paste.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::process::{Program, find};
 use crate::session::Session;
 
-/// A program the harness runs, or a file it reads, and the Debian package that brings it.
+/// A program that the harness runs, or a file that it reads, and its Debian package.
 #[derive(Clone, Copy, Debug)]
 pub struct Tool {
     program: &'static str,
@@ -25,18 +26,19 @@ pub const MKFS_XFS: Tool = tool("mkfs.xfs", "xfsprogs");
 pub const MKE2FS: Tool = tool("mke2fs", "e2fsprogs");
 pub const XZ: Tool = tool("xz", "xz-utils");
 pub const SETPRIV: Tool = tool("setpriv", "util-linux");
-/// Debian's keys, which another distribution need not have.
+/// Debian's keys, which another distribution may lack.
 const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring");
-/// Sub-ids of an ordinary user, so that a root file system with several owners needs no root.
+/// newuidmap maps the subordinate ids of an ordinary user. With it, building a root file system with several
+/// owners needs no root.
 const NEWUIDMAP: Tool = tool("newuidmap", "uidmap");
 
-/// What making images and booting them needs.
+/// The tools that build and boot images.
 pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKE2FS, XZ, SETPRIV];
 
-/// Makes sure that every tool is there.
+/// Checks that every tool is installed, and installs missing ones if possible.
 ///
 /// # Errors
-/// Some are not and cannot be installed by this user; the message is the line that does it.
+/// Tools are missing and this user cannot install them; the message has the command that does.
 pub async fn ensure(session: &Session, tools: &[Tool]) -> Result<()> {
     let root = nix::unistd::geteuid().is_root();
     let mut wanted: Vec<Tool> = tools.to_vec();
@@ -62,7 +64,7 @@ pub async fn ensure(session: &Session, tools: &[Tool]) -> Result<()> {
     Ok(())
 }
 
-/// The packages of the tools that are not installed, without repetition.
+/// Returns the packages of the tools that are not installed, without repetition.
 fn missing(tools: &[Tool], installed: impl Fn(&str) -> bool) -> BTreeSet<&'static str> {
     tools.iter().filter(|tool| !installed(tool.program)).map(|tool| tool.package).collect()
 }
@@ -71,14 +73,14 @@ async fn install(packages: &BTreeSet<&'static str>) -> Result<()> {
     let apt_get = || Program::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
     let install = || {
         apt_get()
-            // A dpkg lock held by an unattended upgrade is waited for.
+            // Wait if an unattended upgrade holds the dpkg lock.
             .args(["-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends"])
             .args(packages.iter().copied())
     };
     if Path::new("/var/cache/apt/pkgcache.bin").exists() && install().finish().await?.status.success() {
         return Ok(());
     }
-    // No package lists yet, or ones so old that the mirror has moved on.
+    // There are no package lists yet, or they are outdated and the mirror has newer packages.
     apt_get().args(["-o", "DPkg::Lock::Timeout=300", "update"]).run().await.context("apt-get update")?;
     install().run().await.context("apt-get install")?;
     Ok(())

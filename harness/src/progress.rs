@@ -1,7 +1,7 @@
-//! Live progress: spinners on a terminal, timestamped lines anywhere else.
+//! Live progress: spinners on a terminal, and otherwise timestamped lines.
 //!
-//! Either way a person can tell a slow step from a hung one: a spinner counts its seconds, and without
-//! a terminal each step that lasts says every `HEARTBEAT` that it is alive.
+//! Both distinguish a slow step from a hung one: a spinner counts its seconds, and without a terminal a long
+//! step prints a line every `HEARTBEAT`.
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
@@ -12,7 +12,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// Where steps of work are shown. Cloning is cheap; all clones share one display.
+/// The display of all steps in progress. Clones share one display.
 #[derive(Clone, Debug)]
 pub struct Progress {
     display: Display,
@@ -43,7 +43,8 @@ impl Progress {
         Progress { display: Display::Plain(steps) }
     }
 
-    /// Begins a step. It is shown until it is [`done`](Step::done), or dropped, which says it stopped.
+    /// Begins a step. It is displayed until [`done`](Step::done). A step that is dropped before is displayed
+    /// as stopped.
     #[must_use]
     pub fn step(&self, title: impl Into<String>) -> Step {
         let title = title.into();
@@ -68,16 +69,16 @@ impl Progress {
         Step { progress: self.clone(), title, started: Instant::now(), shown, ended: false }
     }
 
-    /// Prints a line above whatever is in progress.
+    /// Prints a line above the steps in progress.
     pub fn line(&self, text: impl AsRef<str>) {
         match &self.display {
-            // A terminal that went away must not fail the run.
+            // A closed terminal must not fail the run.
             Display::Terminal(multi) => drop(multi.println(text.as_ref())),
             Display::Plain(_) => print_line(text.as_ref()),
         }
     }
 
-    /// Takes the live display away, so that ordinary output can follow.
+    /// Removes the live display, so that ordinary output can follow.
     pub fn finish(&self) {
         if let Display::Terminal(multi) = &self.display {
             drop(multi.clear());
@@ -108,7 +109,8 @@ enum Shown {
 }
 
 impl Step {
-    /// Says what the step is doing right now. Cheap: call it for every line of a build's output.
+    /// Sets the text about the current work of the step. It is cheap enough for every line of a build's
+    /// output.
     pub fn note(&self, text: impl Into<Cow<'static, str>>) {
         match &self.shown {
             Shown::Bar(bar) => bar.set_message(text),
@@ -116,7 +118,7 @@ impl Step {
         }
     }
 
-    /// A handle by which another thread can [`note`](Step::note) for this step.
+    /// Returns a handle with which another thread can [`note`](Step::note) for this step.
     #[must_use]
     pub fn notes(&self) -> Notes {
         Notes(match &self.shown {
@@ -130,12 +132,12 @@ impl Step {
         self.started.elapsed()
     }
 
-    /// Ends the step well. `summary` may be empty.
+    /// Ends the step as succeeded. `summary` may be empty.
     pub fn done(mut self, summary: impl AsRef<str>) {
         self.end("ok", summary.as_ref());
     }
 
-    /// Ends the step badly. The error itself is for the caller to report.
+    /// Ends the step as failed. The caller reports the error itself.
     pub fn failed(mut self, summary: impl AsRef<str>) {
         self.end("FAILED", summary.as_ref());
     }
@@ -159,7 +161,7 @@ impl Drop for Step {
     }
 }
 
-/// See [`Step::notes`].
+/// A handle for notes of a step: see [`Step::notes`].
 #[derive(Debug)]
 pub struct Notes(Shown);
 
@@ -172,7 +174,7 @@ impl Notes {
     }
 }
 
-/// `7.2 s`, `3 min 09 s`.
+/// Returns a duration as text: `7.2 s`, `3 min 09 s`.
 #[must_use]
 pub fn seconds(duration: Duration) -> String {
     if duration < Duration::from_secs(60) {
@@ -205,7 +207,7 @@ fn heartbeat(steps: &Weak<Mutex<Vec<Weak<PlainStep>>>>) {
 
 fn print_line(text: &str) {
     let now = jiff::Zoned::now().strftime("%H:%M:%S").to_string();
-    // A reader that went away must not fail the run.
+    // A closed standard error must not fail the run.
     drop(writeln!(std::io::stderr(), "{now} {text}"));
 }
 

@@ -1,4 +1,4 @@
-//! What ran, how it ended, and how long it took: for people, for CI and for the exit code.
+//! The results of a run, with their times: for users, for CI and for the exit code.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,23 +10,23 @@ use serde::Serialize;
 
 use crate::progress::seconds;
 
-/// How one case ended.
+/// The result of one case.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "message")]
 pub enum Outcome {
     Passed,
-    /// Why, in full: it is all that a reader of the report has.
+    /// The complete reason, because a reader of the report has nothing else.
     Failed(String),
-    /// Why it does not apply here.
+    /// The reason why the case does not apply here.
     Skipped(String),
-    /// Selected, but something before it failed or the run was stopped.
+    /// The case was selected, but an earlier one failed or the run was stopped.
     NotRun,
 }
 
-/// One thing that was checked.
+/// One check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
-    /// The lane, or the part of a lane, it belongs to.
+    /// The lane, or the part of a lane, to which the case belongs.
     pub suite: String,
     pub name: String,
     #[serde(flatten)]
@@ -88,19 +88,19 @@ impl Report {
         self.cases.iter().filter(|case| matches(&case.outcome)).count()
     }
 
-    /// True only if something was selected and all of it ran, and none of it failed.
+    /// Returns `true` if at least one case was selected, all of them ran, and none failed.
     #[must_use]
     pub fn succeeded(&self) -> bool {
         !self.cases.is_empty() && self.failed() == 0 && self.not_run() == 0 && self.passed() > 0
     }
 
-    /// `3 passed, 0 failed, 1 skipped`.
+    /// Returns a summary such as `3 passed, 0 failed, 1 skipped`.
     #[must_use]
     pub fn summary(&self) -> String {
         format!("{} passed, {} failed, {} skipped", self.passed(), self.failed(), self.skipped())
     }
 
-    /// One line per case, with its time; a suite of many passed cases is folded into one line.
+    /// Returns one line per case, with its time. A suite with many passed cases has only one line for them.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = String::new();
@@ -120,7 +120,7 @@ impl Report {
         text
     }
 
-    /// The failed cases as in the table, each after a line break; empty if there are none.
+    /// Returns the failed cases as in the table, each after a line break, or an empty text.
     #[must_use]
     pub fn failures(&self) -> String {
         let mut text = String::new();
@@ -173,7 +173,7 @@ impl Report {
     }
 }
 
-/// A suite with more cases than this shows only those a person must look at.
+/// A suite with more cases than this lists only those that need attention.
 const FOLD_ABOVE: usize = 24;
 
 #[derive(Serialize)]
@@ -191,7 +191,7 @@ fn case_lines(text: &mut String, case: &Case, fold: bool) {
         Outcome::Skipped(reason) => ("skipped", reason.as_str()),
         Outcome::NotRun => ("not run", ""),
     };
-    // Padding is by chars; names are ASCII.
+    // Padding counts chars; names are ASCII.
     _ = writeln!(text, "  {word:<8} {:<64} {:>12}", case.name, seconds(case.time));
     for line in message.lines() {
         _ = writeln!(text, "             {line}");
@@ -211,7 +211,7 @@ fn junit_status(outcome: &Outcome) -> TestCaseStatus {
             status.set_message(reason.as_str());
             status
         }
-        // JUnit has no such state, and a reader must not take it for a skip.
+        // JUnit has no such state, and a reader must not take the case for skipped.
         Outcome::NotRun => {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
             status.set_message("selected, but not run");
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_suite_shows_its_failures_and_folds_the_rest() {
+    fn a_long_suite_lists_its_failures_and_counts_the_other_cases() {
         let mut outcomes = vec![Outcome::Passed; FOLD_ABOVE + 1];
         outcomes.push(Outcome::Failed("asked 1, got 2\nsee log".into()));
         let report = report(&outcomes);

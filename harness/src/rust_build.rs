@@ -1,4 +1,4 @@
-//! Static builds of Rust programs and tests, by cargo, which knows what is up to date.
+//! Static builds of Rust programs and tests with cargo, which rebuilds only what has changed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,21 +9,21 @@ use crate::process::Program;
 use crate::progress::Step;
 use crate::session::Session;
 
-/// Linked into the program: guests and images of ours hold no C library.
+/// Links the C library into the program, because the guests and images have none.
 const RUSTFLAGS: &str = "-Ctarget-feature=+crt-static";
 
-/// Of what is built to be tested.
+/// The build profile of tests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Profile {
     Debug,
-    /// As the driver is built.
+    /// The profile of the driver.
     Release,
 }
 
 /// Builds the test binary `tests/<test>` of a package.
 ///
 /// # Errors
-/// It does not compile.
+/// The binary does not compile.
 pub async fn test_binary(session: &Session, package: &str, test: &str, feature: &str) -> Result<PathBuf> {
     let step = session.progress.step(format!("build the {test} tests of {package}"));
     let built = build_tests(session, &step, package, test, feature).await?;
@@ -34,7 +34,7 @@ pub async fn test_binary(session: &Session, package: &str, test: &str, feature: 
 /// Builds a program that the tests `tests/<test>` of its package run.
 ///
 /// # Errors
-/// It does not compile.
+/// The program does not compile.
 pub async fn tested_program(
     session: &Session,
     package: &str,
@@ -48,10 +48,10 @@ pub async fn tested_program(
     built.program(program)
 }
 
-/// Builds the unit tests of a package's library, for this machine: a program that is run where it was built.
+/// Builds the unit tests of a package's library for this machine. The program runs where it was built.
 ///
 /// # Errors
-/// They do not compile.
+/// The tests do not compile.
 pub async fn unit_tests(
     session: &Session,
     package: &str,
@@ -75,7 +75,7 @@ pub async fn unit_tests(
     Built(artifacts(&finished.stdout)).program(package)
 }
 
-/// With the programs of the package, which cargo builds before its tests.
+/// Builds tests and the programs of the package, which cargo builds first.
 async fn build_tests(
     session: &Session,
     step: &Step,
@@ -88,20 +88,20 @@ async fn build_tests(
     cargo(session, step, &args).await
 }
 
-/// Builds the benchmark `name` of a package, which the feature `bench` guards.
+/// Builds the benchmark `name` of a package, which the feature `bench` enables.
 ///
 /// # Errors
-/// It does not compile.
+/// The benchmark does not compile.
 pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
     let args = ["build", "--release", "--package", package, "--bench", name, "--features", "bench"];
     let title = format!("build the benchmark {name} of {package}");
     programs(session, &title, &args).await?.program(name)
 }
 
-/// Builds static programs with `args` to cargo, as a step that is called `title`.
+/// Builds static programs with these arguments to cargo, as a step with the title `title`.
 ///
 /// # Errors
-/// They do not compile.
+/// The programs do not compile.
 pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<Built> {
     let step = session.progress.step(title);
     let built = cargo(session, &step, args).await?;
@@ -109,14 +109,14 @@ pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<B
     Ok(built)
 }
 
-/// What cargo built.
+/// The result of a cargo build.
 pub struct Built(Vec<Artifact>);
 
 impl Built {
-    /// Returns where the program of this name is.
+    /// Returns the path of the program of this name.
     ///
     /// # Errors
-    /// Cargo built none.
+    /// Cargo built no program of this name.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let found = self.0.iter().find(|artifact| artifact.target.name == name);
         let path = found.and_then(|artifact| artifact.executable.clone());
@@ -137,7 +137,7 @@ struct Target {
 }
 
 async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
-    // A target given by name keeps the flags away from build scripts and procedural macros.
+    // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
     let target = host_triple(session.workspace.root()).await?;
     let notes = step.notes();
     let (command, rest) = args.split_first().context("no cargo command")?;
@@ -152,8 +152,8 @@ async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
     Ok(Built(artifacts(&finished.stdout)))
 }
 
-/// Cargo in the workspace. What the cargo that runs us told us about our own package is not passed on: build
-/// scripts that look at it would run again each time.
+/// Returns cargo in the workspace, without the variables that the outer cargo set for the harness's own
+/// package. Build scripts that depend on such variables would run again each time.
 #[must_use]
 pub fn program(workspace: &Path) -> Program {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -168,14 +168,14 @@ pub fn program(workspace: &Path) -> Program {
 }
 
 fn artifacts(messages: &str) -> Vec<Artifact> {
-    // Messages of other kinds have other shapes.
+    // Messages of other kinds have other fields.
     let parsed = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
     parsed
         .filter(|artifact| artifact.reason == "compiler-artifact" && artifact.executable.is_some())
         .collect()
 }
 
-/// Whether rustc has the standard library for a target.
+/// Returns `true` if rustc has the standard library for a target.
 ///
 /// # Errors
 /// rustc does not know the target, or does not run.

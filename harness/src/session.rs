@@ -1,4 +1,4 @@
-//! What every part of one run shares: where things are, how progress is shown, and whether to stop.
+//! The state that all parts of one run share: paths, progress, and cancellation.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub struct Session {
     pub workspace: Workspace,
     pub cache: Cache,
     pub progress: Progress,
-    /// Cancelled by the first Ctrl-C. Long work stops starting new steps, and leaves a report.
+    /// Cancelled by the first Ctrl-C. Long operations then start no new steps, and write a report.
     pub cancel: CancellationToken,
 }
 
@@ -32,10 +32,10 @@ impl Session {
         })
     }
 
-    /// Waits until no other run in this checkout writes the reports and logs of `name`.
+    /// Waits until no other run in this checkout writes the reports and logs of `name`, and locks them.
     ///
     /// # Errors
-    /// The lock cannot be taken, or the run was stopped while it waited.
+    /// The lock cannot be acquired, or the run was stopped while it waited.
     pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
         let target = self.workspace.target();
         std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
@@ -49,10 +49,11 @@ impl Session {
         Ok(lock)
     }
 
-    /// Runs `work` unless and until the session is cancelled; what `work` owns is then dropped.
+    /// Runs `work` until it ends or the session is cancelled. In the second case, `work` is dropped with
+    /// everything it owns.
     ///
     /// # Errors
-    /// What `work` returns, or that the run was stopped.
+    /// The error of `work`, or that the run was stopped.
     pub async fn until_cancelled<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         match self.cancel.run_until_cancelled(work).await {
             Some(result) => result,
@@ -61,7 +62,7 @@ impl Session {
     }
 }
 
-/// The checkout this harness was built from.
+/// The checkout from which this harness was built.
 #[derive(Clone, Debug)]
 pub struct Workspace {
     root: PathBuf,
@@ -69,7 +70,7 @@ pub struct Workspace {
 
 impl Workspace {
     fn find() -> Result<Workspace> {
-        // Cargo sets this for `cargo run`; the value compiled in serves a binary started by hand.
+        // Cargo sets this for `cargo run`. The compiled-in value is for a binary that is started directly.
         let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest_dir.parent().context("the harness crate has no parent directory")?;
@@ -86,19 +87,19 @@ impl Workspace {
         &self.root
     }
 
-    /// Data that describes images: package lists, kernels, pins.
+    /// Returns the directory of the data that describes images: package lists, kernels, pinned versions.
     #[must_use]
     pub fn vm_images(&self) -> PathBuf {
         self.root.join("vm-images")
     }
 
-    /// Cargo's target directory.
+    /// Returns cargo's target directory.
     #[must_use]
     pub fn target(&self) -> PathBuf {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from)
     }
 
-    /// Where the reports and logs of a run named `name` go. Each run recreates it.
+    /// Returns the directory of the reports and logs of the run `name`. Each run recreates it.
     #[must_use]
     pub fn reports(&self, name: &str) -> PathBuf {
         self.target().join(name)

@@ -1,4 +1,4 @@
-//! A virtual machine that runs test binaries and ends: what the lanes and benchmarks that need one have in common.
+//! A virtual machine that runs test binaries and then ends, for the lanes and benchmarks that need one.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,18 @@ use crate::progress::Step;
 use crate::report::{Outcome, Report};
 use crate::vm::{self, Disk, DiskMode, ExitReason, GuestFile, Hypervisor, LineTimes, Vm, VmSpec};
 
-/// How the data file system of a node is mounted, and so that of the tests.
+/// The mount options of a node's data file system, and so of the tests' file systems.
 pub(crate) const HARDENED: &str = "nodev,nosuid,noexec";
 
-/// A second with hardware help, ten under emulation, more on a busy host.
-const BOOT_TIME: Duration = Duration::from_secs(120);
-/// Enough for thousands of loop devices.
+/// The timeout of a boot, which takes a second with hardware virtualisation, ten with emulation, and more on
+/// a busy host.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// The memory of the machine: enough for thousands of loop devices.
 pub(crate) const MEMORY_MIB: u32 = 2048;
-/// Beyond the services and binaries: to mount, unmount and power off.
+/// The time to mount, unmount and power off, in addition to that of services and binaries.
 const MARGIN: Duration = Duration::from_secs(120);
 
-/// What is to run, and on what.
+/// The specification of the machine and of its tests.
 pub(crate) struct TestMachine<'a> {
     pub(crate) name: String,
     pub(crate) kernel: &'a Kernel,
@@ -33,20 +34,20 @@ pub(crate) struct TestMachine<'a> {
     pub(crate) memory_mib: u32,
     pub(crate) disks: Vec<Disk>,
     pub(crate) tests: TestsSpec,
-    /// The output of each binary and service, one file each.
+    /// The directory of the output of each binary and service, one file each.
     pub(crate) logs: PathBuf,
 }
 
-/// What became of the binaries and of the machine.
+/// The results of the binaries and of the machine.
 pub(crate) struct GuestResults {
     pub(crate) results: HashMap<String, TestBinaryResult>,
     pub(crate) ending: ExitReason,
-    /// When each line of each log was heard.
+    /// The times at which the host received each line of each log.
     times: LineTimes,
 }
 
 impl TestMachine<'_> {
-    /// Runs the machine to its end.
+    /// Runs the machine until it ends.
     pub(crate) async fn run(self, step: &Step) -> Result<GuestResults> {
         let deadline = self.deadline();
         let mut vm = self.boot().await?;
@@ -89,7 +90,7 @@ impl TestMachine<'_> {
             forwards: Vec::new(),
             logs: self.logs,
         };
-        Vm::boot(&spec, BOOT_TIME).await
+        Vm::boot(&spec, BOOT_TIMEOUT).await
     }
 
     fn deadline(&self) -> Duration {
@@ -101,7 +102,7 @@ impl TestMachine<'_> {
 }
 
 impl GuestResults {
-    /// Whether a binary ended as one does that passed, and how long it took.
+    /// Returns the run time of a binary, and an error if it did not end as a passed one does.
     pub(crate) fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
         let Some(result) = self.results.get(binary) else {
             return (Err("it did not end, for the machine did".to_owned()), Duration::ZERO);
@@ -116,12 +117,12 @@ impl GuestResults {
         (well, result.time)
     }
 
-    /// When each line of a binary's log was heard.
+    /// Returns the times at which the host received the lines of a binary's log.
     pub(crate) fn line_times(&self, binary: &str) -> &[Instant] {
         self.times.get(binary).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The guest's verdict adds nothing when a test failed, and everything when none did.
+    /// Adds the guest's verdict to the report, if no test failed: otherwise the verdict adds nothing.
     pub(crate) fn verdict(&self, report: &mut Report, suite: &str) {
         match &self.ending {
             ExitReason::Passed => {}
@@ -133,12 +134,12 @@ impl GuestResults {
     }
 }
 
-/// A disk that forgets with the machine what was written to it.
+/// Returns a disk whose writes are discarded when the machine ends.
 pub(crate) fn scratch(name: &str, image: &Path) -> Disk {
     Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Scratch }
 }
 
-/// The file system of a disk at `target`.
+/// Returns a mount of a disk's XFS at `target`.
 pub(crate) fn xfs(disk: &str, target: &str, options: &str) -> Mount {
     Mount {
         source: Source::Disk(disk.to_owned()),

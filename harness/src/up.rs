@@ -1,4 +1,4 @@
-//! `cargo harness up` and `down`: a cluster with the driver installed, to play with.
+//! `cargo harness up` and `down`: a cluster with the driver installed, for interactive use.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::session::Session;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// Kubernetes programs to use where they are there, instead of building them.
+    /// Take Kubernetes programs from this directory if they are there, instead of building them.
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
 }
@@ -23,7 +23,7 @@ pub struct DownArgs {}
 /// Starts a cluster with the driver installed and leaves it running.
 ///
 /// # Errors
-/// Something cannot be built or started; nothing is left running then.
+/// A program cannot be built or started. In that case, nothing is left running.
 pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
     if background::is_background() {
         return serve(session, args).await;
@@ -44,14 +44,14 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
 /// Stops the cluster that was left running.
 ///
 /// # Errors
-/// It cannot be stopped.
+/// The cluster cannot be stopped.
 pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
     let Some(record) = Record::read(&session.workspace)? else {
         println!("no cluster is up");
         return Ok(());
     };
     if !record.is_alive() {
-        // Its processes ended with it.
+        // The owner's processes have ended with it.
         Record::forget(&session.workspace)?;
         println!("the cluster was gone already");
         return Ok(());
@@ -62,7 +62,7 @@ pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
     Ok(())
 }
 
-/// In the process that stays.
+/// Serves the cluster in the background process.
 async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");

@@ -1,4 +1,4 @@
-//! The links of the Markdown documents, and the decision records that the code names.
+//! Checks the links of the Markdown documents, and the decision records that the code names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Files of the workspace with this extension, without those of `target` and of hidden directories.
+/// Returns the files of the workspace with this extension, without those of `target` and of hidden
+/// directories.
 fn files(extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![root().to_owned()];
@@ -28,7 +29,7 @@ fn files(extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Lines outside of code blocks.
+/// Returns the lines outside of code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut code = false;
     text.lines().filter(move |line| {
@@ -38,14 +39,14 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The targets of links: `[text](target)`.
+/// Returns the targets of links: `[text](target)`.
 fn links(text: &str) -> Vec<String> {
     let prose: Vec<&str> = prose(text).collect();
     let prose = prose.join(" ");
     prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
 }
 
-/// The names by which GitHub links to the headings of a document.
+/// Returns the anchors that GitHub assigns to the headings of a document.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let names = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-"));

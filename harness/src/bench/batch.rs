@@ -21,12 +21,12 @@ use crate::test_env::{claims, workload};
 
 /// The label on every claim with the name of its batch.
 const LABEL: &str = "bench";
-/// How many claims are created concurrently.
+/// The number of claims that are created concurrently.
 const REQUESTS: usize = 32;
 const SIZE: Size = Size::mebibytes(1);
-const REMOVE_TIME: Duration = Duration::from_secs(600);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Limits the provisioning of one volume on a busy cluster.
-const PROVISION_TIME: Duration = Duration::from_secs(120);
+const PROVISION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The times from the request to delete all claims until a claim and its volume were deleted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ impl Batch {
         let volume = format!("pvc-{}", claim.uid().context("a claim has no uid")?);
         let scope = watcher::Config::default().fields(&format!("metadata.name={volume}"));
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
-        until(volumes, scope, PROVISION_TIME, |volumes| {
+        until(volumes, scope, PROVISION_TIMEOUT, |volumes| {
             State::when(!volumes.is_empty(), format!("there is no PersistentVolume {volume}"))
         })
         .await
@@ -89,7 +89,7 @@ impl Batch {
 
     /// Deletes the claims, and waits until they and their volumes are deleted. Returns the times of each.
     pub(super) async fn remove(&self) -> Result<Vec<DeletionTimes>> {
-        let (claims, volumes) = (Departures::default(), Departures::default());
+        let (claims, volumes) = (DeletionWatch::default(), DeletionWatch::default());
         let deleting = async {
             // The watch would miss an object that is deleted before the watch begins.
             claims.watched.notified().await;
@@ -131,12 +131,12 @@ impl Batch {
 
 /// Watches the deletion of a batch's objects.
 #[derive(Default)]
-struct Departures {
+struct DeletionWatch {
     /// Notified when the watch has begun.
     watched: Notify,
 }
 
-impl Departures {
+impl DeletionWatch {
     /// Waits until no object is left that `number_of` knows, and returns when each was deleted.
     async fn see<K>(
         &self,
@@ -149,7 +149,7 @@ impl Departures {
         K: Resource<DynamicType: Default> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let (mut there, mut gone) = (BTreeSet::new(), BTreeMap::new());
-        until(api, scope, REMOVE_TIME, |objects| {
+        until(api, scope, REMOVE_TIMEOUT, |objects| {
             self.watched.notify_one();
             let left = objects.values().filter_map(&number_of).collect();
             let now = Instant::now();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_departure_has_both_ends() {
+    fn a_deletion_has_the_times_of_claim_and_volume() {
         let began = Instant::now();
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);

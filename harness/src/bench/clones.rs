@@ -10,7 +10,8 @@ use super::threshold::{self, Threshold};
 use crate::rust_build;
 use crate::session::Session;
 
-/// An image of 8 GiB, its clone and its snapshot, each promised in full. What is written is 8 GiB.
+/// The size of the disk. It has an image of 8 GiB, its clone and its snapshot, and each reserves its full
+/// size. 8 GiB are written.
 const DISK_MIB: u64 = 32 << 10;
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {

@@ -1,4 +1,5 @@
-//! What benchmarks on a real cluster share: the cluster, the driver in it, and the description of the node.
+//! The parts that benchmarks on a real cluster share: the cluster, the driver in it, and the description of
+//! the node.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,16 +14,17 @@ use crate::e2e;
 use crate::session::Session;
 use crate::test_env::workload::create_namespace;
 
-/// Where claims and pods of benchmarks are.
+/// The namespace of the claims and pods of benchmarks.
 pub(super) const NAMESPACE: &str = "loopfs-bench";
-/// The class of the manifests.
+/// The StorageClass of the manifests.
 pub(super) const CLASS: &str = "loopfs";
 
-/// For a program that reads a file of /proc, on an emulated processor.
-const READ_TIME: Duration = Duration::from_secs(60);
+/// The timeout of a program that reads a file of /proc, on an emulated processor.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Starts a cluster for figures with the driver and an empty [`NAMESPACE`] in it, has `measure` take the rows there, and ends it. The
-/// node has the `tools` besides those of Kubernetes: what each is called there, and where it is here.
+/// Starts a cluster with the benchmark profile, the driver and an empty [`NAMESPACE`], runs `measure` there,
+/// and stops the cluster. The node has `tools` in addition to those of Kubernetes: pairs of the name there
+/// and the path on the host.
 pub(super) async fn measured(
     session: &Session,
     args: &Args,
@@ -35,7 +37,7 @@ pub(super) async fn measured(
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("make a directory")?;
     let logs = session.workspace.reports("bench").join(bench);
-    // An earlier run's would be read as this one's.
+    // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;
     let spec = ClusterSpec {
         dir: directory.path().to_owned(),
@@ -54,7 +56,7 @@ pub(super) async fn measured(
         anyhow::Ok(Environment { place, machine: machine(node).await?, rows })
     };
     let measured = measured.await;
-    // Also when that failed: the end of the logs is worth having.
+    // Also after a failure the cluster is stopped in order, so that the logs are complete.
     let stopped = cluster.stop().await;
     let part = measured?;
     stopped?;
@@ -62,7 +64,7 @@ pub(super) async fn measured(
 }
 
 async fn machine(node: &Node) -> Result<Machine> {
-    let read = async |path: &str| node.output(&["cat", path], READ_TIME).await;
+    let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
     let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
     Ok(Machine::of(&cpuinfo, &kernel, "xfs"))
 }

@@ -28,7 +28,7 @@ const CLASS_OF_FILES: &str = "files";
 const BYTES_PER_INODE: &str = "512";
 
 const BIND_TIMEOUT: Duration = Duration::from_secs(900);
-/// How many volumes are filled concurrently: one for each processor of the node.
+/// The number of volumes that are filled concurrently: one for each processor of the node.
 const FILL_CONCURRENCY: usize = 2;
 /// Limits the creation of one volume's files.
 const FILL_TIMEOUT: Duration = Duration::from_secs(60);

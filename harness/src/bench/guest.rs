@@ -1,4 +1,4 @@
-//! A benchmark inside a virtual machine, for what this machine's kernel or user cannot.
+//! Runs a benchmark in a virtual machine, if this machine's kernel or the user's rights do not suffice.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,20 +18,20 @@ use crate::test_machine::{HARDENED, TestMachine, scratch, xfs};
 use crate::vm::{self, ExitReason, GuestFile};
 use crate::{builds, packages};
 
-/// Where the guest has an empty XFS with project quotas.
+/// The mount point of an empty XFS with project quotas in the guest.
 pub(super) const XFS: &str = "/mnt/xfs";
 
-/// Enough for most, in MiB.
+/// The default size of the disk in MiB.
 pub(super) const DISK_MIB: u64 = 4096;
 
 const NAME: &str = "bench";
-/// Under emulation; hardware help is ten times as fast.
-const TIME: Duration = Duration::from_secs(1800);
-/// How often the last line of the program is shown.
-const GLANCE: Duration = Duration::from_secs(1);
+/// The timeout under emulation. Hardware virtualisation is ten times as fast.
+const TIMEOUT: Duration = Duration::from_secs(1800);
+/// The interval at which progress shows the last line of the program.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs `program` once for each of `runs`, which are its arguments, in one boot of a guest that has the files `beside` and an
-/// empty file system of `disk_mib`, of which the host keeps only what is written.
+/// Runs `program` once for each element of `runs`, its arguments, in one boot of a guest. The guest has the
+/// files `beside` and an empty file system of `disk_mib`, which is sparse on the host.
 pub(super) async fn run(
     session: &Session,
     kernel: Option<&str>,
@@ -46,7 +46,7 @@ pub(super) async fn run(
     let hypervisor = vm::choose(session, &kernel, &init).await?;
     let place = format!("virtual machine ({})", hypervisor.accelerator);
     let logs = session.workspace.reports("bench").join("guest");
-    // An earlier run's would be read as this one's.
+    // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
@@ -74,7 +74,7 @@ pub(super) async fn run(
     let mut vm = machine.boot().await?;
     let mut ended = Vec::new();
     let listen = async {
-        let mut glance = tokio::time::interval(GLANCE);
+        let mut interval = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
                 message = vm.next_message() => match message {
@@ -82,12 +82,12 @@ pub(super) async fn run(
                     Some(_) => {}
                     None => return,
                 },
-                _ = glance.tick() => step.note(tail(&output(&logs, ended.len()), 1)),
+                _ = interval.tick() => step.note(tail(&output(&logs, ended.len()), 1)),
             }
         }
     };
-    let heard = session.until_cancelled(async { Ok(tokio::time::timeout(TIME, listen).await) }).await?;
-    heard.with_context(|| format!("the virtual machine did not end within {TIME:?}"))?;
+    let heard = session.until_cancelled(async { Ok(tokio::time::timeout(TIMEOUT, listen).await) }).await?;
+    heard.with_context(|| format!("the virtual machine did not end within {TIMEOUT:?}"))?;
     let ending = vm.wait_ended(Duration::from_secs(10)).await?;
 
     let mut parts = Vec::new();
@@ -109,7 +109,7 @@ fn binary(number: usize, file: &GuestFile, args: &[String]) -> TestBinary {
         args: args.to_vec(),
         env: BTreeMap::new(),
         report: None,
-        timeout: TIME,
+        timeout: TIMEOUT,
     }
 }
 
@@ -117,7 +117,7 @@ fn log_name(number: usize) -> String {
     format!("{NAME}-{number}")
 }
 
-/// What a run has printed so far.
+/// Returns the output of a run so far.
 fn output(logs: &Path, number: usize) -> String {
     std::fs::read_to_string(logs.join(format!("{}.log", log_name(number)))).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! A provisioner whose volumes are in memory, as a process of this machine beside the control plane: what neither an emulated
-//! processor nor a disk has a part in.
+//! A provisioner with volumes in memory, as a process of this machine beside the control plane. Neither an
+//! emulated processor nor a disk affects its measurements.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::test_env::workload::create_namespace;
 /// Limits the shutdown of a provisioner that completes operations in progress.
 const STOP_GRACE: Duration = Duration::from_secs(20);
 
-/// Starts a control plane for figures and a provisioner of a node that is an object only, with an empty [`NAMESPACE`], has `measure`
-/// take the rows there, given the node's name, and ends both.
+/// Starts a control plane with the benchmark profile, and a provisioner of a fake node with an empty
+/// [`NAMESPACE`]. Runs `measure` there with the node's name, and stops both.
 pub(super) async fn measured(
     session: &Session,
     bench: &str,

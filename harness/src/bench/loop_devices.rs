@@ -1,4 +1,5 @@
-//! `bench loop`: loop devices and project ids, beside the bare system calls and the methods of other programs.
+//! `bench loop`: loop devices and project ids, compared with the bare system calls and the methods of other
+//! programs.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -15,8 +16,8 @@ use crate::process::{Program, tail};
 use crate::rust_build;
 use crate::session::Session;
 
-/// To detach and remove what was attached when the run was stopped.
-const CLEAN_UP_TIME: Duration = Duration::from_secs(20);
+/// The time to detach and remove the devices of a run that was stopped.
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     let program = session.until_cancelled(rust_build::bench(session, "loopfs", "loop")).await?;
@@ -47,14 +48,15 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Outcome> {
     Ok(Outcome { name: "loop", thresholds: thresholds(&measurements), plots: plots(), measurements })
 }
 
-/// Root, and `/dev/loop-control` of a kernel that has loop devices.
+/// Returns `true` for root on a kernel with `/dev/loop-control`.
 fn has_loop_devices() -> bool {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control");
     nix::unistd::geteuid().is_root() && control.is_ok()
 }
 
-/// At a real-time priority, where it can be had: what else the machine does would be in the figures.
-async fn undisturbed(program: &Path) -> Program {
+/// Runs the program with a real-time priority if the user may set it, because other load on the machine would
+/// affect the measurements.
+async fn with_realtime_priority(program: &Path) -> Program {
     let priority = ["--fifo", "50"];
     match Program::new("chrt").args(priority).arg("true").run().await {
         Ok(_) => Program::new("chrt").args(priority).arg(program).named("loop"),
@@ -62,7 +64,7 @@ async fn undisturbed(program: &Path) -> Program {
     }
 }
 
-/// Its own signal handling leaves no device behind when the run is stopped.
+/// Runs the program on this machine. It handles signals itself and removes its devices if the run is stopped.
 async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Result<Environment> {
     let step = session.progress.step("measure on this machine");
     let notes = step.notes();
@@ -71,14 +73,14 @@ async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Resul
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let mut process = undisturbed(program)
+    let mut process = with_realtime_priority(program)
         .await
         .args(args)
         .log(&log)
         .on_stderr_line(move |line| notes.note(line.to_owned()))
         .spawn()?;
     let Some(status) = session.cancel.run_until_cancelled(process.wait()).await else {
-        process.stop(CLEAN_UP_TIME).await?;
+        process.stop(CLEAN_UP_TIMEOUT).await?;
         anyhow::bail!("stopped before it ended");
     };
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
@@ -88,11 +90,12 @@ async fn run_here(session: &Session, program: &Path, args: Vec<String>) -> Resul
     Environment::parse("this machine", &output)
 }
 
-/// Of every count that was measured.
+/// Returns the thresholds for every count that was measured.
 fn thresholds(all: &Measurements) -> Vec<Threshold> {
     let mut thresholds = Vec::new();
     for n in all.counts("attach_pool") {
-        // The calls that an attachment with read-back cannot leave out take 1.16 to 1.20 times the bare two by themselves.
+        // The calls that an attachment with read-back cannot omit take 1.16 to 1.20 times as long as the bare
+        // two calls.
         let text = format!("attach, warm pool, {n} attached: within 1.3 times the bare calls");
         thresholds.push(threshold::at_most(all, &text, ("attach_pool", n), 1.3, ("floor_attach", n)));
     }

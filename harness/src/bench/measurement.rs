@@ -18,7 +18,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The median and the 99th percentile (nearest rank) of values; none of no values.
+    /// Returns the median and the 99th percentile (nearest rank) of values, or `None` if there are none.
     pub(super) fn of(name: &str, n: u64, unit: &str, mut values: Vec<f64>) -> Option<Row> {
         values.sort_by(f64::total_cmp);
         let last = values.len().checked_sub(1)?;
@@ -72,31 +72,31 @@ impl Machine {
     }
 }
 
-/// Which, and how many.
+/// Returns the model and the number of the processors.
 fn processors(cpuinfo: &str) -> (&str, u32) {
     let fields = |name: &'static str| cpuinfo.lines().filter(move |line| line.starts_with(name));
-    // Not every architecture has a model name.
+    // Some architectures have no model name.
     let cpu = fields("model name").chain(fields("CPU part")).next().and_then(|line| line.split(':').nth(1));
     (cpu.unwrap_or("unknown").trim(), fields("processor").map(|_| 1).sum())
 }
 
-/// What was measured in one place.
+/// The measurements of one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Environment {
-    /// `this machine`, or which virtual machine.
+    /// `this machine`, or the name of the virtual machine.
     pub(super) place: String,
     pub(super) machine: Machine,
     pub(super) rows: Vec<Row>,
 }
 
-/// Everything that a run measured.
+/// All measurements of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measurements {
     pub(super) parts: Vec<Environment>,
 }
 
 impl Environment {
-    /// Reads what a program printed: its machine, then rows, among lines of other kinds.
+    /// Parses the output of a program: its machine, then rows, among other lines.
     pub(super) fn parse(place: &str, output: &str) -> Result<Environment> {
         let mut objects = output.lines().filter(|line| line.starts_with('{'));
         let machine = objects.next().context("the benchmark printed nothing")?;
@@ -125,14 +125,14 @@ impl Measurements {
         self.rows().find(|row| row.name == name && row.n == n)
     }
 
-    /// What `name` was measured with, from the least.
+    /// Returns the counts that `name` was measured with, in ascending order.
     pub(super) fn counts(&self, name: &str) -> Vec<u64> {
         let mut counts: Vec<u64> = self.rows().filter(|row| row.name == name).map(|row| row.n).collect();
         counts.sort_unstable();
         counts
     }
 
-    /// A list: the header, then the rows.
+    /// Writes a list: the header, then the rows.
     pub(super) fn write(&self, path: &Path, bench: &str) -> Result<()> {
         let machines = self.parts.iter().map(|part| {
             let mut names: Vec<&str> = part.rows.iter().map(|row| row.name.as_str()).collect();
@@ -166,7 +166,7 @@ mod tests {
 "#;
 
     #[test]
-    fn processors_are_named_where_they_have_a_name() {
+    fn processors_have_their_model_name_or_part_number() {
         let named = "processor\t: 0\nmodel name\t: A B\n\nprocessor\t: 1\nmodel name\t: A B\n";
         assert_eq!(processors(named), ("A B", 2));
         assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c", 1));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_middle_of_its_values() {
+    fn a_row_has_the_median_and_the_99th_percentile() {
         let row = |values: &[f64]| Row::of("x", 1, "s", values.to_vec()).map(|row| (row.median, row.p99));
         assert_eq!(row(&[3.0, 1.0, 2.0]), Some((2.0, 3.0)));
         assert_eq!(row(&[4.0, 1.0]), Some((2.5, 4.0)));

@@ -1,6 +1,6 @@
-//! Benchmarks. Programs of their own measure; this module prints tables, draws plots and checks thresholds.
+//! Benchmarks. Separate programs measure; this module prints tables, draws plots and checks thresholds.
 //!
-//! Each writes `NAME.json` and, where there is something to draw, `NAME.svg` below `target/bench`.
+//! Each benchmark writes `NAME.json` below `target/bench`, and `NAME.svg` if it has a plot.
 
 mod batch;
 mod clones;

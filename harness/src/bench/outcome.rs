@@ -19,11 +19,11 @@ pub struct Args {
     /// Fail if a threshold is not met.
     #[arg(long)]
     pub(super) check: bool,
-    /// The kernel of vm-images/kernels/kernels.toml for what is measured in a virtual machine.
+    /// The kernel of vm-images/kernels/kernels.toml for measurements in a virtual machine.
     #[arg(long, value_name = "NAME")]
     pub(super) kernel: Option<String>,
-    /// The directory of the backing files, whose file system is measured with them. The default is in cargo's target
-    /// directory.
+    /// The directory of the backing files, whose file system affects the measurements. The default is in
+    /// cargo's target directory.
     #[arg(long, value_name = "DIR")]
     pub(super) dir: Option<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! Plots as SVG: time against count, both logarithmic, so that flat is flat and a factor is a distance.
+//! Plots as SVG: time against count, both logarithmic, so that a constant time is a horizontal line and a
+//! factor is a distance.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,27 +8,27 @@ use anyhow::{Context, Result};
 
 use super::measurement::{Measurements, Row};
 
-/// One plot: these names over their counts.
+/// One plot of the rows with these names against their counts.
 #[derive(Clone, Debug)]
 pub(super) struct Plot {
     pub(super) title: &'static str,
-    /// What the counts count.
+    /// The label of the counts.
     pub(super) x: &'static str,
     pub(super) names: Vec<&'static str>,
 }
 
-/// Of one plot, with its legend; there are two beside each other.
+/// The width of one plot with its legend. Two plots are side by side.
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
-/// The area of the curves within it.
+/// The area of the curves within the plot.
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 390.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 270.0;
-/// Distinguishable with colour vision deficiency too (Okabe and Ito).
+/// Colours that are distinguishable with colour vision deficiency too (Okabe and Ito).
 const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
-/// Writes all plots of a run into one file; those without figures are left out.
+/// Writes all plots of a run into one file, except those without measurements.
 pub(super) fn write(path: &Path, all: &Measurements, plots: &[Plot]) -> Result<()> {
     std::fs::write(path, svg(all, plots)).with_context(|| format!("write {}", path.display()))
 }
@@ -101,7 +102,7 @@ fn draw(all: &Measurements, plot: &Plot) -> Option<String> {
     Some(text)
 }
 
-/// From one power of ten to another.
+/// An axis from one power of ten to another.
 struct Axis {
     first: f64,
     last: f64,
@@ -130,7 +131,7 @@ fn label(count: f64) -> String {
     if count >= 1000.0 { format!("{} k", count / 1000.0) } else { count.to_string() }
 }
 
-/// Of microseconds.
+/// Returns the text of a duration in microseconds.
 fn duration(microseconds: f64) -> String {
     let (value, unit) = match microseconds {
         us if us >= 1e6 => (us / 1e6, "s"),
@@ -152,7 +153,7 @@ mod tests {
 "#;
 
     #[test]
-    fn a_plot_ends_where_its_figures_do_and_one_without_figures_is_left_out() {
+    fn a_plot_ends_at_its_last_measurement_and_empty_plots_are_omitted() {
         let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
         let plot = |names: &[&'static str]| Plot { title: "t", x: "n", names: names.to_vec() };
         let text = svg(&all, &[plot(&["a", "missing"]), plot(&["missing"])]);

@@ -1,4 +1,4 @@
-//! One benchmark, from the command line to its tables, files and exit code.
+//! Runs one benchmark: its command line, tables, files and exit code.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::session::Session;
 /// Runs a benchmark, prints its tables and writes its files.
 ///
 /// # Errors
-/// It cannot be run to its end.
+/// The benchmark does not complete.
 pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     let outcome = match args.bench {
         Bench::Loop => loop_devices::run(session, args).await?,

@@ -66,7 +66,7 @@ mod tests {
     #[case(&[Some(true), Some(true)], "all 2 thresholds are met")]
     #[case(&[Some(true), Some(false), Some(true)], "of 3 thresholds 1 is not met and 0 were not measured")]
     #[case(&[Some(false), Some(false), None], "of 3 thresholds 2 are not met and 1 was not measured")]
-    fn the_last_line_counts_claims_that_do_not_hold(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
+    fn the_verdict_counts_thresholds_that_are_not_met(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
         let claim = |is_met: &Option<bool>| Threshold {
             text: String::new(),
             is_met: *is_met,

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_allowed_up_to_its_bound() {
+    fn at_most_is_met_up_to_its_factor() {
         let all = figures(&[("floor", 10, 100.0), ("ours", 10, 130.0), ("slow", 10, 131.0)]);
         assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("floor", 10)).is_met, Some(true));
         let beyond = at_most(&all, "", ("slow", 10), 1.3, ("floor", 10));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn slowest_are_compared_with_slowest() {
+    fn p99_at_most_compares_the_99th_percentiles() {
         let mut all = figures(&[("idle", 10, 10.0), ("busy", 10, 10.0)]);
         all.parts[0].rows[1].p99 = 20.0;
         assert_eq!(p99_at_most(&all, "", ("busy", 10), 2.0, ("idle", 10)).is_met, Some(true));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gain_is_asked_from_its_bound_on() {
+    fn faster_is_met_from_its_factor_on() {
         let all = figures(&[("ours", 4000, 10.0), ("theirs", 4000, 200.0)]);
         assert_eq!(faster(&all, "", ("ours", 4000), 20.0, ("theirs", 4000)).is_met, Some(true));
         assert_eq!(faster(&all, "", ("ours", 4000), 21.0, ("theirs", 4000)).is_met, Some(false));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn much_is_asked_from_its_bound_on_and_a_bound_is_allowed() {
+    fn at_least_and_no_more_include_their_bounds() {
         let all = figures(&[("ours", 50, 15.0), ("theirs", 50, 5.0)]);
         assert_eq!(at_least(&all, "", ("ours", 50), 3.0, ("theirs", 50)).is_met, Some(true));
         assert_eq!(at_least(&all, "", ("ours", 50), 3.1, ("theirs", 50)).is_met, Some(false));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_neither_holds_nor_fails() {
+    fn a_threshold_without_measurements_is_undecided() {
         let all = figures(&[("ours", 10, 12.0)]);
         assert_eq!(at_most(&all, "", ("ours", 10), 1.3, ("losetup", 10)).is_met, None);
         assert_eq!(flat(&all, "", "ours", 1.3).is_met, None, "one count shows no growth");

@@ -1,4 +1,4 @@
-//! `bench csi`: what the driver says of volumes with few files and with many, beside `du -s`.
+//! `bench csi`: the driver's statistics of volumes with few files and with many, compared with `du -s`.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! Holds a pod's namespaces: waits for the signal that ends the pod, and reaps what is left to it.
+//! Holds a pod's namespaces: waits for the signal that ends the pod, and reaps orphaned processes.
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};

@@ -1,6 +1,6 @@
-//! What the API server says when it refuses, without the structure it says it in.
+//! Shows errors of the API server as the text of its message only.
 
-/// The error with just the message of the API server, where it is one of its answers.
+/// Returns the error as the message of the API server, if the API server sent one.
 pub(crate) fn api_error(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => {

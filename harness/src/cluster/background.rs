@@ -1,9 +1,9 @@
 //! A cluster that outlives the command that started it.
 //!
-//! Every process of a cluster dies with its owner, so the owner must stay: the command runs itself again
-//! in a session of its own, shows its progress on the same terminal, and ends when the other hands over a
-//! result. `down` later asks that other process to stop, after making sure that the process
-//! id is still the one recorded.
+//! Every process of a cluster dies with its owner, so the owner must keep running. The command therefore runs
+//! itself again in a session of its own. Both processes show progress on the same terminal, and the command
+//! ends when the background process hands over a result. `down` later requests that the background process
+//! stops, after it has checked that the recorded process still has this process id.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -22,20 +22,20 @@ use serde::{Deserialize, Serialize};
 use super::running::Cluster;
 use crate::session::{Session, Workspace};
 
-/// Set in the process that stays; its presence is all that matters.
+/// Set in the background process; only its presence counts.
 const MARK: &str = "LOOPFS_HARNESS_BACKGROUND";
-/// An orderly stop ends every guest and component in turn.
+/// The time for an orderly stop, which ends every guest and component in turn.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-/// A process that is not our child cannot be waited for.
-const GONE_POLL: Duration = Duration::from_millis(100);
+/// The poll interval for the end of the owner: only a parent can wait for a process.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns `true` in the process that stays.
+/// Returns `true` in the background process.
 pub(crate) fn is_background() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// Runs this program again, with these arguments, in the background, and returns what it hands over.
-/// Ctrl-C stops it.
+/// Runs this program again in the background, with these arguments, and returns the result that it hands
+/// over. Ctrl-C stops the background process.
 pub(crate) async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
 where
     T: DeserializeOwned + Send + 'static,
@@ -45,7 +45,7 @@ where
         "a cluster is already up: see `cargo harness up`, or stop it with `cargo harness down`"
     );
     let program = std::env::current_exe().context("find this program's own file")?;
-    // setsid: a terminal that closes, or Ctrl-C after the hand-over, must not reach it.
+    // setsid: neither a closing terminal nor Ctrl-C after the hand-over may signal the background process.
     let mut child = Command::new("setsid")
         .arg(program)
         .args(args)
@@ -64,7 +64,7 @@ where
     let line = tokio::select! {
         line = &mut line => line,
         () = session.cancel.cancelled() => {
-            // It unwinds by itself, and its end closes the pipe.
+            // The background process stops by itself, and its end closes the pipe.
             kill(pid, Signal::SIGTERM).context("stop the background process")?;
             line.await
         }
@@ -77,8 +77,8 @@ where
     serde_json::from_str(&line).with_context(|| format!("the background process said {line:?}"))
 }
 
-/// Gives the waiting command its result, and this process a log to write to instead of the terminal.
-/// From here on `cluster` is this process's alone; without one it is about to end.
+/// Sends the result to the waiting command, and redirects the output of this process from the terminal to a
+/// log. From then on this process alone owns the cluster. Without a cluster, the process is about to end.
 pub(crate) fn hand_over<T: Serialize>(
     workspace: &Workspace,
     cluster: Option<&Cluster>,
@@ -103,16 +103,17 @@ pub(crate) fn hand_over<T: Serialize>(
     Ok(())
 }
 
-/// Where the cluster that stays keeps its state.
+/// Returns the directory of the state of the background cluster.
 pub(crate) fn directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("cluster")
 }
 
-/// Who owns the cluster that stays. The process id alone may have been reused since.
+/// The owner of the background cluster. The process id alone is not enough, because the kernel may have
+/// reused it.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Record {
     pid: i32,
-    /// Clock ticks from boot to the start of the process.
+    /// The owner's start time, in clock ticks since boot.
     started: u64,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) kubectl: PathBuf,
@@ -125,7 +126,7 @@ impl Record {
         Ok(Record { pid, started, kubeconfig, kubectl })
     }
 
-    /// The record, if a cluster was left up and not stopped since.
+    /// Returns the record, or `None` if there is no background cluster.
     pub(crate) fn read(workspace: &Workspace) -> Result<Option<Record>> {
         let path = path(workspace);
         match fs::read(&path) {
@@ -152,16 +153,17 @@ impl Record {
         start_time(self.pid) == Some(self.started)
     }
 
-    /// Asks the owner to stop the cluster and waits until it is gone; insists if it takes too long.
+    /// Requests that the owner stops the cluster, and waits for its end. Kills the owner if it exceeds the
+    /// deadline.
     pub(crate) async fn stop(&self, workspace: &Workspace) -> Result<()> {
         let asked = Instant::now();
         self.signal(Signal::SIGTERM)?;
         while self.is_alive() {
             if asked.elapsed() > STOP_DEADLINE {
-                // Its processes are killed by the kernel with it.
+                // The kernel kills the owner's processes with it.
                 self.signal(Signal::SIGKILL)?;
             }
-            tokio::time::sleep(GONE_POLL).await;
+            tokio::time::sleep(EXIT_POLL_INTERVAL).await;
         }
         Record::forget(workspace)
     }
@@ -183,16 +185,17 @@ fn path(workspace: &Workspace) -> PathBuf {
     directory(workspace).join("owner.json")
 }
 
-/// When a process started, unless there is none with this id (or only its remains).
+/// Returns the start time of a process, or `None` if there is no process with this id, or only a zombie.
 fn start_time(pid: i32) -> Option<u64> {
     parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Field 22 of `/proc/PID/stat`. The name, in parentheses, may hold spaces and parentheses itself.
+/// Parses field 22 of `/proc/PID/stat`. The process name is in parentheses and may itself contain spaces and
+/// parentheses.
 fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     let mut fields = after_name.split_whitespace();
-    // A zombie only waits for its parent to notice.
+    // A zombie has ended; its parent has not waited for it yet.
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
@@ -204,14 +207,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_behind_any_name() {
+    fn the_start_time_is_parsed_after_any_process_name() {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 10 11 0";
         assert_eq!(parse_start_time(stat), Some(4242));
         assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
     }
 
     #[test]
-    fn a_record_is_of_one_process_and_not_of_its_number() {
+    fn a_record_with_another_start_time_is_not_alive() {
         let mut record = Record::of_this_process("kubeconfig".into(), "kubectl".into()).unwrap();
         assert!(record.is_alive());
         record.started += 1;

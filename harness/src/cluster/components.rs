@@ -6,24 +6,25 @@ use std::path::Path;
 
 use super::layout::Layout;
 
-/// Names of etcd's unix sockets, relative to its working directory. etcd wants `host:port` even of a
-/// socket; the file it makes has just that name. Without a TCP port only this user can reach it.
+/// The name of etcd's unix socket for clients, relative to its working directory. etcd requires the form
+/// `host:port` even for a socket, and the file it creates has exactly that name. Without a TCP port, only
+/// this user can connect.
 pub(crate) const ETCD_CLIENT_SOCKET: &str = "client:0";
 pub(crate) const ETCD_PEER_SOCKET: &str = "peer:0";
 
-/// Service addresses; the first is the API server's own.
+/// The addresses of services. The API server's own is the first.
 const SERVICE_CIDR: &str = "10.96.0.0/16";
 pub(crate) const API_SERVICE_ADDRESS: &str = "10.96.0.1";
-/// What the host's loopback is called inside a guest on QEMU's user network, so that pods find the
-/// API server through the `kubernetes` service as in any cluster.
+/// The address of the host's loopback inside a guest on QEMU's user network. With it, pods find the API
+/// server through the `kubernetes` service, as in any cluster.
 pub(crate) const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
 
-/// How much of the machine's durability etcd asks for.
+/// The durability of etcd's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Every write reaches the disk before it is acknowledged.
+    /// etcd acknowledges a write after it has reached the disk.
     Sync,
-    /// Writes are left to the page cache: for clusters that do not outlive the machine's power.
+    /// etcd leaves writes in the page cache. For clusters that need not survive a power cut of the machine.
     Unsafe,
 }
 
@@ -32,13 +33,15 @@ pub enum Durability {
 pub enum ClusterProfile {
     /// Tests and interactive use: the defaults of Kubernetes.
     Default,
-    /// Benchmarks of provisioners: every write is in the log `audit`, and kube-controller-manager, which binds their volumes at no
-    /// more than 20 requests a second by default, does not limit the measurement.
+    /// Benchmarks of provisioners. The API server logs every write in the audit log. kube-controller-manager,
+    /// which binds the volumes, has no rate limit: its default of 20 requests a second would limit the
+    /// measurement.
     Benchmark,
 }
 
 impl ClusterProfile {
-    /// Of a node: enough for a kubelet, containerd and some pods, and for what the kernel remembers of very many files.
+    /// Returns the memory of a node: enough for a kubelet, containerd, some pods, and the kernel's caches of
+    /// very many files.
     pub(super) fn memory_mib(self) -> u32 {
         match self {
             ClusterProfile::Default => 2048,
@@ -46,7 +49,8 @@ impl ClusterProfile {
         }
     }
 
-    /// Size of the driver's file system; sparse on the host. A quarter of it is the most that files take which hold nothing.
+    /// Returns the size of the driver's file system, which is sparse on the host. Inodes of empty files take
+    /// at most a quarter of it.
     pub(super) fn data_mib(self) -> u64 {
         match self {
             ClusterProfile::Default => 1024,
@@ -55,10 +59,10 @@ impl ClusterProfile {
     }
 }
 
-/// Limits of kube-controller-manager's requests, per second and in a burst: more than it ever makes.
+/// The rate limit of kube-controller-manager's requests, per second and in a burst. It never sends that many.
 const UNTHROTTLED: u32 = 10_000;
 
-/// Who wrote what. Reading is left out, and so is what was written.
+/// Returns the audit policy: metadata of all writes, without their content, and no reads.
 pub(crate) fn audit_policy() -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -88,7 +92,7 @@ pub(crate) fn etcd(durability: Durability) -> Vec<OsString> {
     args
 }
 
-/// Runs in etcd's directory, where the socket is.
+/// Returns the API server's arguments. The API server runs in etcd's directory, which has the socket.
 pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterProfile) -> Vec<OsString> {
     let mut args = strings([
         &format!("--bind-address={}", listen.ip()),
@@ -100,12 +104,12 @@ pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterPr
         "--authorization-mode=Node,RBAC",
         "--anonymous-auth=false",
         "--enable-admission-plugins=NodeRestriction",
-        // The driver's mounts must reach the kubelet, which takes a privileged container.
+        // The driver's mounts must propagate to the kubelet, which requires a privileged container.
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",
         "--profiling=false",
-        // Nobody signs for this authority: no aggregated API servers. Naming it keeps every other
-        // component from complaining that there is none.
+        // No certificate is signed by this authority, because there are no aggregated API servers. The option
+        // prevents complaints of the other components that it is missing.
         "--requestheader-username-headers=X-Remote-User",
         "--requestheader-group-headers=X-Remote-Group",
         "--requestheader-extra-headers-prefix=X-Remote-Extra-",
@@ -136,10 +140,10 @@ pub(crate) fn controller_manager(
 ) -> Vec<OsString> {
     let mut args = secured(layout, "controller-manager", listen);
     args.extend([
-        // One account per controller, each with just its own rights, as a hardened cluster has it.
+        // Each controller has a service account with only the rights it needs, as in a hardened cluster.
         "--use-service-account-credentials=true".into(),
         flag("--root-ca-file", &layout.pki("ca.crt")),
-        // Its default is a system directory, which it creates.
+        // The default is a system directory, which the controller manager would create.
         flag("--flex-volume-plugin-dir", &layout.root().join("flex-volume-plugins")),
         flag("--service-account-private-key-file", &layout.pki("service-account.key")),
     ]);
@@ -156,8 +160,8 @@ pub(crate) fn scheduler(layout: &Layout, listen: SocketAddr) -> Vec<OsString> {
     secured(layout, "scheduler", listen)
 }
 
-/// What the scheduler and the controller manager have in common: one identity to call with, one
-/// certificate to serve with, and nobody to elect a leader against.
+/// Returns the options that the scheduler and the controller manager share: one identity as a client, one
+/// certificate as a server, and no leader election.
 fn secured(layout: &Layout, component: &str, listen: SocketAddr) -> Vec<OsString> {
     let kubeconfig = layout.kubeconfig(component);
     let mut args = strings([
@@ -198,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_listens_beyond_loopback_and_nobody_is_anonymous() {
+    fn components_listen_only_on_loopback_and_reject_anonymous_requests() {
         let layout = Layout::new("/c".as_ref(), "/l".as_ref());
         let args = flags(&api_server(&layout, "127.0.0.1:21000".parse().unwrap(), ClusterProfile::Default));
         for flag in [
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_logged_and_binding_is_not_slowed_down_only_for_figures() {
+    fn only_the_benchmark_profile_audits_writes_and_lifts_rate_limits() {
         let layout = Layout::new("/c".as_ref(), "/l".as_ref());
         let address = "127.0.0.1:21000".parse().unwrap();
         let has = |args: Vec<OsString>, name: &str| flags(&args).iter().any(|arg| arg.starts_with(name));
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_leaves_the_disk_alone_only_when_told() {
+    fn etcd_skips_fsync_only_with_unsafe_durability() {
         let unsafe_flag = |durability| flags(&etcd(durability)).iter().any(|arg| arg == "--unsafe-no-fsync");
         assert!(unsafe_flag(Durability::Unsafe) && !unsafe_flag(Durability::Sync));
     }

@@ -1,4 +1,4 @@
-//! etcd, API server, controller manager and scheduler as processes on the host's loopback.
+//! Runs etcd, the API server, the controller manager and the scheduler as processes on the host's loopback.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
@@ -27,15 +27,15 @@ use super::spec::ClusterSpec;
 use crate::process::{Process, Program, tail};
 use crate::session::Session;
 
-/// What the name of the cluster, its context and its user is in kubeconfigs.
+/// The name of the cluster, its context and its user in kubeconfigs.
 const NAME: &str = "loopfs";
-/// Whom the API server is to a kubelet.
+/// The user name of the API server at kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// From the start of a component to its first healthy answer, on a machine busy with builds.
+/// The time from the start of a component to its first healthy response, on a machine busy with builds.
 const START_DEADLINE: Duration = Duration::from_secs(180);
-/// Nothing announces that a server listens.
-const HEALTH_POLL: Duration = Duration::from_millis(100);
-/// A component that does not end on SIGTERM within this is killed.
+/// The poll interval of health checks: a server does not announce that it listens.
+const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The time that a component has to end after SIGTERM before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A running control plane. Dropping it kills its processes; [`ControlPlane::stop`] ends them in order.
@@ -49,7 +49,7 @@ pub(crate) struct ControlPlane {
     components: Mutex<Components>,
 }
 
-/// In the order in which they must stop.
+/// The components, in the order in which they must stop.
 struct Components {
     scheduler: Process,
     controller_manager: Process,
@@ -58,11 +58,11 @@ struct Components {
 }
 
 impl ControlPlane {
-    /// Starts a control plane that has no nodes; Kubernetes' programs are taken from `kubernetes_bin` where they
-    /// are there.
+    /// Starts a control plane without nodes. It takes each program of Kubernetes from `kubernetes_bin` if it
+    /// is there.
     ///
     /// # Errors
-    /// Something cannot be built, or does not start; the message has the end of its log.
+    /// A program cannot be built, or a component does not start; the message has the end of its log.
     pub(crate) async fn alone(
         session: &Session,
         spec: &ClusterSpec,
@@ -73,7 +73,8 @@ impl ControlPlane {
         ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await
     }
 
-    /// Makes certificates and kubeconfigs in `layout`, starts every component and waits for its health.
+    /// Creates certificates and kubeconfigs in `layout`, starts every component and waits until all are
+    /// healthy.
     pub(crate) async fn start(
         session: &Session,
         programs: Programs,
@@ -96,7 +97,7 @@ impl ControlPlane {
         let api_server = spawn_api_server(&programs, &layout, &loopback, profile)?;
         let client = client_of(&layout, loopback.api_server()).await?;
         await_health(&client, "/readyz", &api_server, &layout).await?;
-        let_api_server_call_kubelets(&client).await?;
+        grant_kubelet_access(&client).await?;
 
         step.note("kube-controller-manager, kube-scheduler");
         let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, profile)?;
@@ -110,17 +111,17 @@ impl ControlPlane {
         Ok(ControlPlane { layout, loopback, authority, programs, profile, client, components })
     }
 
-    /// What it and its nodes are for.
+    /// Returns the profile of the control plane and its nodes.
     pub(super) fn profile(&self) -> ClusterProfile {
         self.profile
     }
 
-    /// A client with the administrator's rights.
+    /// Returns a client with the administrator's rights.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The administrator's kubeconfig file.
+    /// Returns the path of the administrator's kubeconfig.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.layout.kubeconfig("admin")
     }
@@ -137,25 +138,26 @@ impl ControlPlane {
         &self.programs
     }
 
-    /// Where the API server must find the kubelet of node `index`.
+    /// Returns the address at which the API server must reach the kubelet of node `index`.
     pub(crate) fn kubelet_address(&self, index: u8) -> Result<SocketAddr> {
         self.loopback.kubelet(index)
     }
 
-    /// A kubeconfig for a caller inside a guest, who reaches the host's loopback by another address.
+    /// Returns a kubeconfig for a client inside a guest, which reaches the host's loopback at another
+    /// address.
     pub(crate) fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
         let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
         let server = SocketAddr::new(host, self.loopback.api_server().port());
         Ok(kubeconfig::render(NAME, server, &self.authority.certificate(), caller))
     }
 
-    /// A kubeconfig for a caller on the host who has a token.
+    /// Returns a kubeconfig for a client on the host with a token.
     pub(crate) fn kubeconfig_with_token(&self, token: &str) -> String {
         let user = kubeconfig::token(token);
         kubeconfig::render_user(NAME, self.loopback.api_server(), &self.authority.certificate(), &user)
     }
 
-    /// Names every process that is expected to run and does not, with the end of its log.
+    /// Checks that every process still runs. The error names each that has ended, with the end of its log.
     pub(crate) async fn check_alive(&self) -> Result<()> {
         let running = self.components.lock().await;
         for process in [&running.etcd, &running.api_server, &running.controller_manager, &running.scheduler] {
@@ -164,8 +166,8 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Kills the API server with SIGKILL and starts it again at the same address. Components that
-    /// could not do without it, which a node's kubelet would start again, are started again.
+    /// Kills the API server with SIGKILL and restarts it at the same address. Restarts components that ended
+    /// because it was unavailable, as a kubelet would.
     pub(crate) async fn restart_api_server(&self) -> Result<()> {
         let mut running = self.components.lock().await;
         running.api_server.signal(Signal::SIGKILL);
@@ -182,7 +184,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Stops every component, callers before callees, so that no log ends in connection errors.
+    /// Stops every component, clients before servers, so that no log ends in connection errors.
     pub(crate) async fn stop(self) -> Result<()> {
         let Components { scheduler, controller_manager, api_server, etcd } = self.components.into_inner();
         for process in [scheduler, controller_manager, api_server, etcd] {
@@ -195,7 +197,7 @@ impl ControlPlane {
 fn spawn_etcd(programs: &Programs, layout: &Layout, durability: Durability) -> Result<Process> {
     let directory = layout.etcd_dir();
     for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
-        // Left by an etcd that was killed; the lease on the cluster's directory says that none runs.
+        // A killed etcd leaves its socket. The lease on the cluster's directory ensures that no etcd uses it.
         remove_file(&directory.join(socket))?;
     }
     spawn(&programs.etcd, components::etcd(durability), &directory, layout)
@@ -231,8 +233,8 @@ fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout)
     Program::new(program).args(args).current_dir(directory).log(layout.log(&name)).spawn()
 }
 
-/// A client with the administrator's certificate for the server at `address`; the scheduler and the
-/// controller manager know the administrator as well as the API server does.
+/// Creates a client with the administrator's certificate for the server at `address`. The scheduler and the
+/// controller manager accept the administrator as the API server does.
 async fn client_of(layout: &Layout, address: SocketAddr) -> Result<Client> {
     let path = layout.kubeconfig("admin");
     let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
@@ -255,7 +257,7 @@ async fn await_health(client: &Client, path: &str, process: &Process, layout: &L
             layout.log(process.name()).display(),
             log_tail(process, layout)
         );
-        tokio::time::sleep(HEALTH_POLL).await;
+        tokio::time::sleep(HEALTH_POLL_INTERVAL).await;
     }
 }
 
@@ -273,8 +275,9 @@ fn log_tail(process: &Process, layout: &Layout) -> String {
     tail(&fs::read_to_string(layout.log(process.name())).unwrap_or_default(), 12)
 }
 
-/// The kubelet asks the API server who may use it, and the API server itself has no rights by default.
-async fn let_api_server_call_kubelets(client: &Client) -> Result<()> {
+/// Grants the API server access to kubelets: a kubelet authorises requests through the API server, whose own
+/// user has no rights by default.
+async fn grant_kubelet_access(client: &Client) -> Result<()> {
     let binding: ClusterRoleBinding = serde_json::from_value(serde_json::json!({
         "metadata": {"name": KUBELET_CLIENT},
         "roleRef": {
@@ -333,7 +336,7 @@ fn write_identity(layout: &Layout, name: &str, identity: &Identity) -> Result<()
     write_private(&layout.pki(&format!("{name}.key")), &identity.key)
 }
 
-/// Writes a file that only its owner can read from its first byte on.
+/// Writes a file that only its owner can read, from the moment it is created.
 pub(super) fn write_private(path: &Path, text: &str) -> Result<()> {
     remove_file(path)?;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);

@@ -1,4 +1,4 @@
-//! What a node is made of besides its specification: kernel, disks, container images.
+//! The parts of a node besides its specification: kernel, disks, container images.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,14 +20,14 @@ const MODULE_SETS: [&str; 2] = ["boot", "node"];
 
 /// The image of the container that holds a pod's namespaces.
 const PAUSE: &str = "docker.io/library/pause:dev";
-/// The image of the pods of tests.
+/// The image of the test pods.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
-/// An image with a shell, for people; csi/examples uses it.
+/// An image with a shell, for interactive use; csi/examples uses it.
 const SHELL: &str = "docker.io/library/shell:dev";
-/// The image of the driver; the manifests say the same.
+/// The image of the driver, as in the manifests.
 const DRIVER: &str = "docker.io/library/loopfs:dev";
 
-/// Everything nodes share: read by each, changed by none.
+/// The read-only parts that all nodes share.
 #[derive(Debug)]
 pub(crate) struct NodeParts {
     pub(crate) hypervisor: Hypervisor,
@@ -41,7 +41,7 @@ pub(crate) struct NodeParts {
 }
 
 impl NodeParts {
-    /// Builds or finds all of it. Builds and downloads run concurrently.
+    /// Builds all parts, or takes them from the cache. Builds and downloads run concurrently.
     pub(crate) async fn prepare(session: &Session) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let programs = async {
@@ -60,7 +60,7 @@ impl NodeParts {
             Image {
                 archive: "volume-check.tar",
                 reference: VOLUME_CHECK,
-                // With the tool, a pod can do what the owner of a directory can: change project ids.
+                // With the tool, a pod can change project ids, as the owner of a directory can.
                 files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
             },
             Image { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
@@ -87,14 +87,14 @@ async fn driver(session: &Session) -> Result<Image> {
     Ok(Image { archive: "loopfs.tar", reference: DRIVER, files })
 }
 
-/// A container image of programs of this workspace.
+/// A container image of programs from this workspace.
 struct Image {
     archive: &'static str,
     reference: &'static str,
     files: Vec<(&'static str, PathBuf)>,
 }
 
-/// The disk with the archives of the images that pods on the node are made of.
+/// Returns the disk with the archives of the images that pods on the node use.
 async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
     let mut recipe = Recipe::new("node-images", 1);
     for image in images {
@@ -117,7 +117,7 @@ async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
             disk::payload(&dir.join("images.ext4"), &files).await
         })
         .await?;
-    // Where people find them who run the driver on another cluster.
+    // Users who run the driver on another cluster find the archives here.
     let shown = session.workspace.target().join("images");
     fs::create_dir_all(&shown).with_context(|| format!("make {}", shown.display()))?;
     for image in images {
@@ -127,7 +127,7 @@ async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
     Ok(artifact.join("images.ext4"))
 }
 
-/// The disk with the programs of Kubernetes that run on the node, and `more`.
+/// Returns the disk with the Kubernetes programs that run on the node, and `more`.
 pub(crate) async fn tools_disk(
     session: &Session,
     programs: &Programs,
@@ -149,7 +149,7 @@ pub(crate) async fn tools_disk(
     Ok(artifact.join("tools.ext4"))
 }
 
-/// Enough to tell one build of a large program from another without reading it.
+/// Returns a text that distinguishes builds of a large program without reading it.
 fn identity(path: &Path) -> Result<String> {
     let path = fs::canonicalize(path).with_context(|| format!("find {}", path.display()))?;
     let file = fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Kubeconfig files: where the API server is, how to know it, and who is calling.
+//! Kubeconfig files: the server's address, the authority that certifies it, and the user's credentials.
 
 use std::net::SocketAddr;
 
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::pki::Identity;
 
-/// A kubeconfig with everything inline, so that the file works from any directory and in the guest.
-/// It is JSON, which every reader of kubeconfigs takes, since it is YAML too.
+/// Returns a kubeconfig with all certificates inline, so that the file works from any directory and in the
+/// guest. It is JSON, which every reader of kubeconfigs accepts as YAML.
 pub(crate) fn render(cluster: &str, server: SocketAddr, authority: &str, caller: &Identity) -> String {
     let user = json!({
         "client-certificate-data": base64(caller.certificate.as_bytes()),
@@ -16,12 +16,12 @@ pub(crate) fn render(cluster: &str, server: SocketAddr, authority: &str, caller:
     render_user(cluster, server, authority, &user)
 }
 
-/// The user of a kubeconfig who is known by a token.
+/// Returns a kubeconfig user that authenticates with a token.
 pub(crate) fn token(token: &str) -> Value {
     json!({ "token": token })
 }
 
-/// The same for a user in whatever form.
+/// Returns a kubeconfig like [`render`], for any form of user.
 pub(crate) fn render_user(cluster: &str, server: SocketAddr, authority: &str, user: &Value) -> String {
     let config: Value = json!({
         "apiVersion": "v1",
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_of_kubeconfigs_finds_server_authority_and_caller() {
+    fn a_kubeconfig_has_server_authority_and_credentials() {
         let authority = Authority::generate("test").unwrap();
         let caller = authority.client(Subject { user: "somebody", group: Some("some") }).unwrap();
         let text = render("name", "127.0.0.1:6443".parse().unwrap(), &authority.certificate(), &caller);

@@ -1,4 +1,4 @@
-//! Where a cluster keeps its files. Everything below one directory that only its owner can enter.
+//! The files of a cluster, all below one directory that only its owner can enter.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// `root` holds keys and state, `logs` what people read afterwards; both must be absolute, since
-    /// the components run in directories of their own.
+    /// Creates the layout. `root` holds keys and state, `logs` the logs. Both must be absolute, because the
+    /// components have working directories of their own.
     pub(crate) fn new(root: &Path, logs: &Path) -> Layout {
         Layout { root: root.to_owned(), logs: logs.to_owned() }
     }
@@ -36,7 +36,7 @@ impl Layout {
         self.root.join("etcd")
     }
 
-    /// The kubeconfig of a component or of the administrator.
+    /// Returns the path of the kubeconfig of a component or of the administrator.
     pub(crate) fn kubeconfig(&self, of: &str) -> PathBuf {
         self.root.join(format!("{of}.kubeconfig"))
     }
@@ -45,12 +45,12 @@ impl Layout {
         self.logs.join(format!("{of}.log"))
     }
 
-    /// Which requests the API server writes down, where it is to.
+    /// Returns the path of the policy that selects the requests for the audit log.
     pub(crate) fn audit_policy(&self) -> PathBuf {
         self.root.join("audit-policy.json")
     }
 
-    /// What belongs to one node: its disks, its sockets.
+    /// Returns the directory of one node's disks and sockets.
     pub(crate) fn node_dir(&self, node: &str) -> PathBuf {
         self.root.join("nodes").join(node)
     }

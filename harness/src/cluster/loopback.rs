@@ -1,8 +1,8 @@
-//! The loopback ports and addresses of one cluster, leased so that two clusters never meet.
+//! The loopback ports and addresses of one cluster, leased so that no two clusters share one.
 //!
-//! Each running cluster holds one number by a file lock, which the kernel drops with the process. The
-//! number fixes every port and address, so no address is chosen and then taken by another process before the
-//! server behind it starts, and a component restarted later finds its port still its own.
+//! Each running cluster holds one number by a file lock, which the kernel releases when the process ends. The
+//! number determines every port and address. No other process of the harness can therefore take an address
+//! before its server starts, and a restarted component gets the same port.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -12,24 +12,24 @@ use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-/// Clusters one machine can run at a time.
+/// The number of clusters that can run concurrently on one machine.
 const NUMBERS: u8 = 32;
-/// Below the range outgoing connections take their ports from (32768 and up by default).
+/// The first port. All ports are below the default range of ephemeral ports (32768 and up).
 const FIRST_PORT: u16 = 21_000;
 const PORTS_EACH: u16 = 8;
-/// The kubelet's own port: every node has an address of its own, so all of them can use it.
+/// The kubelet's default port. All nodes use it, because each node has an address of its own.
 const KUBELET_PORT: u16 = 10_250;
-/// Nodes one cluster can have: node N answers at 127.88.<cluster>.<N + 10>.
+/// The number of nodes in one cluster. Node N listens on 127.88.<cluster>.<N + 10>.
 const MAX_NODES: u8 = 200;
 
-/// A cluster's hold on its loopback ports and addresses; gone when dropped.
+/// A lease of a cluster's loopback ports and addresses; dropping it releases them.
 pub(crate) struct LoopbackLease {
     number: u8,
     _lock: Flock<File>,
 }
 
 impl LoopbackLease {
-    /// Takes the lowest number that no other cluster holds and whose ports are free.
+    /// Leases the lowest number that no other cluster holds and whose ports are free.
     pub(crate) fn take(lock_dir: &Path) -> Result<LoopbackLease> {
         Self::take_one_of(lock_dir, Self::is_free)
     }
@@ -55,22 +55,22 @@ impl LoopbackLease {
         )
     }
 
-    /// Where the API server listens. QEMU's user network reaches only 127.0.0.1 itself.
+    /// Returns the API server's address. QEMU's user network reaches only 127.0.0.1 itself.
     pub(crate) fn api_server(&self) -> SocketAddr {
         self.control_plane(0)
     }
 
-    /// Where the controller manager serves its health and metrics.
+    /// Returns the address of the controller manager's health and metrics endpoints.
     pub(crate) fn controller_manager(&self) -> SocketAddr {
         self.control_plane(1)
     }
 
-    /// Where the scheduler serves its health and metrics.
+    /// Returns the address of the scheduler's health and metrics endpoints.
     pub(crate) fn scheduler(&self) -> SocketAddr {
         self.control_plane(2)
     }
 
-    /// Where the API server finds the kubelet of node `index`.
+    /// Returns the address at which the API server reaches the kubelet of node `index`.
     pub(crate) fn kubelet(&self, index: u8) -> Result<SocketAddr> {
         if index >= MAX_NODES {
             bail!("a cluster has at most {MAX_NODES} nodes");
@@ -95,13 +95,13 @@ impl LoopbackLease {
 mod tests {
     use super::*;
 
-    /// Without a look at the ports, of which there is one set for all tests of the machine.
+    /// Leases a number without checking the ports, which all tests on the machine share.
     fn take(dir: &Path) -> LoopbackLease {
         LoopbackLease::take_one_of(dir, |_| true).unwrap()
     }
 
     #[test]
-    fn two_clusters_share_nothing() {
+    fn two_clusters_have_different_addresses() {
         let dir = tempfile::tempdir().unwrap();
         let one = take(dir.path());
         let two = take(dir.path());
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_free_again_when_its_cluster_is_gone() {
+    fn a_number_is_free_after_its_cluster_ended() {
         let dir = tempfile::tempdir().unwrap();
         let one = take(dir.path());
         let address = one.api_server();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_somebody_else_listens_on_is_passed_over() {
+    fn a_number_whose_port_is_in_use_is_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let address = LoopbackLease::take(dir.path()).unwrap().api_server();
         let _listener = TcpListener::bind(address).unwrap();

@@ -1,7 +1,7 @@
 //! A Kubernetes control plane on the host and its nodes in virtual machines.
 //!
-//! The control plane is processes on the host's loopback; a node is a machine with containerd, kubelet and
-//! kube-proxy, and a disk for the driver. Another node is a call of [`Cluster::boot_node`].
+//! The control plane is a set of processes on the host's loopback. A node is a virtual machine with
+//! containerd, kubelet and kube-proxy, and a disk for the driver. [`Cluster::boot_node`] adds a node.
 
 pub(crate) mod api_error;
 pub(crate) mod background;

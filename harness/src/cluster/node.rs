@@ -1,4 +1,4 @@
-//! One node of a cluster: a virtual machine, its disks, and the Node object it returns for.
+//! One node of a cluster: a virtual machine, its disks, and its Node object.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
@@ -27,21 +27,21 @@ use crate::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
 
 /// The kubelet's port inside the machine.
 const KUBELET_PORT: u16 = 10_250;
-/// From power-on to the last service, emulated and beside builds.
+/// The time from power-on to the last service, emulated and on a host that also builds.
 const BOOT_DEADLINE: Duration = Duration::from_secs(300);
-/// From the kubelet's start to a Node object that is Ready.
+/// The time from the kubelet's start to a Node object that is Ready.
 const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 
-/// A node of a cluster. Dropping it is a power cut.
+/// A node of a cluster. Dropping it cuts its power.
 #[derive(Debug)]
 pub struct Node {
     name: String,
     machine: Machine,
-    /// `None` while its power is off. Requests to a node that boots wait until it is up.
+    /// `None` while the power is off. Requests to a node that boots wait until it has booted.
     vm: Mutex<Option<Vm>>,
 }
 
-/// What a node is each time it boots.
+/// The properties of a node that are the same for each boot.
 #[derive(Debug)]
 struct Machine {
     spec: VmSpec,
@@ -77,18 +77,18 @@ impl Node {
         &self.name
     }
 
-    /// Runs a program as root on the node, whatever its exit code.
+    /// Runs a program as root on the node and returns its output, whatever its exit code.
     ///
     /// # Errors
-    /// It cannot be started, runs longer than `timeout`, or the machine ends first.
+    /// The program cannot be started, runs longer than `timeout`, or the machine ends first.
     pub async fn exec(&self, argv: &[&str], timeout: Duration) -> Result<ExecOutput> {
         self.control().await?.exec(argv, timeout).await
     }
 
-    /// Runs a program as root on the node and returns its output, if it succeeds.
+    /// Runs a program as root on the node and returns its output if it succeeds.
     ///
     /// # Errors
-    /// As [`Node::exec`], or another exit code than 0.
+    /// As [`Node::exec`], or the exit code is not 0.
     pub async fn output(&self, argv: &[&str], timeout: Duration) -> Result<String> {
         self.control().await?.output(argv, timeout).await
     }
@@ -96,17 +96,17 @@ impl Node {
     /// Cuts the power, without a flush or a shutdown.
     ///
     /// # Errors
-    /// It is off already, or its process cannot be waited for.
+    /// The power is off already, or waiting for the QEMU process fails.
     pub async fn cut_power(&self) -> Result<()> {
         let vm = self.vm.lock().await.take().with_context(|| format!("the power of {} is off", self.name))?;
         vm.power_cut().await
     }
 
-    /// Boots the node again, on the disks that the cut left, and waits until its services run. Kubernetes
-    /// learns of it later.
+    /// Boots the node again, on the disks that the power cut left, and waits until its services run.
+    /// Kubernetes notices it later.
     ///
     /// # Errors
-    /// Its power is on, or it does not boot.
+    /// The power is on, or the node does not boot.
     pub async fn boot(&self) -> Result<()> {
         let mut vm = self.vm.lock().await;
         anyhow::ensure!(vm.is_none(), "the power of {} is on", self.name);
@@ -114,10 +114,10 @@ impl Node {
         Ok(())
     }
 
-    /// Powers the node off in order.
+    /// Shuts the node down.
     ///
     /// # Errors
-    /// It does not end in time.
+    /// The node does not end in time.
     pub async fn stop(self) -> Result<()> {
         match self.vm.into_inner() {
             Some(vm) => vm.power_off().await,
@@ -134,7 +134,8 @@ impl Node {
 
 impl Machine {
     async fn boot(&self) -> Result<Vm> {
-        // Made for each boot: it has the time, and an emulated machine's own clock is not to be trusted.
+        // The specification is written for each boot, because it has the time: the clock of an emulated
+        // machine may be wrong.
         initramfs(&self.spec.initramfs, &self.init, &self.modules, &[], self.mode.clone())?;
         let vm = Vm::boot(&self.spec, BOOT_DEADLINE).await?;
         vm.wait_ready(BOOT_DEADLINE).await?;

@@ -13,17 +13,18 @@ use crate::guest::spec::{
     Command, Condition, FileSpec, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
 };
 
-/// Names under which the disks of a node are attached.
+/// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";
 pub(crate) const DATA_DISK: &str = "data";
-/// Kubernetes' programs.
+/// The disk of the Kubernetes programs.
 pub(crate) const TOOLS_DISK: &str = "tools";
-/// Archives of container images.
+/// The disk of the container image archives.
 pub(crate) const IMAGES_DISK: &str = "images";
 
-/// Where the driver's file system is mounted; the manifests say the same.
+/// The mount point of the driver's file system, as in the manifests.
 pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
-/// How it is mounted: quotas enforced, and nothing on it trusted.
+/// The mount options of the driver's file system: quotas are enforced, and no device, setuid bit or program
+/// on it is honoured.
 pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 
 /// What a node does with its data disk when it boots.
@@ -31,26 +32,27 @@ pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
 pub enum DataDisk {
     /// The node mounts the file system of the disk at `DATA_DIR`.
     Mounted,
-    /// The node leaves the disk alone: to the driver, the node has none.
+    /// The node does not mount the disk, so the driver finds no storage.
     Unmounted,
 }
 
-/// Where Kubernetes' programs are.
+/// The directory of the Kubernetes programs.
 pub(crate) const TOOLS_DIR: &str = "/opt/kubernetes";
-/// What the network plugins remember of pods that run. They write it without fsync and cannot read what a power cut leaves of
-/// it, and then no pod of before is ever taken down, nor started again; of the networks themselves nothing outlives the machine.
+/// The state that the network plugins keep about running pods. They write it without fsync and cannot parse
+/// files that a power cut truncated. Pods from before the cut could then neither be removed nor restarted.
+/// The networks themselves do not survive a reboot, so this state is kept in memory.
 const CNI_STATE_DIR: &str = "/var/lib/cni";
 const IMAGES_DIR: &str = "/opt/images";
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// The handler of containerd that runs pods with `hostUsers: false`.
 pub(crate) const USER_NAMESPACES_HANDLER: &str = "crun";
-/// The kubelet's own health, inside the node.
+/// The address of the kubelet's health endpoint, inside the node.
 const KUBELET_HEALTH: &str = "127.0.0.1:10248";
-/// From the start of a service to its first answer, on an emulated processor shared with builds.
+/// The time from the start of a service to its first response, on an emulated processor shared with builds.
 const START_DEADLINE: Duration = Duration::from_secs(180);
 const IMPORT_DEADLINE: Duration = Duration::from_secs(180);
 
-/// One node of a cluster. Everything about it follows from its index.
+/// The identity of one node. Its index determines everything else about it.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeName {
     pub(crate) index: u8,
@@ -61,22 +63,23 @@ impl NodeName {
         format!("node-{}", self.index)
     }
 
-    /// Pods of different nodes share no network, as the nodes do not; their addresses differ all the same.
+    /// Returns the address range of the node's pods. It differs between nodes, although their pods share no
+    /// network.
     pub(crate) fn pod_cidr(&self) -> String {
         format!("10.244.{}.0/24", self.index)
     }
 }
 
-/// The container images a node starts with.
+/// The container images that a node imports when it boots.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeImages {
-    /// Names of archives on the disk of images.
+    /// The names of the archives on the image disk.
     pub(crate) archives: Vec<String>,
     /// The image of the container that holds a pod's namespaces.
     pub(crate) pause: String,
 }
 
-/// The specification of one node of the cluster of `control_plane`.
+/// Returns the specification of one node of the cluster of `control_plane`.
 pub(crate) fn node_spec(
     control_plane: &ControlPlane,
     node: &NodeName,
@@ -101,8 +104,8 @@ pub(crate) fn node_spec(
             "--config=/etc/kubernetes/kubelet.json",
             "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
             &format!("--hostname-override={}", node.name()),
-            // Keeps the address the Node object was made with: one on the host's loopback that is
-            // forwarded to this node, which the kubelet itself could not find out.
+            // Keeps the address in the Node object. It is on the host's loopback and forwarded to this node,
+            // so the kubelet cannot detect it.
             "--cloud-provider=external",
             "--v=2",
         ],
@@ -132,8 +135,9 @@ pub(crate) fn node_spec(
     })
 }
 
-/// The Node object, made before the kubelet starts: it carries the address the API server reaches the
-/// kubelet by, and a node that exists is not tainted until a cloud has initialised it.
+/// Returns the Node object, which is created before the kubelet starts. It has the address at which the API
+/// server reaches the kubelet. A Node that exists already does not get the taint that a cloud provider would
+/// have to remove.
 pub(crate) fn node_object(node: &NodeName, address: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -165,9 +169,9 @@ fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> 
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
         public("/etc/containerd/config.toml", containerd_config(&images.pause)),
         public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
-        // The kubelet reports it; nodes made of one image must not share it.
+        // The kubelet reports the machine id, so nodes that share one image need different ids.
         public("/etc/machine-id", format!("{:032x}\n", u32::from(node.index) + 1)),
-        // There is no name server; an empty file keeps pods from waiting for one.
+        // There is no name server. With an empty file, no pod waits for one.
         public("/etc/resolv.conf", String::new()),
         public(
             "/etc/hosts",
@@ -192,13 +196,13 @@ fn kubelet_config() -> Value {
         "cgroupDriver": "cgroupfs",
         "failSwapOn": false,
         "resolvConf": "/etc/resolv.conf",
-        // Nothing answers there; without an address the kubelet warns about every pod.
+        // No server listens there, but without an address the kubelet logs a warning for every pod.
         "clusterDNS": ["10.96.0.10"],
         "clusterDomain": "cluster.local",
-        // The images are imported, not pulled: collecting one would be for good.
+        // The images are imported, not pulled. An image that the kubelet deletes cannot be pulled again.
         "imageGCHighThresholdPercent": 100,
         "imageMinimumGCAge": "24h",
-        // The disk is an overlay that grows on the host; its size says nothing.
+        // The disk is an overlay that grows on the host, so its free space means nothing.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "healthzBindAddress": "127.0.0.1",
         "healthzPort": 10248,
@@ -215,12 +219,13 @@ fn kube_proxy_config(node: &str) -> Value {
         "clusterCIDR": "10.244.0.0/16",
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
-        // The kernel's defaults are for real traffic; leave them alone.
+        // Keep the kernel's defaults: those of kube-proxy are for production traffic.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     })
 }
 
-/// runc runs pods, as in most clusters; crun runs those whose RuntimeClass names [`USER_NAMESPACES_HANDLER`].
+/// Returns the configuration of containerd. runc runs pods, as in most clusters; crun runs those whose
+/// RuntimeClass names [`USER_NAMESPACES_HANDLER`].
 fn containerd_config(pause: &str) -> String {
     format!(
         r#"version = 4

@@ -19,16 +19,17 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Builds what is not there yet; Kubernetes' programs are taken from `kubernetes_bin` where they are
-    /// there.
+    /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin`
+    /// if it is there.
     ///
     /// # Errors
-    /// Something cannot be fetched or built.
+    /// A part cannot be fetched or built.
     pub async fn build(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Parts> {
         Parts::build_with(session, kubernetes_bin, &[]).await
     }
 
-    /// The same, with more programs in the nodes' [`TOOLS_DIR`]: what each is called there, and where it is here.
+    /// Builds the parts with more programs in the nodes' [`TOOLS_DIR`]. `tools` has the name of each program
+    /// there and its path on the host.
     ///
     /// # Errors
     /// As [`Parts::build`].
@@ -43,7 +44,7 @@ impl Parts {
         Ok(Parts { programs, node, tools_disk })
     }
 
-    /// What nodes run on.
+    /// Returns the accelerator of the nodes.
     pub(crate) fn accelerator(&self) -> Accelerator {
         self.node.hypervisor.accelerator
     }

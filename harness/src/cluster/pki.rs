@@ -1,7 +1,7 @@
-//! The certificates of one cluster: a certificate authority and a leaf for each end that serves or calls.
+//! The certificates of one cluster: a certificate authority, and a certificate for each server and client.
 //!
-//! The authority's key stays in memory. A cluster directory holds leaf keys only, so a directory that
-//! is copied or uploaded with a report cannot create new identities.
+//! The authority's key stays in memory. The cluster directory has only the keys of servers and clients. A
+//! directory that is copied, or uploaded with a report, therefore cannot issue new certificates.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use rcgen::{
     IsCa, KeyPair, KeyUsagePurpose, SanType,
 };
 
-/// The certificate authority of one cluster; both ends of every connection trust it and nothing else.
+/// The certificate authority of one cluster. Servers and clients trust it and no other.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -23,15 +23,15 @@ pub(crate) struct Identity {
     pub(crate) key: String,
 }
 
-/// Who a client certificate says its holder is: Kubernetes reads the user from the common name and
-/// the group from the organisation.
+/// The holder of a client certificate. Kubernetes reads the user from the common name and the group from the
+/// organisation.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) user: &'a str,
     pub(crate) group: Option<&'a str>,
 }
 
-/// The name or address under which a server is called.
+/// A name or address in the certificate of a server.
 #[derive(Clone, Copy)]
 pub(crate) enum ServerName<'a> {
     Dns(&'a str),
@@ -39,7 +39,7 @@ pub(crate) enum ServerName<'a> {
 }
 
 impl Authority {
-    /// Makes a new authority with a key of its own.
+    /// Creates an authority with a new key.
     pub(crate) fn generate(name: &str) -> Result<Authority> {
         let mut params = CertificateParams::default();
         params.distinguished_name = common_name(name);
@@ -51,12 +51,12 @@ impl Authority {
         Ok(Authority { issuer })
     }
 
-    /// The authority's own certificate, which every party trusts.
+    /// Returns the authority's own certificate, which servers and clients trust.
     pub(crate) fn certificate(&self) -> String {
         self.issuer.pem()
     }
 
-    /// A certificate with which its holder authenticates to a server.
+    /// Creates a certificate with which a client authenticates to a server.
     pub(crate) fn client(&self, subject: Subject<'_>) -> Result<Identity> {
         let mut params = leaf(subject.user, ExtendedKeyUsagePurpose::ClientAuth);
         if let Some(group) = subject.group {
@@ -65,7 +65,7 @@ impl Authority {
         self.sign(params).with_context(|| format!("issue a client certificate for {:?}", subject.user))
     }
 
-    /// A certificate for a server that is called by any of `names`.
+    /// Creates a certificate for a server that clients reach by any of `names`.
     pub(crate) fn server(&self, common: &str, names: &[ServerName<'_>]) -> Result<Identity> {
         let mut params = leaf(common, ExtendedKeyUsagePurpose::ServerAuth);
         for name in names {
@@ -88,7 +88,7 @@ impl Authority {
     }
 }
 
-/// The key pair that signs service account tokens: (private, public), PEM. No certificate goes with it.
+/// Creates the key pair that signs service account tokens, as PEM: (private, public). It has no certificate.
 pub(crate) fn signing_key_pair() -> Result<(String, String)> {
     let key = KeyPair::generate().context("generate the service account key pair")?;
     Ok((key.serialize_pem(), key.public_key_pem()))

@@ -1,4 +1,4 @@
-//! What a pod would find mounted: a token that says which pod and which node it is of.
+//! Service account tokens as pods find them mounted: bound to the pod and its node.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 use super::api_error::api_error;
 use super::control_plane::{ControlPlane, create_private_dir, write_private};
 
-/// Longer than any run.
+/// The lifetime of a token, longer than any run.
 const LIFETIME_SECONDS: i64 = 4 * 3600;
 
 impl ControlPlane {

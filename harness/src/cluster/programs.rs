@@ -1,4 +1,4 @@
-//! The programs a cluster is made of: built from the pinned modules, or ones the user has.
+//! The programs of a cluster, built from the pinned modules or provided by the user.
 
 use std::path::{Path, PathBuf};
 
@@ -32,17 +32,17 @@ const ETCD: GoModule = GoModule {
     name: "etcd",
     versioned_by: "go.etcd.io/etcd/server/v3",
     version_variables: &[],
-    // Its main package is called after its directory.
+    // The main package has the name of its directory.
     renamed: &[("server", "etcd")],
     without_go: WITHOUT_GO,
 };
 
 const WITHOUT_GO: Option<&str> = Some("--kubernetes-bin DIR uses programs you have instead");
 
-/// The directory convention of controller-runtime's setup-envtest.
+/// The variable for the directory of the binaries, by the convention of controller-runtime's setup-envtest.
 const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
-/// Where each program is.
+/// The path of each program.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     pub(crate) etcd: PathBuf,
@@ -55,7 +55,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes each program from `given` or from `KUBEBUILDER_ASSETS` where it is there, and builds the rest.
+    /// Takes each program from `given` or from `KUBEBUILDER_ASSETS` if it is there, and builds the others.
     pub(crate) async fn ensure(session: &Session, given: Option<&Path>) -> Result<Programs> {
         let given = match given {
             Some(dir) => Some(dir.to_owned()),
@@ -88,14 +88,15 @@ impl Finder<'_> {
                 return Ok(path);
             }
         }
-        // Cached after the first of the module's programs.
+        // The first call for a module builds all its programs; later calls take them from the cache.
         Ok(go_build::build(self.session, module).await?.join(program))
     }
 
-    /// A kubelet newer than its API server is not supported by Kubernetes, nor are clients of another
-    /// minor sure to see every field: what the user brings must be of the minor the rest is built from.
+    /// Checks that a provided program has the same minor version as the ones that are built. Kubernetes does
+    /// not support a kubelet that is newer than its API server, and clients of another minor version may not
+    /// see every field.
     async fn check_version(&self, module: &GoModule, program: &str, path: &Path) -> Result<()> {
-        // kubectl has no --version, and works with any server one minor away.
+        // kubectl has no --version. It works with any server at most one minor version away.
         if matches!(program, "etcd" | "kubectl") {
             return Ok(());
         }

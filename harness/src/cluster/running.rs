@@ -13,10 +13,10 @@ use super::parts::Parts;
 use super::spec::ClusterSpec;
 use crate::session::Session;
 
-/// How often a cluster that is only kept running is looked at.
-const PULSE: Duration = Duration::from_secs(5);
+/// The interval at which a cluster that is only kept running is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A running cluster. Dropping it kills everything in it; [`Cluster::stop`] is the orderly end.
+/// A running cluster. Dropping it kills everything in it; [`Cluster::stop`] stops it in order.
 pub struct Cluster {
     control_plane: ControlPlane,
     parts: Parts,
@@ -27,7 +27,7 @@ impl Cluster {
     /// Starts a control plane and one node, and waits until the node is ready.
     ///
     /// # Errors
-    /// Something does not start; the message has the end of its log.
+    /// A component does not start; the message has the end of its log.
     pub async fn start(session: &Session, spec: ClusterSpec, parts: Parts) -> Result<Cluster> {
         let layout = spec.make_directories()?;
         let programs = parts.programs.clone();
@@ -39,39 +39,39 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Boots a node and waits until Kubernetes calls it ready. The first is the cluster's own; another is the caller's to
-    /// stop, before the cluster.
+    /// Boots a node and waits until it is Ready. The cluster stops its first node itself. The caller must
+    /// stop every other node before the cluster.
     ///
     /// # Errors
-    /// It does not boot, or does not become ready in time.
+    /// The node does not boot, or does not become Ready in time.
     pub async fn boot_node(&self, session: &Session, index: u8, data_disk: DataDisk) -> Result<Node> {
         Node::start(session, &self.control_plane, &self.parts, index, data_disk).await
     }
 
-    /// The control plane itself: who is known to it, and what it logs.
+    /// Returns the control plane.
     pub(crate) fn control_plane(&self) -> &ControlPlane {
         &self.control_plane
     }
 
-    /// A client with the administrator's rights.
+    /// Returns a client with the administrator's rights.
     #[must_use]
     pub fn client(&self) -> &Client {
         self.control_plane.client()
     }
 
-    /// The administrator's kubeconfig file.
+    /// Returns the path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.control_plane.kubeconfig()
     }
 
-    /// A kubectl of the cluster's version.
+    /// Returns the path of a kubectl of the cluster's version.
     #[must_use]
     pub fn kubectl(&self) -> &Path {
         &self.control_plane.programs().kubectl
     }
 
-    /// What to paste next.
+    /// Returns commands for the user to paste.
     #[must_use]
     pub fn walkthrough(&self) -> String {
         walkthrough(&self.kubeconfig(), self.kubectl())
@@ -82,10 +82,10 @@ impl Cluster {
         &self.nodes
     }
 
-    /// Kills the API server and starts it again, as a crash on its machine would.
+    /// Kills the API server and restarts it, as after a crash.
     ///
     /// # Errors
-    /// It does not come back.
+    /// The API server does not become healthy again.
     pub async fn restart_api_server(&self) -> Result<()> {
         self.control_plane.restart_api_server().await
     }
@@ -98,7 +98,7 @@ impl Cluster {
         loop {
             tokio::select! {
                 () = session.cancel.cancelled() => return self.stop().await,
-                () = tokio::time::sleep(PULSE) => self.control_plane.check_alive().await?,
+                () = tokio::time::sleep(CHECK_INTERVAL) => self.control_plane.check_alive().await?,
             }
         }
     }
@@ -106,11 +106,11 @@ impl Cluster {
     /// Ends the nodes, then the control plane.
     ///
     /// # Errors
-    /// Something did not end in order; nothing is left running all the same.
+    /// A component did not end in order. Even then, no process is left.
     pub async fn stop(self) -> Result<()> {
         let mut stopped = Ok(());
         for node in self.nodes {
-            // The others must be stopped too; the first error is the one to tell.
+            // The other components must be stopped too; the first error is returned.
             let result = node.stop().await;
             stopped = stopped.and(result);
         }
@@ -118,7 +118,7 @@ impl Cluster {
     }
 }
 
-/// What to paste next.
+/// Returns commands for the user to paste.
 pub(crate) fn walkthrough(kubeconfig: &Path, kubectl: &Path) -> String {
     let directory = kubectl.parent().unwrap_or(Path::new(""));
     format!(

@@ -1,4 +1,4 @@
-//! What one cluster is made for, and where it keeps its files.
+//! The specification of a cluster: its profile, and the directories of its files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,20 +9,20 @@ use super::components::{ClusterProfile, Durability};
 use super::layout::Layout;
 use crate::cache;
 
-/// What a cluster is made of.
+/// The specification of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
-    /// Holds its keys, its state and its disks; emptied first.
+    /// The directory of its keys, its state and its disks. It is emptied first.
     pub dir: PathBuf,
-    /// Holds the log of every component.
+    /// The directory of the logs of all components.
     pub logs: PathBuf,
-    /// How the control plane's store treats its disk.
+    /// How durable the writes of the control plane's store are.
     pub durability: Durability,
     pub profile: ClusterProfile,
 }
 
 impl ClusterSpec {
-    /// Empties the directories, and returns them as the layout that the components are given.
+    /// Empties the directories, and returns them as the layout of the components.
     pub(super) fn make_directories(&self) -> Result<Layout> {
         for dir in [&self.dir, &self.logs] {
             empty(dir)?;
@@ -31,7 +31,7 @@ impl ClusterSpec {
     }
 }
 
-/// Makes a directory of ours, without what a run before left in it.
+/// Creates the directory, and removes first what an earlier run left there.
 fn empty(dir: &Path) -> Result<()> {
     cache::remove_dir(dir)?;
     fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))

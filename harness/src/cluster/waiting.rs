@@ -1,4 +1,4 @@
-//! Waits for the cluster by watches. Each wait has a deadline, and its error says what was last seen.
+//! Waits for the cluster by watches. Each wait has a deadline, and its error has the state seen last.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -35,8 +35,7 @@ impl State {
     }
 }
 
-/// Watches the objects `scope` selects until `judge` says that they are as they should be, and
-/// answers them.
+/// Watches the objects that `scope` selects until `judge` returns `Ready`, and returns them.
 pub(crate) async fn until<K>(
     api: Api<K>,
     scope: watch::Config,
@@ -55,7 +54,7 @@ where
         match timeout_at(deadline, changes.next()).await {
             Err(_) => bail!("not within {within:?}: {last}"),
             Ok(None) => bail!("the watch ended: {last}"),
-            // Retried by the watcher: an API server may be away for a while.
+            // The watcher retries: the API server may be unavailable for a while.
             Ok(Some(Err(error))) => {
                 last = format!("the watch fails: {error}");
                 continue;
@@ -80,7 +79,7 @@ where
     }
 }
 
-/// [`until`] for a single object, which `judge` is given if it exists.
+/// Waits like [`until`], for a single object. `judge` gets it if it exists.
 pub(crate) async fn until_one<K>(
     api: Api<K>,
     name: &str,
@@ -95,8 +94,8 @@ where
     Ok(objects.into_values().next())
 }
 
-/// [`until`] all objects of these names exist and `complaint` has nothing to say about any of them, and returns them.
-/// `kind` is what one is called for people.
+/// Waits like [`until`], until all objects of these names exist and `complaint` returns nothing for any of
+/// them, and returns them. `kind` is the name of the kind in messages.
 pub(crate) async fn until_none_complains<K>(
     api: Api<K>,
     kind: &str,
@@ -123,8 +122,8 @@ where
     Ok(all.into_values().filter(named).collect())
 }
 
-/// Waits for an event about the object, with this reason and a message that is as it should be, and returns
-/// the message.
+/// Waits for an event about the object with one of these reasons and the expected message, and returns the
+/// message.
 pub(crate) async fn until_event<K>(
     client: &Client,
     about: &K,
@@ -164,8 +163,8 @@ where
     Ok(events.values().find_map(message_of).unwrap_or_default())
 }
 
-/// Reads a container's log as it is written until `judge` says that a line is what was waited for. `container` may be `None`
-/// if the pod has only one.
+/// Reads a container's log as it is written, until `judge` accepts a line. `container` may be `None` if the
+/// pod has only one.
 pub(crate) async fn until_logged(
     pods: &Api<Pod>,
     pod: &str,
@@ -191,7 +190,7 @@ pub(crate) async fn until_logged(
                             State::Pending(what) => last = what,
                             State::Failed(why) => bail!("pod {pod}: {why}"),
                         },
-                        // The container or the connection ended: ask again from the beginning.
+                        // The container or the connection ended: read the log again from the beginning.
                         Ok(Ok(None) | Err(_)) => break,
                     }
                 }

@@ -42,7 +42,7 @@ pub(super) struct State<'a> {
     pub(super) env: &'a TestEnv<'a>,
     /// The fault to inject, if the run must fail.
     pub(super) fault: Option<Fault>,
-    /// What was on the node before the first volume, if the node is the harness's own.
+    /// The inventory of the node before the first volume, if the node is the harness's own.
     pub(super) before: Option<Inventory>,
 }
 

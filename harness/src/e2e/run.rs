@@ -1,4 +1,4 @@
-//! The run as a whole: on which cluster, and what is reported of it.
+//! Chooses the cluster of a run, runs the scenarios and writes the report.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,23 +20,23 @@ use crate::session::Session;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
 
-/// The report's and the log directory's name.
+/// The name of the report and of the log directory.
 const RUN: &str = "e2e";
-/// Of the claims and pods of the scenarios.
+/// The namespace of the claims and pods of the scenarios.
 const NAMESPACE: &str = "loopfs-e2e";
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// Use this cluster rather than one of the harness's own. Its nodes must have the images and an XFS
-    /// file system with project quotas mounted at the manifests' data directory.
+    /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
+    /// system with project quotas mounted at the manifests' data directory.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "self_check", "broken", "kubernetes_bin"])]
     kubeconfig: Option<PathBuf>,
 
-    /// Leave the cluster up when the run has ended, however it ended; `cargo harness down` removes it.
+    /// Leave the cluster running after the run, whatever its result; `cargo harness down` removes it.
     #[arg(long)]
     keep: bool,
 
-    /// Kubernetes programs to use where they are there, instead of building them.
+    /// Take Kubernetes programs from this directory if they are there, instead of building them.
     #[arg(long, value_name = "DIR")]
     kubernetes_bin: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long = "story", value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::names()), conflicts_with = "broken")]
     scenarios: Vec<String>,
 
-    /// Inject one fault: the run must fail and name it.
+    /// Inject one fault. The run must fail and name the fault.
     #[arg(long = "break", value_enum, value_name = "WHAT")]
     broken: Option<Fault>,
 
@@ -60,20 +60,21 @@ impl Args {
         Args { self_check: self.scenarios.is_empty(), ..self }
     }
 
-    /// The name of the lock a run holds: two runs must not write the same logs. The process that keeps a
-    /// cluster has logs of its own, and is waited for by one that holds the other lock.
+    /// Returns the name of the lock that a run holds, because two runs must not write the same logs. The
+    /// background process of a kept cluster has logs and a lock of its own, and the run with the other lock
+    /// waits for it.
     #[must_use]
     pub fn lock(&self) -> &'static str {
         if self.keep && background::is_background() { "cluster" } else { RUN }
     }
 
-    /// Where to look for Kubernetes' programs before building them.
+    /// Returns the directory in which to look for Kubernetes' programs before building them.
     #[must_use]
     pub fn kubernetes_bin(&self) -> Option<&Path> {
         self.kubernetes_bin.as_deref()
     }
 
-    /// The command line of the same run.
+    /// Returns the command line of the same run.
     fn again(&self) -> Vec<OsString> {
         let mut line = vec![OsString::from("e2e")];
         line.extend(self.keep.then(|| "--keep".into()));
@@ -90,7 +91,7 @@ impl Args {
 /// Runs the scenarios and reports every step.
 ///
 /// # Errors
-/// The manifests cannot be read, or a background process not be started; a step that fails is in the report.
+/// The manifests cannot be read, or the background process cannot be started. Failed steps are in the report.
 pub async fn run(session: &Session, args: Args) -> Result<Report> {
     let manifests = Manifests::of_driver(session)?;
     match &args.kubeconfig {
@@ -116,13 +117,13 @@ async fn against_its_own(session: &Session, manifests: Manifests, args: &Args) -
     };
     test(session, &mut report, manifests, &cluster, args, &reports).await?;
     let started = Instant::now();
-    // Also after Ctrl-C, when no step would be begun.
+    // The cluster is stopped after Ctrl-C too, when no further step begins.
     let stopped = cluster.stop().await;
     report.record("cluster", "stop the node and the control plane", started.elapsed(), &stopped);
     Ok(report)
 }
 
-/// Runs on a cluster that is left up, in the process that keeps it.
+/// Runs in the background process, on a cluster that stays.
 async fn against_one_that_stays(session: &Session, manifests: Manifests, args: &Args) -> Result<Report> {
     let mut report = Report::new();
     let dir = background::directory(&session.workspace);
@@ -149,7 +150,7 @@ async fn start(
     let mut scenario = Scenario::begin(session, report, "cluster");
     let parts = Parts::build(session, args.kubernetes_bin.as_deref());
     let parts = scenario.step("build programs, images and disks", parts).await?;
-    // The cluster of a test does not outlive the machine's power.
+    // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
     scenario.step("start a control plane and a node", Cluster::start(session, spec, parts)).await
 }
@@ -195,7 +196,7 @@ async fn against_any_cluster(
     runner::run_all(session, &mut report, &env, selection, None).await;
     state_dump::write(&env, &session.workspace.reports(RUN)).await;
     let started = Instant::now();
-    // Also when a scenario failed, or was stopped.
+    // The removal also runs if a scenario failed or was stopped.
     let cleaned = async {
         scenarios::removal::delete_namespace(&env).await?;
         scenarios::removal::no_volumes(&env).await?;
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_run_can_be_asked_for_again() {
+    fn again_returns_the_command_line_of_the_same_run() {
         let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
         let again = Line::parse_from(words).args.again();
         assert_eq!(again, words);

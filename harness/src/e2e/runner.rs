@@ -29,7 +29,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Runs the selected scenarios. The report has those after a failed one as not run.
+/// Runs the selected scenarios. The report lists the scenarios after a failed one as not run.
 pub(super) async fn run_all(
     session: &Session,
     report: &mut Report,

@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 
 use crate::test_env::environment::TestEnv;
 
-/// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. What cannot be had is said in its place: a
-/// dump that fails must not hide why it was taken.
+/// Writes `objects/*.yaml` and `logs/pods/*.log` into `dir`. If something cannot be read, its file has the
+/// error instead: a dump that fails must not hide why it was written.
 pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
     let objects = dir.join("objects");
     let logs = dir.join("logs").join("pods");
@@ -46,7 +46,7 @@ where
         Ok(list) => {
             let mut items = list.items;
             for item in &mut items {
-                // managedFields are longer than the object, and not needed here.
+                // managedFields are longer than the rest of the object and not needed here.
                 item.meta_mut().managed_fields = None;
             }
             serde_norway::to_string(&items).unwrap_or_else(|error| format!("# {error}\n"))
@@ -63,7 +63,7 @@ async fn pod_logs(env: &TestEnv<'_>, pod: &Pod, dir: &Path) {
         for (previous, suffix) in [(true, ".previous"), (false, "")] {
             let params =
                 LogParams { container: Some(container.name.clone()), previous, ..LogParams::default() };
-            // There is no previous one unless it was restarted.
+            // A container that was not restarted has no previous log.
             let Ok(text) = pods.logs(&name, &params).await else { continue };
             keep(&dir.join(format!("{namespace}.{name}.{}{suffix}.log", container.name)), &text);
         }

@@ -1,5 +1,5 @@
-//! The processes of the guest. PID 1 inherits every orphan, so one thread reaps them all and hands the
-//! status of those it started to the thread that waits for it.
+//! The processes of the guest. PID 1 inherits every orphan, so one thread reaps all processes. It passes the
+//! status of a child that this program started to the thread that waits for it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -36,15 +36,15 @@ struct State {
     ended: HashMap<Pid, WaitStatus>,
 }
 
-/// What becomes of a child's output.
+/// How the output of a child is handled.
 pub(super) enum Output {
     /// Each line is reported under the child's name.
     Log(Reporter),
-    /// It is kept for [`Child::output`].
+    /// The output is kept for [`Child::output`].
     Capture,
 }
 
-/// A child in a process group of its own.
+/// A child process in a process group of its own.
 #[derive(Debug)]
 pub(super) struct Child {
     pid: Pid,
@@ -53,7 +53,7 @@ pub(super) struct Child {
 }
 
 impl Children {
-    /// Starts the thread that reaps.
+    /// Starts the thread that reaps processes.
     pub(super) fn new() -> Children {
         let children = Children(Arc::default());
         let shared = Arc::clone(&children.0);
@@ -61,11 +61,11 @@ impl Children {
         children
     }
 
-    /// Starts a program, named `name` in the log.
+    /// Starts a program, with `name` as its name in the log.
     pub(super) fn spawn(&self, name: &str, mut command: Command, output: Output) -> io::Result<Child> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        // The reaper takes this lock before it reaps: it finds the child registered, and leaves the
-        // remains of a failed exec to the standard library, which waits for them itself.
+        // The reaper takes this lock before it reaps. It therefore finds the child registered. If exec fails,
+        // the standard library itself waits for the child, and the reaper must not reap it.
         let mut state = self.0.lock();
         let mut child = command.spawn()?;
         let pid = Pid::from_raw(child.id().cast_signed());
@@ -79,7 +79,7 @@ impl Children {
         Ok(Child { pid, children: self.clone(), readers })
     }
 
-    /// Runs a program with `input` to its end, or kills it when `timeout` has passed.
+    /// Runs a program with `input` until it ends. Kills it after `timeout`.
     pub(super) fn run(
         &self,
         name: &str,
@@ -104,7 +104,7 @@ impl Child {
         self.pid
     }
 
-    /// How it ended; `None` if it has not within `timeout`.
+    /// Returns how the child ended, or `None` if it still runs after `timeout`.
     pub(super) fn wait_timeout(&self, timeout: Duration) -> Option<End> {
         let deadline = Instant::now() + timeout;
         let mut state = self.children.0.lock();
@@ -126,13 +126,13 @@ impl Child {
     }
 
     fn kill(&self) {
-        // It may be gone already, which is what is wanted.
+        // ESRCH: it has ended already.
         killpg(self.pid, Signal::SIGKILL).ok();
         self.wait();
     }
 
-    /// All it wrote to standard output and error, if it was to be captured. Call it when it has ended:
-    /// the end of the group's leader ends the group, so no process holds the pipes open.
+    /// Returns the captured standard output and standard error. Call it after the child has ended: when the
+    /// leader of the process group ends, the whole group is killed, so that no process holds the pipes open.
     pub(super) fn output(self) -> [Vec<u8>; 2] {
         self.children.0.lock().ended.remove(&self.pid);
         self.readers.map(|reader| reader.join().unwrap_or_default())
@@ -198,7 +198,7 @@ fn read(name: &str, pipe: Option<Box<dyn Read + Send>>, output: &Output) -> Join
         let mut kept = Vec::new();
         let Some(mut pipe) = pipe else { return kept };
         match reporter {
-            // What was read before an error is kept.
+            // Keeps the output that was read before an error.
             None => drop(pipe.read_to_end(&mut kept)),
             Some(reporter) => {
                 let mut lines = BufReader::new(pipe);
@@ -212,7 +212,7 @@ fn read(name: &str, pipe: Option<Box<dyn Read + Send>>, output: &Output) -> Join
     })
 }
 
-/// Input by file, so that no thread is needed to feed a pipe.
+/// Passes the input in a file, so that no thread has to write to a pipe.
 fn input_file(input: &str) -> io::Result<Stdio> {
     if input.is_empty() {
         return Ok(Stdio::null());
@@ -225,7 +225,7 @@ fn input_file(input: &str) -> io::Result<Stdio> {
     Ok(file.into())
 }
 
-/// A command with a plain environment; PID 1 was given that of the kernel.
+/// Returns a command with a plain environment, because PID 1 has the one of the kernel.
 pub(super) fn command(argv: &[String], env: &BTreeMap<String, String>) -> Result<Command> {
     let (program, args) = argv.split_first().context("an empty command line")?;
     let mut command = Command::new(program);

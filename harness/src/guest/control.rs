@@ -1,4 +1,4 @@
-//! What can be asked of a running node: one JSON object per line each way on the control port.
+//! The requests to a running node: one JSON object per line in each direction on the control port.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,8 @@ pub const CONTROL_PORT: &str = "dev.loopfs.control";
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Request {
-    /// Repeated in the response: requests run concurrently, and each response is sent when its request is done.
+    /// The response repeats the id: requests run concurrently, and each response is sent when its request is
+    /// done.
     pub id: u64,
     pub action: Action,
 }
@@ -39,7 +40,7 @@ pub enum Answer {
     Exec(ExecOutput),
 }
 
-/// What a program run by [`Action::Exec`] left.
+/// The result of a program that [`Action::Exec`] ran.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ExecOutput {
     /// The exit code, or 128 plus the number of the signal that ended it.

@@ -1,14 +1,14 @@
-//! Disks, found by the names the host gave them (virtio-blk serial numbers).
+//! Finds disks by the names that the host assigned (virtio-blk serial numbers).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Drivers may bind a moment after their module was loaded; nothing announces it without udev.
+/// A driver may bind shortly after its module was loaded. Without udev, no event announces it.
 const APPEARS_WITHIN: Duration = Duration::from_secs(20);
 
-/// The device node of the disk called `name`.
+/// Returns the device node of the disk called `name`.
 pub(super) fn find(name: &str) -> Result<PathBuf> {
     let deadline = Instant::now() + APPEARS_WITHIN;
     loop {

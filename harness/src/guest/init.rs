@@ -1,4 +1,4 @@
-//! PID 1: from the kernel's hand-over to the power switch.
+//! PID 1, from its start by the kernel to the power-off.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::reporter::Reporter;
 use super::spec::{BootSpec, Mode, SPEC_PATH};
 use super::{modprobe, mounts, node, ports, tests};
 
-/// Never returns to the kernel, which would panic: ends by powering off.
+/// Runs PID 1. It powers the machine off and never returns, because the kernel panics if PID 1 ends.
 pub fn main() {
     if let Some(alias) = modprobe::requested_alias() {
         if let Err(error) = modprobe::load(&alias) {
@@ -28,7 +28,7 @@ pub fn main() {
         std::process::exit(2);
     }
     if let Err(error) = boot() {
-        // No report port yet: the host sees a missing verdict and shows the console.
+        // There is no report port yet. The host notices the missing verdict and shows the console.
         eprintln!("guest-init: {error:#}");
     }
     power_off();
@@ -71,7 +71,7 @@ fn set_clock(unix_time: u64) -> Result<()> {
 fn power_off() -> ! {
     nix::unistd::sync();
     for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT] {
-        // Returns only if the machine has no such switch; a reset ends it as well (-no-reboot).
+        // This returns only if the machine cannot power off. A reset ends it too (-no-reboot).
         let Err(errno) = reboot(mode);
         eprintln!("guest-init: {mode:?}: {errno}");
     }

@@ -1,7 +1,7 @@
-//! What runs inside the virtual machine as PID 1, and the words in which host and guest talk.
+//! The program that runs as PID 1 in the virtual machine, and the protocol between host and guest.
 //!
-//! [`spec`] says what a guest is to do, [`report`] what it says back, [`control`] what can be asked of it
-//! while it runs. The rest is the program itself; `src/bin/guest-init.rs` only starts it.
+//! [`spec`] specifies the work of a guest, [`report`] its messages, and [`control`] the requests to it while
+//! it runs. The other modules are the program itself, which `src/bin/guest-init.rs` starts.
 
 pub mod control;
 pub mod report;

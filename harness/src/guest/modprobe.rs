@@ -1,4 +1,4 @@
-//! modprobe(8) of the machines of tests, which have no other programs: the kernel calls it when it lacks a module.
+//! modprobe(8) for test machines, which have no other programs. The kernel runs it to load a missing module.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 
-/// Where the initramfs has modules.
+/// The directory of modules in the initramfs.
 const DIRECTORY: &str = "/modules";
 
 /// Returns the alias to load a module for, if this process was started as `modprobe -q -- ALIAS`.
@@ -38,7 +38,7 @@ pub(super) fn load_module(path: &Path) -> Result<()> {
     }
 }
 
-/// A module's modinfo is a list of NUL-terminated strings.
+/// Returns `true` if the module has this alias. A module's modinfo is a list of NUL-terminated strings.
 fn has_alias(module: &[u8], alias: &str) -> bool {
     let entry = format!("\0alias={alias}\0");
     module.windows(entry.len()).any(|window| window == entry.as_bytes())
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_is_found_by_each_of_its_aliases() {
+    fn has_alias_matches_each_whole_alias_of_a_module() {
         let module =
             b"ELF\0license=GPL\0alias=devname:loop-control\0alias=char-major-10-237\0depends=\0name=loop\0";
         assert!(has_alias(module, "char-major-10-237") && has_alias(module, "devname:loop-control"));

@@ -1,4 +1,4 @@
-//! File systems of the guest: those every Linux has, those of the specification, and the change of root.
+//! Mounts the file systems of the guest: the standard ones, those of the specification, and the root.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use super::spec::{Mount, Source};
 
 const HARDENED: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-/// Mounts proc, sys and dev below `root`, and the rest of what programs take for granted.
+/// Mounts proc, sys and dev below `root`, and the other file systems that programs expect.
 pub(super) fn mount_system(root: &str) -> Result<()> {
     system(root, "proc", "/proc", HARDENED, "")?;
     system(root, "sysfs", "/sys", HARDENED, "")?;
@@ -39,14 +39,14 @@ pub(super) fn mount_system(root: &str) -> Result<()> {
     Ok(())
 }
 
-/// Mounts only what finding the other devices needs.
+/// Mounts the file systems that are needed to find devices.
 pub(super) fn mount_early() -> Result<()> {
     system("", "proc", "/proc", HARDENED, "")?;
     system("", "sysfs", "/sys", HARDENED, "")?;
     system("", "devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
 }
 
-/// Takes away what [`mount_early`] mounted.
+/// Unmounts the file systems of [`mount_early`].
 pub(super) fn unmount_early() -> Result<()> {
     for target in ["/dev", "/sys", "/proc"] {
         umount2(target, MntFlags::MNT_DETACH).with_context(|| format!("unmount {target}"))?;
@@ -61,7 +61,7 @@ fn system(root: &str, fs_type: &str, target: &str, flags: MsFlags, data: &str) -
         .with_context(|| format!("mount {fs_type} on {target}"))
 }
 
-/// Mounts what the specification asks for.
+/// Mounts a file system of the specification.
 pub(super) fn mount_spec(spec: &Mount) -> Result<()> {
     fs::create_dir_all(&spec.target).with_context(|| format!("create {}", spec.target))?;
     let source = match &spec.source {
@@ -75,7 +75,7 @@ pub(super) fn mount_spec(spec: &Mount) -> Result<()> {
         })
 }
 
-/// Unmounts, however busy it is: this is the end of the machine.
+/// Unmounts a file system, lazily (`MNT_DETACH`) if it is busy, because the machine is about to end.
 pub(super) fn unmount(target: &str) -> Result<()> {
     match umount2(target, MntFlags::empty()) {
         Err(nix::errno::Errno::EBUSY) => umount2(target, MntFlags::MNT_DETACH),
@@ -84,7 +84,7 @@ pub(super) fn unmount(target: &str) -> Result<()> {
     .with_context(|| format!("unmount {target}"))
 }
 
-/// Splits fstab options into the flags the kernel takes as such and the words it hands to the file system.
+/// Splits fstab options into mount flags and options that are passed to the file system.
 fn options(text: &str) -> (MsFlags, String) {
     let mut flags = MsFlags::empty();
     let mut data = Vec::new();
@@ -103,7 +103,7 @@ fn options(text: &str) -> (MsFlags, String) {
     (flags, data.join(","))
 }
 
-/// Makes the file system of a disk the root of PID 1 and of all that it starts.
+/// Makes the file system of a disk the root of PID 1 and of all processes that it starts.
 pub(super) fn switch_root(disk: &str) -> Result<()> {
     const NEW_ROOT: &str = "/new-root";
     mount_spec(&Mount {
@@ -119,13 +119,13 @@ pub(super) fn switch_root(disk: &str) -> Result<()> {
         .context("move the new root over /")?;
     chroot(".").context("change root")?;
     chdir("/").context("enter /")?;
-    // Mount propagation into containers needs a shared root, and what is mounted later inherits it.
+    // Mount propagation into containers needs a shared root. Later mounts inherit the propagation.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
         .context("make / a shared mount")?;
     mount_system("")
 }
 
-/// The files of the initramfs are memory that nothing will read again.
+/// Deletes the files of the initramfs, which occupy memory and are not read again.
 fn free_initramfs() -> Result<()> {
     for entry in fs::read_dir("/").context("read the initramfs")?.flatten() {
         let path = entry.path();

@@ -1,4 +1,5 @@
-//! A machine that stays up: root of a distribution, network, services, and requests from the host.
+//! A machine that runs until it is powered off: the root of a distribution, network, services, and requests
+//! from the host.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,10 +19,10 @@ use super::services::{Services, StopReason};
 use super::spec::{self, FileSpec, Network, NodeSpec, Step};
 use super::{mounts, ports, requests};
 
-/// What configuring the network may take; it is a handful of netlink calls.
-const NETWORK_TIME: Duration = Duration::from_secs(30);
-/// What services are given to end by themselves at power-off.
-const STOP_TIME: Duration = Duration::from_secs(3);
+/// The timeout for configuring the network, which takes a few netlink calls.
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time that services have to end at power-off.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     let control = ports::open(super::control::CONTROL_PORT)?;
@@ -40,13 +41,14 @@ pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> 
     let (end, ending) = mpsc::channel();
     let services = Services::new(children.clone(), reporter.clone(), end.clone());
     requests::serve(control, children.clone(), services.clone(), end.clone())?;
-    // Steps run beside the wait below, so that a machine that is starting can be asked, and ended.
+    // The steps run concurrently with the wait below, so that the host can send requests to a starting
+    // machine and end it.
     std::thread::spawn({
         let (steps, services) = (spec.steps.clone(), services.clone());
         let (children, reporter) = (children.clone(), reporter.clone());
         move || match steps.iter().try_for_each(|step| take(step, &services, &children, &reporter)) {
             Ok(()) => reporter.send(&Message::NodeReady),
-            // The receiver is gone only if the machine is ending already.
+            // There is no receiver only if the machine is ending already.
             Err(error) => drop(end.send(StopReason::Failed(format!("{error:#}")))),
         }
     });
@@ -89,7 +91,7 @@ fn configure(network: &Network, children: &Children, reporter: &Reporter) -> Res
     let ip = |args: &[&str]| {
         let argv = std::iter::once("ip").chain(args.iter().copied()).map(str::to_owned).collect();
         let run =
-            spec::Command { name: "ip".to_owned(), argv, env: Default::default(), timeout: NETWORK_TIME };
+            spec::Command { name: "ip".to_owned(), argv, env: Default::default(), timeout: NETWORK_TIMEOUT };
         run_to_end(&run, children, reporter)
     };
     ip(&["link", "set", "lo", "up"])?;
@@ -112,13 +114,13 @@ fn first_interface() -> Result<String> {
         .context("the machine has no network interface; is virtio_net loaded?")
 }
 
-/// Ends every process and leaves the file systems clean.
+/// Ends every process and unmounts the file systems.
 fn shut_down(spec: &NodeSpec, services: &Services) {
     services.stop();
     let everyone = Pid::from_raw(-1);
-    // ESRCH: no process is left.
+    // ESRCH: there is no process left.
     kill(everyone, Signal::SIGTERM).ok();
-    services.wait_ended(STOP_TIME);
+    services.wait_ended(STOP_TIMEOUT);
     kill(everyone, Signal::SIGKILL).ok();
     for mount in spec.mounts.iter().rev() {
         if let Err(error) = mounts::unmount(&mount.target) {
@@ -127,7 +129,7 @@ fn shut_down(spec: &NodeSpec, services: &Services) {
     }
     let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
     if let Err(errno) = mount(None::<&str>, "/", None::<&str>, read_only, None::<&str>) {
-        // The journal makes up for it at the next boot.
+        // If this fails, the next mount replays the journal.
         eprintln!("guest-init: remount / read-only: {errno}");
     }
 }

@@ -1,4 +1,4 @@
-//! Virtio ports, found by the names the host gave them.
+//! Opens virtio ports by the names that the host assigned.
 
 use std::fs::{File, OpenOptions};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 const PORTS: &str = "/sys/class/virtio-ports";
 
-/// Drivers may bind a moment after their module was loaded; nothing announces it without udev.
+/// A driver may bind shortly after its module was loaded. Without udev, no event announces it.
 const APPEARS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Opens the port called `name`.

@@ -1,4 +1,4 @@
-//! What a guest says to its host: one JSON object per line on the report port, the verdict last.
+//! The messages of a guest to its host: one JSON object per line on the report port, the verdict last.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ pub enum Message {
         line: String,
     },
     TestBinary(TestBinaryResult),
-    /// All steps of a node are done.
+    /// All steps of a node are complete.
     NodeReady,
-    /// A service ended; `restarted` says whether it was started again.
+    /// A service ended. `restarted` is `true` if it was restarted.
     ServiceEnded {
         name: String,
         how: String,
         restarted: bool,
     },
-    /// The last message. Exactly one is sent; none is a failure.
+    /// The last message. The guest sends exactly one; a guest that ends without one has failed.
     Verdict(Verdict),
 }
 
@@ -39,7 +39,7 @@ pub enum Verdict {
     Failed(String),
 }
 
-/// How one test binary ended. What it printed came before, as [`Message::Log`] lines under its name.
+/// How one test binary ended. [`Message::Log`] lines with its name precede it and have its output.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TestBinaryResult {
     pub name: String,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::report::{Message, Verdict};
 
-/// Sends messages to the host, from any thread. After the verdict nothing more is sent.
+/// Sends messages to the host, from any thread. It sends nothing after the verdict.
 #[derive(Clone, Debug)]
 pub(super) struct Reporter(Arc<Mutex<Option<File>>>);
 
@@ -26,7 +26,7 @@ impl Reporter {
         self.send(&Message::Log { source: source.to_owned(), line: line.to_owned() });
     }
 
-    /// Sends the verdict, unless there has been one. A write to the port ends when the host has taken it.
+    /// Sends the verdict, unless one was sent before. The write returns when the host has received it.
     pub(super) fn verdict(&self, verdict: Verdict) {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut file) = port.take() {
@@ -41,7 +41,7 @@ fn write(port: &mut File, message: &Message) {
         port.write_all(&line)
     });
     if let Err(error) = written {
-        // The console is all that is left; the host will miss the verdict.
+        // Only the console is left for this error. The host notices the missing verdict.
         eprintln!("guest-init: report {message:?}: {error}");
     }
 }

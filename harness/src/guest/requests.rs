@@ -13,8 +13,8 @@ use super::control::{Action, Answer, ExecOutput, Request, Response};
 use super::report::End;
 use super::services::{Services, StopReason};
 
-/// A port without a host at the other end reads as empty; the host may come back.
-const HOST_ABSENT: Duration = Duration::from_millis(200);
+/// The retry interval: a port reads as empty while the host is not connected, and the host may connect again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 struct Server {
@@ -24,7 +24,7 @@ struct Server {
     port: Arc<Mutex<File>>,
 }
 
-/// Serves requests from a thread of its own, each in another, until the machine ends.
+/// Serves requests in a thread, and runs each in a thread of its own, until the machine ends.
 pub(super) fn serve(
     port: File,
     children: Children,
@@ -42,10 +42,10 @@ pub(super) fn serve(
                     server.accept(&line);
                     line.clear();
                 }
-                Ok(_) => std::thread::sleep(HOST_ABSENT),
+                Ok(_) => std::thread::sleep(RETRY_INTERVAL),
                 Err(error) => {
                     eprintln!("guest-init: read the control port: {error}");
-                    std::thread::sleep(HOST_ABSENT);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
             }
         }
@@ -57,7 +57,7 @@ impl Server {
     fn accept(&self, line: &str) {
         let request: Request = match serde_json::from_str(line) {
             Ok(request) => request,
-            // Without an id there is no response to match.
+            // Without an id, the response could not be matched to a request.
             Err(error) => return eprintln!("guest-init: request {line:?}: {error}"),
         };
         let server = self.clone();
@@ -104,7 +104,7 @@ impl Server {
     }
 }
 
-/// As a shell reports it.
+/// Returns the exit code as a shell reports it.
 fn exit_code(end: &End) -> Option<i32> {
     match end {
         End::Exited(code) => Some(*code),

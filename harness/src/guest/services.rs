@@ -1,4 +1,4 @@
-//! Services of a node: started in order, watched, restarted where asked.
+//! The services of a node: started in order, watched, and restarted if the specification requires it.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -16,9 +16,9 @@ use super::report::{End, Message};
 use super::reporter::Reporter;
 use super::spec::{Condition, Ready, Restart, Service};
 
-/// The delay of restarts, so that a service that ends immediately does not fill the log.
+/// The delay before a restart, so that a service that ends immediately does not fill the log.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
-/// Sockets and health endpoints do not announce themselves.
+/// The poll interval: no event announces that a socket or health endpoint is ready.
 const READY_POLL: Duration = Duration::from_millis(100);
 
 /// Why the machine ends.
@@ -87,26 +87,26 @@ impl Services {
         kill(*pid, signal).with_context(|| format!("send {signal} to {name}"))
     }
 
-    /// Asks all of them to end, and names those that have not within `timeout`.
+    /// Sends SIGTERM to all services, and returns the names of those that still run after `timeout`.
     pub(super) fn end(&self, timeout: Duration) -> Vec<String> {
         self.stop();
         for pid in self.0.running().values() {
-            // ESRCH: it has just ended.
+            // ESRCH: the service has just ended.
             kill(*pid, Signal::SIGTERM).ok();
         }
         self.wait_ended(timeout);
         self.0.running().keys().cloned().collect()
     }
 
-    /// From now on what ends stays ended.
+    /// Disables restarts.
     pub(super) fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Waits until all services have ended, or the time is over.
+    /// Waits until all services have ended or `timeout` has passed.
     pub(super) fn wait_ended(&self, timeout: Duration) {
         let running = self.0.running();
-        // Either outcome will do: the remaining processes are killed next.
+        // The result does not matter: the caller kills the remaining processes.
         drop(self.0.changed.wait_timeout_while(running, timeout, |running| !running.is_empty()));
     }
 }
@@ -152,7 +152,7 @@ impl Shared {
             .spawn(&service.name, command, Output::Log(self.reporter.clone()))
             .with_context(|| format!("run {}", service.argv.join(" ")))?;
         self.running().insert(service.name.clone(), child.pid());
-        // Only the first start is waited for.
+        // A caller waits for the first start only.
         drop(started.send(Ok(())));
         let end = child.wait();
         self.running().remove(&service.name);

@@ -1,19 +1,19 @@
-//! What a virtual machine is to do: written by the host as `/spec.json` in the initramfs.
+//! The work of a virtual machine. The host writes it as `/spec.json` into the initramfs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the specification is in the initramfs.
+/// The path of the specification in the initramfs.
 pub const SPEC_PATH: &str = "/spec.json";
 
 /// The complete specification of one boot of a guest.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct BootSpec {
-    /// Kernel modules to load, as paths in the initramfs, each after those it depends on.
+    /// The kernel modules to load, as paths in the initramfs, each after its dependencies.
     pub modules: Vec<String>,
-    /// Seconds since the epoch: an emulated machine need not have a clock worth trusting.
+    /// The time in seconds since the epoch, because the clock of an emulated machine may be wrong.
     pub unix_time: u64,
     pub mode: Mode,
 }
@@ -21,17 +21,17 @@ pub struct BootSpec {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Say that the kernel came up, and power off. The accelerator probe.
+    /// Report that the kernel has booted, and power off. Used to probe the accelerator.
     Hello,
     Tests(TestsSpec),
     Node(NodeSpec),
 }
 
-/// Run test binaries one after the other as root, report each, power off.
+/// Runs test binaries one after the other as root, reports each, and powers off.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TestsSpec {
     pub mounts: Vec<Mount>,
-    /// Started in order before the first binary, and asked to end after the last one.
+    /// Services that are started in order before the first binary and stopped after the last one.
     pub services: Vec<Service>,
     pub env: BTreeMap<String, String>,
     pub binaries: Vec<TestBinary>,
@@ -40,19 +40,20 @@ pub struct TestsSpec {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TestBinary {
     pub name: String,
-    /// Where it is in the guest.
+    /// The path in the guest.
     pub path: String,
     pub args: Vec<String>,
-    /// Beside [`TestsSpec::env`].
+    /// Environment variables in addition to [`TestsSpec::env`].
     pub env: BTreeMap<String, String>,
-    /// A file that it writes. The guest says its lines as if a program called as [`Self::reported_as`] did.
+    /// A file that the binary writes. The guest reports its lines as the output of a program called
+    /// [`Self::reported_as`].
     pub report: Option<String>,
-    /// A binary that runs longer is killed and has failed.
+    /// The limit of its run time. A binary that exceeds it is killed and has failed.
     pub timeout: Duration,
 }
 
 impl TestBinary {
-    /// Names the lines of [`Self::report`] in the log.
+    /// Returns the name of the lines of [`Self::report`] in the log.
     #[must_use]
     pub fn reported_as(name: &str) -> String {
         format!("{name}.report")
@@ -65,24 +66,25 @@ pub struct Mount {
     pub source: Source,
     pub target: String,
     pub fs_type: String,
-    /// As in fstab: `prjquota,nodev,nosuid,noexec`, or `defaults`.
+    /// The mount options, as in fstab: `prjquota,nodev,nosuid,noexec`, or `defaults`.
     pub options: String,
 }
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// The disk that the host attached under this name.
+    /// The disk that the host attached with this name.
     Disk(String),
-    /// A word the file system type makes sense of, such as `tmpfs`.
+    /// A source that the file system type understands, such as `tmpfs`.
     Name(String),
 }
 
-/// A machine that stays up: root file system of a distribution, services of the caller's.
+/// A machine that runs until it is powered off: the root file system of a distribution, and services of the
+/// caller.
 ///
-/// Before the first step the guest has switched to the root disk, mounted proc, sys, dev, cgroup2 and
-/// tmpfs on /run and /tmp, made `/` a shared mount, mounted [`NodeSpec::mounts`] in order, configured the
-/// network, and written [`NodeSpec::files`].
+/// Before the first step, the guest switches to the root disk and mounts proc, sys, dev and cgroup2, and
+/// tmpfs on /run and /tmp. It makes `/` a shared mount and mounts [`NodeSpec::mounts`] in order. It then
+/// configures the network and writes [`NodeSpec::files`].
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct NodeSpec {
     pub hostname: String,
@@ -91,27 +93,27 @@ pub struct NodeSpec {
     pub mounts: Vec<Mount>,
     pub network: Option<Network>,
     pub files: Vec<FileSpec>,
-    /// Done in order; the node is ready after the last. One that fails ends the run.
+    /// The steps, in their order. The node is ready after the last. A step that fails ends the run.
     pub steps: Vec<Step>,
 }
 
 /// Static addresses on the first network interface.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Network {
-    /// With its prefix length: `10.0.2.15/24`.
+    /// The address with its prefix length: `10.0.2.15/24`.
     pub address: String,
     pub gateway: String,
     pub dns: Option<String>,
 }
 
 impl Default for Network {
-    /// What QEMU's user-mode network expects; the host's loopback is the gateway.
+    /// Returns the addresses of QEMU's user-mode network. The gateway is the host's loopback.
     fn default() -> Network {
         Network { address: "10.0.2.15/24".to_owned(), gateway: "10.0.2.2".to_owned(), dns: None }
     }
 }
 
-/// A small text file. Large ones belong on a disk.
+/// A small text file. Large files belong on a disk.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct FileSpec {
     pub path: String,
@@ -122,15 +124,15 @@ pub struct FileSpec {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// A program that must end with 0 before the next step begins.
+    /// Runs a program. The next step begins after it has ended with exit code 0.
     Run(Command),
-    /// A program that keeps running; the next step begins when it is ready.
+    /// Starts a program that keeps running. The next step begins when it is ready.
     Service(Service),
 }
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Command {
-    /// Names its lines in the log.
+    /// The name of its lines in the log.
     pub name: String,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
@@ -139,7 +141,7 @@ pub struct Command {
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Service {
-    /// Names its lines in the log.
+    /// The name of its lines in the log.
     pub name: String,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
@@ -150,27 +152,27 @@ pub struct Service {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {
-    /// Its end, however it came, is followed by a new start after a second.
+    /// The guest restarts the service one second after it ended, whatever the reason.
     Always,
-    /// Its end fails the node.
+    /// The node fails if the service ends.
     Never,
 }
 
-/// How a service shows that it can be used.
+/// How the guest finds out that a service is ready.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Ready {
     pub when: Condition,
-    /// A service that takes longer has failed.
+    /// The deadline. A service that takes longer has failed.
     pub within: Duration,
 }
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Condition {
-    /// Something accepts connections on this unix socket.
+    /// The unix socket accepts connections.
     UnixSocket(String),
-    /// Something accepts connections on this address, such as `127.0.0.1:10248`.
+    /// The address, such as `127.0.0.1:10248`, accepts connections.
     Tcp(String),
-    /// This program ends with 0.
+    /// The program ends with exit code 0.
     Succeeds(Vec<String>),
 }

@@ -1,4 +1,4 @@
-//! Runs test binaries and says how each ended.
+//! Runs test binaries and reports how each ended.
 
 use std::process::Command;
 use std::sync::mpsc;
@@ -13,8 +13,8 @@ use super::reporter::Reporter;
 use super::services::{Services, StopReason};
 use super::spec::{TestBinary, TestsSpec};
 
-/// What a service is given to finish what it is doing, and to end.
-const STOP_TIME: Duration = Duration::from_secs(40);
+/// The time that a service has to finish its work and to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     mounts::unmount_early()?;
@@ -35,13 +35,14 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
         if end != End::Exited(0) {
             failed.push(format!("{}: {end:?}", binary.name));
         }
-        say_report(binary, reporter);
+        send_report(binary, reporter);
         let result = TestBinaryResult { name: binary.name.clone(), end, time: started.elapsed() };
         reporter.send(&Message::TestBinary(result));
     }
-    let late = services.end(STOP_TIME);
-    failed
-        .extend(late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIME:?}")));
+    let late = services.end(STOP_TIMEOUT);
+    failed.extend(
+        late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIMEOUT:?}")),
+    );
     failed.extend(ended.try_iter().filter_map(|ending| match ending {
         StopReason::Failed(why) => Some(why),
         StopReason::PowerOff => None,
@@ -63,8 +64,9 @@ fn run_one(spec: &TestsSpec, binary: &TestBinary, children: &Children, reporter:
     }
 }
 
-/// A binary that died has written none, which the host will miss.
-fn say_report(binary: &TestBinary, reporter: &Reporter) {
+/// Sends the lines of the binary's report file. If the binary died before it wrote the file, the host notices
+/// the missing report.
+fn send_report(binary: &TestBinary, reporter: &Reporter) {
     let text = binary.report.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
     for line in text.as_deref().unwrap_or_default().lines() {
         reporter.log(&TestBinary::reported_as(&binary.name), line);

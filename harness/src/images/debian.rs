@@ -1,4 +1,4 @@
-//! Debian packages, from the mirror and through the proxy this machine is configured with.
+//! Fetches Debian packages from the mirror and through the proxy that this machine's apt is configured with.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use crate::process::{Program, find};
 use crate::progress::Notes;
 
-/// Debian's own keys, by which packages of other suites than the host's are checked.
+/// Debian's own keys, which verify packages of suites other than the host's.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// `mmdebstrap` for `suite`, before its package list and its target.
+/// A run of `mmdebstrap` for `suite`. [`Bootstrap::run`] adds the target.
 pub(super) struct Bootstrap {
     program: Program,
     suite: String,
@@ -30,7 +30,7 @@ impl Bootstrap {
             program = program.arg(format!("--aptopt={option}"));
         }
         if base_suite(suite).is_some() {
-            // Apt takes nothing from such a suite by itself.
+            // Apt does not install packages from such a suite by default.
             program = program.arg(format!("--aptopt=APT::Default-Release \"{suite}\";"));
         }
         Ok(Bootstrap { program, suite: suite.to_owned(), sources: sources(suite).await? })
@@ -56,8 +56,8 @@ impl Bootstrap {
     }
 }
 
-/// Unpacks a package and all it depends on, and keeps in `directory` the files that `place` has a place for there, by
-/// their path from the root. Nothing is installed and nothing of it runs.
+/// Unpacks a package and all its dependencies. Keeps those files in `directory` for which `place` returns a
+/// path there; `place` gets their path from the root. It installs nothing and runs none of the programs.
 pub(super) async fn extract(
     suite: &str,
     package: &str,
@@ -82,7 +82,8 @@ pub(super) async fn extract(
     std::fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
 }
 
-/// Lines for sources.list; none, if apt here knows no Debian mirror: mmdebstrap has a default of its own.
+/// Returns lines for sources.list, or none if apt here has no Debian mirror: mmdebstrap then uses its
+/// default.
 async fn sources(suite: &str) -> Result<Vec<String>> {
     let Some(mirror) = mirror().await? else { return Ok(Vec::new()) };
     let base = base_suite(suite);
@@ -90,12 +91,12 @@ async fn sources(suite: &str) -> Result<Vec<String>> {
     Ok(base.into_iter().chain([suite]).map(|suite| format!("deb {signed}{mirror} {suite} main")).collect())
 }
 
-/// The release that a suite is an addition to: it holds only what differs from that.
+/// Returns the release that a suite extends, or `None`. Such a suite has only the packages that differ.
 fn base_suite(suite: &str) -> Option<&str> {
     suite.strip_suffix("-backports")
 }
 
-/// The mirror of Debian proper that apt is configured with.
+/// Returns the mirror of Debian's main archive that apt is configured with.
 async fn mirror() -> Result<Option<String>> {
     if find("apt-get".as_ref()).is_none() {
         return Ok(None);
@@ -117,7 +118,7 @@ fn debian_mirror(listing: &str) -> Option<String> {
     })
 }
 
-/// How apt here reaches its mirrors.
+/// Returns apt's options for access to its mirrors.
 async fn apt_options() -> Result<Vec<String>> {
     if find("apt-config".as_ref()).is_none() {
         return Ok(Vec::new());
@@ -129,17 +130,17 @@ async fn apt_options() -> Result<Vec<String>> {
 fn is_transport(line: &str) -> bool {
     let name = line.split(' ').next().unwrap_or_default();
     let transport = name.starts_with("Acquire::http::") || name.starts_with("Acquire::https::");
-    // Scopes without a value come as "name \"\";".
+    // apt-config prints scopes without a value as "name \"\";".
     transport && !line.ends_with("\"\";")
 }
 
-/// A program that sees itself as root over files of several owners: as it is for root, in a user namespace
-/// with the user's subordinate ids for anybody else.
+/// Returns a program that runs as root and sees files of several owners. For an ordinary user, it runs in a
+/// user namespace with the user's subordinate ids.
 pub(super) fn as_root(program: &str) -> Program {
     if nix::unistd::geteuid().is_root() {
         return Program::new(program);
     }
-    // Where it is, for the PATH of an ordinary user may lack it.
+    // Uses the full path, because the PATH of an ordinary user may not have the directory.
     let path = find(program.as_ref()).unwrap_or_else(|| program.into());
     Program::new("unshare").args(["--user", "--map-root-user", "--map-auto", "--"]).arg(path).named(program)
 }
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_of_debian_proper_is_taken() {
+    fn debian_mirror_returns_the_mirror_of_the_main_archive() {
         let listing = "\
 Vendor|Vendor Tools|http://vendor.invalid/apt/
 Debian|Debian-Security|http://mirror.invalid/debian-security/
@@ -161,7 +162,7 @@ Debian|Debian|http://mirror.invalid/debian/";
     }
 
     #[test]
-    fn only_options_of_the_transport_are_carried_over() {
+    fn is_transport_is_true_only_for_transport_options_with_a_value() {
         assert!(is_transport("Acquire::http::Proxy \"http://proxy.invalid:3128\";"));
         assert!(!is_transport("Acquire::http \"\";"));
         assert!(!is_transport("Acquire::http::Proxy \"\";"));

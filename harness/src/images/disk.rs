@@ -1,4 +1,4 @@
-//! Disk images, made on the host by the file systems' own programs on sparse files.
+//! Creates disk images on the host, on sparse files, with the file systems' own programs.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom};
@@ -12,22 +12,22 @@ use nix::unistd::{Whence, lseek};
 use super::debian::as_root;
 use crate::process::Program;
 
-/// An empty XFS of this size. It takes only the space that is written to it.
+/// Creates an empty XFS of this size. The image takes only the space that is written to it.
 ///
 /// # Errors
-/// The file cannot be made, or mkfs.xfs refuses (it wants 300 MiB at least).
+/// The file cannot be created, or mkfs.xfs fails (it requires at least 300 MiB).
 pub async fn xfs(path: &Path, size_mib: u64) -> Result<()> {
     sparse(path, size_mib)?;
-    // Discarding would only punch holes into a file that is all hole.
+    // Discarding would only punch holes into a file without data.
     Program::new("mkfs.xfs").args(["-q", "-f", "-K"]).arg(path).run().await?;
     Ok(())
 }
 
-/// A read-only disk that brings files of the host into a guest: `files` maps its paths, without a leading
-/// slash, to files of the host. All are executable and root's.
+/// Creates a read-only disk that brings files of the host into a guest. `files` has pairs of the path in the
+/// guest, without a leading slash, and the file of the host. All are executable and owned by root.
 ///
 /// # Errors
-/// A file cannot be read, or the image not be written.
+/// A file cannot be read, or the image cannot be written.
 pub async fn payload(path: &Path, files: &[(String, PathBuf)]) -> Result<()> {
     let staging = tempfile::tempdir_in(path.parent().context("an image has a parent directory")?)?;
     let mut bytes = 0;
@@ -41,16 +41,16 @@ pub async fn payload(path: &Path, files: &[(String, PathBuf)]) -> Result<()> {
         fs::set_permissions(&target, mode)
             .with_context(|| format!("set the mode of {}", target.display()))?;
     }
-    // Room for the metadata of a few files; sparse, so that too much costs nothing.
+    // Additional space for the metadata of a few files. The image is sparse, so unused space costs nothing.
     ext4(path, bytes / (1 << 20) + bytes / (20 << 20) + 16, staging.path(), &["^has_journal"]).await
 }
 
-/// An ext4 file system with the content of a directory.
+/// Creates an ext4 file system with the content of a directory.
 pub(super) async fn ext4(path: &Path, size_mib: u64, content: &Path, features: &[&str]) -> Result<()> {
     sparse(path, size_mib)?;
     let mut program = as_root("mke2fs")
         .args(["-q", "-F", "-t", "ext4", "-m", "0"])
-        // All tables are written here, rather than by a thread of an emulated kernel.
+        // mke2fs initialises all tables here. Otherwise a kernel thread would do it in the emulated guest.
         .args(["-E", "lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0"]);
     for feature in features {
         program = program.arg("-O").arg(*feature);
@@ -68,7 +68,7 @@ fn sparse(path: &Path, size_mib: u64) -> Result<()> {
 /// Copies a disk image without filling its holes.
 ///
 /// # Errors
-/// The image cannot be read, or the copy not be written.
+/// The image cannot be read, or the copy cannot be written.
 pub fn copy(image: &Path, target: &Path) -> Result<()> {
     copy_data(image, target).with_context(|| format!("copy {} to {}", image.display(), target.display()))
 }
@@ -82,14 +82,15 @@ fn copy_data(image: &Path, target: &Path) -> Result<()> {
     while let Some((start, end)) = next_data(&source, position)? {
         source.seek(SeekFrom::Start(start))?;
         copy.seek(SeekFrom::Start(start))?;
-        // The standard library copies between files inside the kernel, sharing blocks where it can.
+        // The standard library copies between files inside the kernel and shares blocks if the file system
+        // can.
         std::io::copy(&mut std::io::Read::take(&source, end - start), &mut copy)?;
         position = end;
     }
     Ok(())
 }
 
-/// The next range that is not a hole.
+/// Returns the next range of data, or `None` if only a hole follows.
 fn next_data(file: impl AsFd, from: u64) -> Result<Option<(u64, u64)>> {
     let seek = |offset: u64, whence| lseek(file.as_fd(), offset.cast_signed(), whence);
     match seek(from, Whence::SeekData) {

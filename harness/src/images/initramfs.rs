@@ -1,7 +1,7 @@
 //! An initramfs: a cpio archive in the "newc" format, written without any program.
 //!
-//! The kernel takes several archives one after the other, later files over earlier ones, so what is the
-//! same for every boot and what is of one boot can be written apart.
+//! The kernel accepts several archives one after the other, and later files replace earlier ones. The part
+//! that is the same for every boot can therefore be a separate archive.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,8 @@ const DIRECTORY: u32 = 0o040_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 const SYMBOLIC_LINK: u32 = 0o120_000;
 
-/// Writes one archive. Its entries carry no times and root as the owner, so equal input is equal output.
+/// Writes one archive. Its entries have no times and root as their owner, so equal input produces equal
+/// output.
 #[derive(Debug)]
 pub struct Archive<W> {
     output: W,
@@ -27,7 +28,7 @@ impl<W: Write> Archive<W> {
     /// Adds a file at an absolute path, and the directories above it.
     ///
     /// # Errors
-    /// The output cannot be written, or the file is 4 GiB or more, which the format cannot say.
+    /// The output cannot be written, or the file has 4 GiB or more, which the format cannot represent.
     pub fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.parents(path)?;
         self.entry(path, FILE | mode, (0, 0), content)
@@ -136,7 +137,7 @@ mod tests {
         archive.finish().unwrap()
     }
 
-    /// (name, mode, size) of each entry, by the format's own rules.
+    /// Returns (name, mode, size) of each entry, by the rules of the format.
     fn entries(mut bytes: &[u8]) -> Vec<(String, u32, u32)> {
         let mut entries = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Kernels to boot, as `vm-images/kernels/kernels.toml` lists them.
+//! The kernels for virtual machines, as listed in `vm-images/kernels/kernels.toml`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -37,7 +37,7 @@ pub struct Kernel {
     sets: BTreeMap<String, Vec<String>>,
 }
 
-/// A module as the kernel takes it: decompressed.
+/// A decompressed module, as the kernel loads it.
 #[derive(Clone, Debug)]
 pub struct Module {
     pub name: String,
@@ -45,7 +45,7 @@ pub struct Module {
 }
 
 impl Kernel {
-    /// What the catalogue lists, in its order.
+    /// Returns the names in the catalogue, in its order.
     ///
     /// # Errors
     /// The catalogue cannot be read.
@@ -54,7 +54,7 @@ impl Kernel {
         Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
     }
 
-    /// The one that is booted where none is asked for.
+    /// Returns the name of the kernel that is booted by default.
     ///
     /// # Errors
     /// The catalogue cannot be read.
@@ -63,7 +63,7 @@ impl Kernel {
         Ok(catalogue.default)
     }
 
-    /// The kernel of this name in the catalogue, or its default.
+    /// Returns the kernel of this name in the catalogue, or the default kernel.
     ///
     /// # Errors
     /// The catalogue does not list it, or its package cannot be fetched.
@@ -92,13 +92,13 @@ impl Kernel {
         Ok(Kernel { name: row.name, release: release(&directory)?, directory, sets: catalogue.modules })
     }
 
-    /// As the catalogue calls it.
+    /// Returns the name in the catalogue.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// As `uname -r` will.
+    /// Returns the release, as `uname -r` prints it.
     #[must_use]
     pub fn release(&self) -> &str {
         &self.release
@@ -109,20 +109,20 @@ impl Kernel {
         self.directory.join("vmlinuz")
     }
 
-    /// The directory whose name is the release, as it belongs into `/usr/lib/modules`.
+    /// Returns the directory for `/usr/lib/modules`. Its name is the release.
     #[must_use]
     pub fn modules_directory(&self) -> PathBuf {
         self.directory.join("modules").join(&self.release)
     }
 
-    /// The artifact in the cache, for recipes that build on it.
+    /// Returns the artifact in the cache, for recipes that depend on it.
     #[must_use]
     pub fn artifact(&self) -> &Path {
         &self.directory
     }
 
-    /// The modules of these sets of the catalogue, each after those it depends on. Those that are built in,
-    /// or that this version does not have, are left out.
+    /// Returns the modules of these sets of the catalogue, each after its dependencies. It omits modules that
+    /// are built in or that this version does not have.
     ///
     /// # Errors
     /// A set is not in the catalogue, or a module cannot be read.
@@ -146,14 +146,14 @@ fn catalogue(session: &Session) -> Result<(PathBuf, Catalogue)> {
     Ok((path, catalogue))
 }
 
-/// Where a file of a kernel package is kept; `None` for what is not needed.
+/// Returns the path at which a file of a kernel package is kept, or `None` if it is not needed.
 fn place(path: &Path) -> Option<PathBuf> {
     let path = path.strip_prefix("usr").unwrap_or(path);
     if let Ok(kernel) = path.strip_prefix("boot") {
         return kernel.to_string_lossy().starts_with("vmlinuz-").then(|| "vmlinuz".into());
     }
     let module = path.strip_prefix("lib/modules").ok()?;
-    // Newer packages keep the kernel there, and leave it to the installation to copy it to /boot.
+    // Newer packages have the kernel there, and their installation copies it to /boot.
     Some(if module.ends_with("vmlinuz") { "vmlinuz".into() } else { Path::new("modules").join(module) })
 }
 
@@ -170,7 +170,7 @@ fn release(directory: &Path) -> Result<String> {
     Ok(releases.remove(0).file_name().to_string_lossy().into_owned())
 }
 
-/// Every module file below a directory, by the canonical name of the module.
+/// Returns every module file below a directory, by the canonical name of the module.
 fn module_files(directory: &Path) -> Result<HashMap<String, PathBuf>> {
     let mut files = HashMap::new();
     let mut pending = vec![directory.to_owned()];
@@ -190,7 +190,7 @@ fn module_files(directory: &Path) -> Result<HashMap<String, PathBuf>> {
     Ok(files)
 }
 
-/// Collects modules so that each comes after those it depends on.
+/// Collects modules so that each follows its dependencies.
 struct Order<'a> {
     files: &'a HashMap<String, PathBuf>,
     seen: BTreeSet<String>,
@@ -216,7 +216,7 @@ async fn decompressed(path: &Path) -> Result<Vec<u8>> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => {
             let target = tempfile::NamedTempFile::new().context("make a file")?;
-            // By way of a file, for the output is not text.
+            // The output goes to a file because it is not text.
             Program::new("sh")
                 .args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"])
                 .arg(path)
@@ -231,7 +231,7 @@ async fn decompressed(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// What a module says it needs: the `depends=` of its modinfo, which is a list of NUL-terminated strings.
+/// Returns the dependencies of a module: `depends=` of its modinfo, a list of NUL-terminated strings.
 fn depends(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -241,7 +241,7 @@ fn depends(module: &[u8]) -> Vec<String> {
     names.split(',').filter(|name| !name.is_empty()).map(canonical).collect()
 }
 
-/// File names have dashes where the kernel has underscores.
+/// Returns the canonical name: file names may have dashes where the kernel has underscores.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_module_comes_after_what_it_depends_on_and_once() {
+    async fn a_module_is_listed_once_and_after_its_dependencies() {
         let dir = tempfile::tempdir().unwrap();
         for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
             fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();

@@ -1,7 +1,7 @@
-//! What virtual machines and pods are made of: kernels, root file systems, disks, container images.
+//! The images of virtual machines and pods: kernels, root file systems, disks, container images.
 //!
-//! Each is built from data in `vm-images` and kept in the cache under a hash of what went into it.
-//! Nothing here needs root, and the only host asked for packages is the mirror this machine uses anyway.
+//! Each is built from data in `vm-images` and cached under a hash of its inputs. Nothing here needs root.
+//! Packages come only from the mirror that this machine uses anyway.
 
 pub mod disk;
 pub mod initramfs;

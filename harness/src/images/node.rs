@@ -36,8 +36,8 @@ struct Description {
     size_mib: u64,
 }
 
-/// An ext4 image of a node's root with the modules of `kernel`. It is shared: boot it as a scratch disk, or
-/// copy it first.
+/// Returns an ext4 image of a node's root with the modules of `kernel`. Runs share it: boot it as a scratch
+/// disk, or copy it first.
 ///
 /// # Errors
 /// The description cannot be read, a package cannot be fetched, or containerd cannot be built.
@@ -81,7 +81,7 @@ async fn build(
     let containerd = containerd.to_str().context("the path of the cache is not UTF-8")?;
     let programs: String =
         CONTAINERD_PROGRAMS.iter().map(|program| format!(" '{containerd}/{program}'")).collect();
-    // The modules are in place before the tar is written, and indexed for the node's modprobe.
+    // The modules are added and indexed for the node's modprobe before the tar file is written.
     let hooks = [
         "--customize-hook=mkdir -p \"$1/usr/lib/modules\"".to_owned(),
         format!("--customize-hook=copy-in '{modules}' /usr/lib/modules"),
@@ -97,9 +97,10 @@ async fn build(
     fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
 }
 
-/// Unpacks, packs and removes under one identity, for the files have more owners than one user has ids.
+/// Unpacks, packs and removes the files in one user namespace, because they have more owners than a user has
+/// ids.
 async fn to_ext4(tar: &Path, directory: &Path, size_mib: u64) -> Result<()> {
-    // Device nodes are left out: an ordinary user cannot make them, and the guest mounts devtmpfs.
+    // Device nodes are omitted: an ordinary user cannot create them, and the guest mounts devtmpfs.
     const SCRIPT: &str = "\
 set -e
 trap 'rm -rf root' EXIT

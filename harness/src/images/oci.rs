@@ -1,7 +1,7 @@
-//! Container images of static programs, as OCI archives: one layer, no base, nothing fetched.
+//! Container images of static programs, as OCI archives with one layer, no base image and nothing downloaded.
 //!
-//! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files give the same
-//! bytes, so images differ in their digests.
+//! <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>. The same files produce the same
+//! bytes, so a different image has a different digest.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,14 +17,14 @@ use crate::cache::hex;
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// The annotation by which containerd names what it imports.
+/// The annotation with the name that containerd gives an imported image.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
-/// Writes an archive of an image that holds `files`, each an absolute path in the image and the program of
-/// the host that goes there. The first is what the image runs.
+/// Writes an archive of an image with `files`: pairs of an absolute path in the image and a program of the
+/// host. The image runs the first.
 ///
 /// # Errors
-/// A program cannot be read, or the archive not be written.
+/// A program cannot be read, or the archive cannot be written.
 pub fn archive(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> {
     write(target, reference, files).with_context(|| format!("make the image {reference}"))
 }
@@ -38,7 +38,7 @@ fn write(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> 
             "architecture": architecture()?,
             "os": "linux",
             "config": {"Entrypoint": [entrypoint]},
-            // Uncompressed: the layer's digest is that of its content.
+            // The layer is uncompressed, so its digest is that of its content.
             "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
         }),
     )?;
@@ -65,7 +65,7 @@ fn write(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> 
     archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
 }
 
-/// The file system of the image.
+/// Returns the file system of the image.
 fn layer(files: &[(&str, &Path)]) -> Result<Vec<u8>> {
     let mut layer = Builder::new(Vec::new());
     for (path, host) in files {
@@ -76,7 +76,7 @@ fn layer(files: &[(&str, &Path)]) -> Result<Vec<u8>> {
     Ok(layer.into_inner()?)
 }
 
-/// Appends a file of root's without a date.
+/// Appends a file that is owned by root and has no date.
 fn append(archive: &mut Builder<impl Write>, path: &str, mode: u32, content: &[u8]) -> Result<()> {
     let mut header = Header::new_ustar();
     header.set_entry_type(EntryType::Regular);
@@ -112,7 +112,7 @@ impl Blob {
     }
 }
 
-/// As Go names it, for that is what the specification asks.
+/// Returns the architecture by Go's name, as the specification requires.
 fn architecture() -> Result<&'static str> {
     match std::env::consts::ARCH {
         "x86_64" => Ok("amd64"),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_descriptor_leads_to_a_blob_of_its_digest_and_size() {
+    fn every_descriptor_has_the_digest_and_size_of_its_blob() {
         let dir = tempfile::tempdir().unwrap();
         let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
         fs::write(&program, "content").unwrap();

@@ -1,9 +1,10 @@
-//! The emulator: QEMU from the distribution's packages, unpacked into the cache and run in place.
+//! QEMU from the distribution's packages, unpacked into the cache and run from there.
 //!
-//! Not the one of the host, so that every host emulates alike. QEMU 7.2, which Debian 12 has, leaves the operand of an
-//! emulated cmpxchg16b in the flags until the next instruction that sets them. An interrupt in between saves that, and
-//! returning from it sets TF, NT or VM at random: Linux allocates memory with cmpxchg16b, so a guest dies sooner or later,
-//! sooner beside a busy host (5 of 7 runs of the kernel tests, 10 of 31 boots). QEMU 10.0 passed all of 15.
+//! The harness does not use the host's QEMU, so that emulation is the same on every host. QEMU 7.2, which
+//! Debian 12 has, leaves the operand of an emulated cmpxchg16b in the flags until the next instruction that
+//! sets them. An interrupt in between saves these flags, and the return from it sets TF, NT or VM at random.
+//! Linux allocates memory with cmpxchg16b, so a guest crashes sooner or later, and sooner on a busy host (5
+//! of 7 runs of the kernel tests, 10 of 31 boots). QEMU 10.0 passed all of 15.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,7 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 const MODULES: &str = "usr/lib/x86_64-linux-gnu/qemu";
 
-/// Where QEMU's packages keep firmware and option ROMs.
+/// The directories of firmware and option ROMs in QEMU's packages.
 const FIRMWARE: [&str; 3] = ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"];
 
 /// A QEMU that is ready to run.
@@ -31,7 +32,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// The QEMU of the harness: from the cache, or fetched.
+    /// Returns the harness's QEMU, from the cache or downloaded.
     ///
     /// # Errors
     /// Its packages cannot be fetched.
@@ -50,7 +51,8 @@ impl Qemu {
         Ok(Qemu { directory })
     }
 
-    /// QEMU with its own loader, libraries, modules and firmware, before its arguments.
+    /// Returns the program with its own loader, libraries, modules and firmware. The caller adds the
+    /// arguments.
     #[must_use]
     pub fn program(&self) -> Program {
         let libraries = self.directory.join(LIBRARIES);
@@ -63,10 +65,10 @@ impl Qemu {
             .fold(program, |program, firmware| program.arg("-L").arg(self.directory.join(firmware)))
     }
 
-    /// What `--version` prints.
+    /// Returns the output of `--version`.
     ///
     /// # Errors
-    /// It does not run on this host.
+    /// QEMU does not run on this host.
     pub async fn version(&self) -> Result<String> {
         Ok(self.program().arg("--version").run().await.context("run QEMU")?.stdout)
     }
@@ -77,7 +79,8 @@ impl Qemu {
     }
 }
 
-/// Programs, libraries and firmware; not the device nodes and configuration of a system.
+/// Returns the path of programs, libraries and firmware, and `None` for the device nodes and configuration of
+/// a system.
 fn place(path: &Path) -> Option<PathBuf> {
     let wanted = path == Path::new(PROGRAM)
         || path.starts_with(LIBRARIES)
@@ -90,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_qemu_runs_with_is_kept_and_no_more() {
+    fn only_programs_libraries_and_firmware_are_kept() {
         for path in
             ["usr/bin/qemu-system-x86_64", "usr/lib/x86_64-linux-gnu/libc.so.6", "usr/share/seabios/bios.bin"]
         {

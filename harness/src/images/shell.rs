@@ -1,4 +1,4 @@
-//! A shell for pods of people who play with the cluster: busybox, which brings its commands along.
+//! A shell for interactive pods: busybox, which has its commands built in.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,11 @@ const SUITE: &str = "trixie";
 const PACKAGE: &str = "busybox-static";
 const PROGRAM: &str = "usr/bin/busybox";
 
-/// A static busybox of Debian. Called `sh`, it runs its own commands without a file for each.
+/// Returns a static busybox of Debian. If it is called `sh`, it runs its own commands without a file for
+/// each.
 ///
 /// # Errors
-/// Its package cannot be fetched.
+/// The package cannot be fetched.
 pub async fn busybox(session: &Session) -> Result<PathBuf> {
     let recipe = Recipe::new("busybox", 1).with("suite", SUITE).with("package", PACKAGE);
     let directory = session

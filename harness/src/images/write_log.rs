@@ -1,8 +1,10 @@
-//! Every write to a disk, in order, as QEMU's `blklogwrites` keeps them; and the disks a power cut could have left.
+//! The log of all writes to a disk, as QEMU's `blklogwrites` keeps it, and the disks that a power cut could
+//! have left.
 //!
-//! The format is that of Linux's dm-log-writes: a header, then for each write an entry and its data, all in sectors.
-//! A disk has a write cache. What was written before a flush is kept by any cut after it; of what was written since,
-//! each write may be kept or lost. So one log holds very many disks, where killing a machine leaves only one.
+//! The format is that of Linux's dm-log-writes: a header, then for each write an entry and its data, all in
+//! sectors. A disk has a write cache. Every power cut after a flush preserves the writes before the flush.
+//! Each write since the flush may survive or be lost. One log therefore stands for very many disks, while
+//! killing a machine leaves only one.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,23 +17,23 @@ const VERSION: u64 = 1;
 const FLUSH: u64 = 1;
 const DISCARD: u64 = 1 << 2;
 
-/// What was asked of the disk.
+/// A request to the disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Entry {
     Write {
-        /// In bytes, on the disk.
+        /// The offset on the disk in bytes.
         offset: u64,
         data: Vec<u8>,
     },
     Flush,
-    /// The disk may or may not forget what is there; these do not.
+    /// A disk may or may not erase discarded blocks; these disks do not.
     Discard,
 }
 
-/// Reads a log up to its end, or to where it was being written when QEMU was killed.
+/// Reads a log up to its end, or to the entry that was incomplete when QEMU was killed.
 ///
 /// # Errors
-/// It cannot be read, or is no such log.
+/// The log cannot be read, or has another format.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
     let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     parse(&bytes).with_context(|| format!("{} is no log of writes", path.display()))
@@ -53,7 +55,7 @@ fn parse(bytes: &[u8]) -> Option<Vec<Entry>> {
     Some(entries)
 }
 
-/// The entry at `position` and where the next one is; `None` where there is no whole one.
+/// Returns the entry at `position` and the position of the next, or `None` if there is no complete entry.
 fn entry(bytes: &[u8], position: u64, sector: u64) -> Option<(Entry, u64)> {
     let start = usize::try_from(position).ok()?;
     let (at, sectors, flags) = (number(bytes, start)?, number(bytes, start + 8)?, number(bytes, start + 16)?);
@@ -74,16 +76,16 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-/// How many of the first `at` entries a power cut after them cannot take back.
+/// Returns how many of the first `at` entries survive every power cut after them.
 #[must_use]
 pub fn flushed(entries: &[Entry], at: usize) -> usize {
     entries[..at].iter().rposition(|entry| *entry == Entry::Flush).map_or(0, |flush| flush + 1)
 }
 
-/// Writes to `disk`, a copy of what the disk was at first, those of `entries` that are kept.
+/// Writes the surviving writes of `entries` to `disk`, a copy of the disk's initial content.
 ///
 /// # Errors
-/// It cannot be written.
+/// The disk cannot be written.
 pub fn replay(disk: &Path, entries: &[Entry], mut kept: impl FnMut(usize) -> bool) -> Result<()> {
     let file = File::options()
         .write(true)
@@ -142,21 +144,21 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_being_written_ends_before_that() {
+    fn a_log_ends_before_an_incomplete_entry() {
         let whole = log();
         assert_eq!(parse(&whole[..whole.len() - 1]).unwrap().len(), 3);
-        // The place of an entry was taken, and nothing written there yet.
+        // Space for an entry was allocated, but the entry is not written yet.
         let mut hole = whole.clone();
         hole[512 * 5..512 * 6].fill(0);
         assert_eq!(parse(&hole).unwrap().len(), 2);
-        // The header counts what was flushed.
+        // The header counts the flushed entries.
         let mut counted = whole;
         counted[16] = 1;
         assert_eq!(parse(&counted).unwrap().len(), 1);
     }
 
     #[test]
-    fn what_was_flushed_stays_and_the_rest_is_a_choice() {
+    fn flushed_writes_survive_and_replay_selects_the_others() {
         let entries = parse(&log()).unwrap();
         assert_eq!([0, 1, 2, 3, 4].map(|at| flushed(&entries, at)), [0, 0, 2, 2, 2]);
         let disk = tempfile::NamedTempFile::new().unwrap();

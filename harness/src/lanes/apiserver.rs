@@ -1,7 +1,8 @@
-//! The apiserver lane: the provisioner against a real etcd, API server, controller manager and scheduler, on volumes in memory.
+//! The apiserver lane: the provisioner with a real etcd, API server, controller manager and scheduler, and
+//! volumes in memory.
 //!
-//! The nodes are fake nodes, so there is no virtual machine. What Kubernetes decides about a claim without a
-//! kubelet is decided here in seconds; the provisioner has no rights but those of the manifests.
+//! The nodes are fake nodes, so there is no virtual machine. Decisions of Kubernetes that need no kubelet
+//! take seconds here. The provisioner has only the rights of the manifests.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,10 +18,10 @@ use crate::session::Session;
 
 const SUITE: &str = "apiserver: provisioner";
 
-/// All tests; each awaits what it awaits for half a minute at most.
-const TESTS_TIME: Duration = Duration::from_secs(900);
+/// The timeout of all tests together. Each wait in a test takes at most half a minute.
+const TESTS_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// How the lines begin in which a test says how many requests it sent and how many of them were denied.
+/// The prefix of the lines in which a test prints how many requests it sent and how many were denied.
 const COUNTS: &str = "stolen token, ";
 
 /// Runs all tests, or those whose names contain one of `only`.
@@ -43,17 +44,17 @@ async fn prepare_and_run(
 async fn test(session: &Session, tests: Program, only: &[String], logs: &Path) -> Result<Report> {
     let step = session.progress.step("run the tests of the provisioner against the API server");
     let log = logs.join("tests.log");
-    // The nodes are the same for all tests, and each needs them to itself.
+    // All tests use the same nodes, and each test needs them exclusively.
     let all = [fake_nodes::ALL.to_owned()];
     let selected = if only.is_empty() { &all } else { only };
     let program = tests.args(["--test-threads=1", "--skip", fake_nodes::SERVE]).args(selected).log(&log);
     let started = Instant::now();
-    let ended = match tokio::time::timeout(TESTS_TIME, program.finish()).await {
+    let ended = match tokio::time::timeout(TESTS_TIMEOUT, program.finish()).await {
         Ok(finished) => {
             let finished = finished?;
             if finished.status.success() { Ok(()) } else { Err(finished.failure()) }
         }
-        Err(_elapsed) => Err(format!("not done within {TESTS_TIME:?}")),
+        Err(_elapsed) => Err(format!("not done within {TESTS_TIMEOUT:?}")),
     };
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
     for line in output.lines().filter(|line| line.starts_with(COUNTS)) {

@@ -1,4 +1,4 @@
-//! The JSON report of a Ginkgo suite, read as cases.
+//! Converts the JSON report of a Ginkgo suite to cases.
 
 use std::time::Duration;
 
@@ -6,16 +6,17 @@ use serde::Deserialize;
 
 use crate::report::{Outcome, Report};
 
-/// Specs that are known not to run, by what the suite says of them, and why that is right.
+/// A spec that is expected to be skipped: the suite's message, and the reason why the skip is acceptable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpectedSkip {
     pub(super) message: &'static str,
     pub(super) reason: &'static str,
-    /// Whether the suite's own clean-up of such a spec is known to panic. Any other failure after a skip is one.
+    /// `true` if the suite's own clean-up of the skipped spec is known to panic. Any other failure after a
+    /// skip counts.
     pub(super) clean_up_panics: bool,
 }
 
-/// What stands for the message of a spec that the suite's own authors have switched off.
+/// The message for a spec that the suite's authors have disabled.
 pub(super) const SWITCHED_OFF: &str = "switched off in the suite";
 
 #[derive(Debug, Deserialize)]
@@ -40,7 +41,7 @@ struct Spec {
     leaf_node_type: String,
     leaf_node_text: String,
     state: String,
-    /// Nanoseconds.
+    /// The run time in nanoseconds.
     run_time: u64,
     failure: Option<Failure>,
     additional_failures: Option<Vec<AdditionalFailure>>,
@@ -55,7 +56,7 @@ struct Failure {
     forwarded_panic: String,
 }
 
-/// What went wrong after the failure, such as in the clean-up.
+/// A failure after the first one, such as in the clean-up.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct AdditionalFailure {
@@ -70,9 +71,9 @@ struct Location {
     line_number: u32,
 }
 
-/// Adds each spec to `report` as a case, and one more if the suite's own account contradicts them: it left no report,
-/// counts other specs, or ended in another way than its specs say. A skip that is not among `expected` is a failure,
-/// and so is an expected one that did not come: then the list is out of date.
+/// Adds each spec to `report` as a case. Adds one more if the suite contradicts its specs: it left no report,
+/// counts other specs, or ended in another way than its specs report. An unexpected skip is a failure. So is
+/// an expected skip that did not happen, because the list is then outdated.
 pub(super) fn report(
     text: &str,
     expected: &[ExpectedSkip],
@@ -116,7 +117,7 @@ impl Suite {
         if specs == 0 || specs != self.pre_run_stats.total_specs {
             problems.push(format!("it has {} specs, and reports {specs}", self.pre_run_stats.total_specs));
         }
-        // A spec that was skipped without need fails here, and not there.
+        // A spec that was skipped without need fails here only.
         if !self.suite_succeeded && !failed {
             problems.push("it failed, and none of its specs did".to_owned());
         }
@@ -128,7 +129,7 @@ impl Suite {
 }
 
 impl Spec {
-    /// Other nodes are those that come before, between and after the specs.
+    /// Returns `true` for specs. Other nodes run before, between and after the specs.
     fn is_test(&self) -> bool {
         self.leaf_node_type == "It"
     }
@@ -166,7 +167,7 @@ impl Spec {
         }
     }
 
-    /// Whether nothing failed after the skip but what is known to.
+    /// Returns `true` if nothing but the known panic failed after the skip.
     fn ended_as(&self, skip: &ExpectedSkip) -> bool {
         let mut more = self.additional_failures.iter().flatten();
         more.all(|more| skip.clean_up_panics && more.state == "panicked")
@@ -175,7 +176,7 @@ impl Spec {
     fn name(&self) -> String {
         let mut words: Vec<&str> = Vec::new();
         for text in self.container_hierarchy_texts.iter().flatten() {
-            // `CreateVolume [Controller Server]`: the bracket is for people who select by it.
+            // `CreateVolume [Controller Server]`: the bracket is a label for selecting specs.
             words.push(text.split(" [").next().unwrap_or(text));
         }
         words.push(if self.leaf_node_text.is_empty() { &self.leaf_node_type } else { &self.leaf_node_text });
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_what_and_where_and_so_does_its_clean_up() {
+    fn failures_of_a_spec_and_its_clean_up_have_message_and_location() {
         let mut failed = spec("fails", "failed", "asked 1, got 2");
         failed["AdditionalFailures"] = serde_json::json!([
             { "State": "failed", "Failure": spec("", "", "not deleted")["Failure"] }
@@ -274,20 +275,20 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_that_nobody_expected_is_a_failure() {
+    fn an_unexpected_skip_is_a_failure() {
         let specs: Vec<_> = good().into_iter().chain([spec("has Y", "skipped", "Y not supported")]).collect();
         let found = read(&specs, true, Ok(()));
         assert_eq!(why(&found), "Service: Call: has Y: skipped, which was not expected: Y not supported");
     }
 
     #[test]
-    fn an_expected_skip_that_did_not_come_is_a_failure() {
+    fn an_expected_skip_that_did_not_happen_is_a_failure() {
         let found = read(&good()[..3], true, Ok(()));
         assert!(why(&found).contains("\"switched off in the suite\" is on the list"), "{}", why(&found));
     }
 
     #[test]
-    fn what_fails_after_a_skip_is_a_failure_unless_it_is_known_to_panic() {
+    fn a_failure_after_a_skip_counts_unless_it_is_a_known_panic() {
         let failing = |state: &str| {
             let mut specs = good();
             for spec in &mut specs[1..3] {
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_contradicts_the_specs_is_a_failure() {
+    fn a_suite_result_that_contradicts_its_specs_is_a_failure() {
         assert!(why(&read(&good(), false, Ok(()))).contains("none of its specs did"));
         assert!(why(&read(&good(), true, Err("killed".to_owned()))).contains("killed"));
         let mut found = Report::new();

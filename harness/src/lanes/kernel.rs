@@ -1,5 +1,5 @@
-//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, as many at once as this machine has
-//! processors; and power cuts.
+//! The kernel lane: `tests/kernel` of each crate that has them, as root on real kernels in QEMU, as many
+//! concurrently as this machine has processors. It also simulates power cuts.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -23,23 +23,23 @@ use crate::session::Session;
 use crate::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
 use crate::vm::{self, GuestFile, Hypervisor};
 
-/// The test target and the feature that guards it, the same in every crate that has them.
+/// The test target and the feature that enables it, the same in every crate that has them.
 pub(super) const TEST: &str = "kernel";
 pub(super) const FEATURE: &str = "kernel-tests";
-/// Crates that may have such tests.
+/// The crates that may have kernel tests.
 const PACKAGES: [&str; 2] = ["loopfs", "csi"];
-/// The program of loopfs, which its tests run, and where it is in the guest.
+/// The program of loopfs, which its tests run, and its path in the guest.
 const TOOL: &str = "loopfs";
 const TOOL_PATH: &str = "/tests/programs/loopfs";
 
-/// Repeats what a test has left to chance.
+/// The variable with the seed that repeats the random choices of a test.
 const SEED: &str = "LOOPFS_TEST_SEED";
 
-/// What takes long and shows what many volumes, calls or devices come to rather than what a kernel does: where all kernels
-/// are booted, the default one is enough.
+/// Tests that take long and whose results depend on the number of volumes, calls or devices rather than on
+/// the kernel. If all kernels are booted, they run on the default kernel only.
 const ON_ONE_KERNEL: [&str; 3] = ["many_devices::", "restart_storm::", "rpc_table::"];
 
-const BINARY_TIME: Duration = Duration::from_secs(1200);
+const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>, only: &[String]) -> Result<Report> {
     session.until_cancelled(prepare_and_run(session, kernel, only)).await
@@ -70,7 +70,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
         let hypervisor = vm::choose(session, &kernel, &init).await?;
         machines.push((kernel, hypervisor));
     }
-    // A guest keeps one processor busy, and rarely a second one with the work of its kernel.
+    // A guest keeps one processor busy, and occasionally a second one with work of its kernel.
     let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
     let tested =
         futures::stream::iter(machines.iter().enumerate()).map(async |(number, (kernel, hypervisor))| {
@@ -94,10 +94,10 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>, only: &[String
     Ok(report)
 }
 
-/// Everything that is done on one kernel.
+/// Runs all tests on one kernel.
 async fn test(session: &Session, guest: Guest<'_>, only: &[String], power_cut: &Path) -> Result<Report> {
     let Guest { kernel, hypervisor, init, logs, .. } = guest;
-    // An earlier run's would be read as this one's.
+    // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(logs)?;
     let mut report = run_on(session, guest, only).await?;
     if only.is_empty() {
@@ -107,7 +107,7 @@ async fn test(session: &Session, guest: Guest<'_>, only: &[String], power_cut: &
     Ok(report)
 }
 
-/// What the tests of one kernel run in.
+/// The environment of the tests on one kernel.
 #[derive(Clone, Copy)]
 struct Guest<'a> {
     kernel: &'a Kernel,
@@ -115,7 +115,7 @@ struct Guest<'a> {
     init: &'a Path,
     files: &'a [GuestFile],
     logs: &'a Path,
-    /// Tests that run on another kernel.
+    /// Tests that are skipped on this kernel and run on another one.
     left_out: &'a [&'static str],
 }
 
@@ -152,9 +152,9 @@ async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<
     Ok(report)
 }
 
-/// What the tests find, by the names the crates know.
+/// Returns the specification of the tests. The crates define the names in it.
 fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
-    // Loop devices and quotas are the kernel's, and there is one kernel.
+    // Loop devices and quotas belong to the kernel, which all tests share.
     let mut args = vec!["--test-threads=1".to_owned()];
     args.extend_from_slice(only);
     args.extend(left_out.iter().flat_map(|name| ["--skip", name]).map(str::to_owned));
@@ -181,7 +181,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
                 args: args.clone(),
                 env: BTreeMap::new(),
                 report: None,
-                timeout: BINARY_TIME,
+                timeout: BINARY_TIMEOUT,
             })
             .collect(),
         ..TestsSpec::default()

@@ -1,14 +1,14 @@
-//! The output of Rust's test harness, read as cases.
+//! Converts the output of Rust's test harness to cases.
 
 use std::time::{Duration, Instant};
 
 use crate::report::{Outcome, Report};
 
-/// What one test binary printed.
+/// The output of one test binary.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub(super) struct Run {
     pub(super) cases: Vec<Case>,
-    /// What the binary itself counted; `None` if it did not get that far.
+    /// The counts that the binary printed, or `None` if it did not print any.
     totals: Option<Totals>,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct Run {
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) outcome: Outcome,
-    /// From the end of the test before it, if that was heard.
+    /// The time since the end of the test before it, if the line times are known.
     time: Option<Duration>,
 }
 
@@ -28,18 +28,18 @@ struct Totals {
 }
 
 impl Run {
-    /// Reads everything one test binary printed, or several after each other.
+    /// Parses the output of one test binary, or of several in sequence.
     pub(super) fn parse(output: &str) -> Run {
         Run::parse_timed(output, &[])
     }
 
-    /// Reads what was printed with one thread, each line of which was heard at one of `times`.
+    /// Parses the output of a run with one thread. `times` has the time at which each line was received.
     pub(super) fn parse_timed(output: &str, times: &[Instant]) -> Run {
         let mut run = Run::default();
         let mut last_end = times.first().copied();
         let mut details: Vec<(String, String)> = Vec::new();
-        // With one thread a test's name is printed when it starts, and its result when it ends; what it
-        // writes itself to the descriptors comes between.
+        // With one thread, the harness prints a test's name when it starts and its result when it ends.
+        // Output that the test writes directly to the descriptors is in between.
         let mut started: Option<String> = None;
         for (number, line) in output.lines().enumerate() {
             let mut case = |name, outcome| {
@@ -83,13 +83,13 @@ impl Run {
         run
     }
 
-    /// Whether the binary ran to its end, and none of its tests had been selected.
+    /// Returns `true` if the binary ran to its end and none of its tests was selected.
     pub(super) fn selected_nothing(&self) -> bool {
         self.cases.is_empty() && self.totals == Some(Totals::default())
     }
 
-    /// Adds the cases to `report`, and one more if the binary's own account contradicts them: no tests at
-    /// all, a different count, or an exit that is not what its tests say.
+    /// Adds the cases to `report`. Adds one more if the binary's own result contradicts them: no tests at
+    /// all, a different count, or an exit code that does not match its tests.
     pub(super) fn report(
         self,
         report: &mut Report,
@@ -113,7 +113,7 @@ impl Run {
             (_, Some(_)) if self.cases.is_empty() => Some("it holds no test".to_owned()),
             _ => None,
         };
-        // Of tests that were not timed the table shows their share of the suite's time.
+        // Tests without times get an equal share of the suite's time in the table.
         let each = time.checked_div(u32::try_from(self.cases.len()).unwrap_or(u32::MAX)).unwrap_or(time);
         for case in self.cases {
             report.push(suite, &case.name, case.outcome, case.time.unwrap_or(each));
@@ -124,7 +124,7 @@ impl Run {
     }
 }
 
-/// `test a::b ... ok`, or the start of such a line, when the test wrote something in between.
+/// Parses `test a::b ... ok`, or the start of such a line if the test wrote other output in between.
 fn started_test(line: &str) -> Option<(String, &str)> {
     let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
@@ -141,7 +141,7 @@ fn outcome(word: &str) -> Option<Outcome> {
     }
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+/// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
 fn totals(line: &str) -> Option<Totals> {
     let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let count = |word: &str| {
@@ -180,7 +180,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn a_test_takes_from_the_end_of_the_one_before_it() {
+    fn the_time_of_a_test_begins_at_the_end_of_the_test_before_it() {
         let start = Instant::now();
         // The first line is empty.
         let heard: Vec<Instant> =
@@ -193,7 +193,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn nothing_selected_is_not_nothing_there() {
+    fn an_empty_selection_differs_from_missing_output() {
         let output = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; \
             finished in 0.00s\n";
         assert!(Run::parse(output).selected_nothing());
@@ -202,7 +202,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn a_failure_carries_what_the_test_said() {
+    fn a_failed_case_has_the_output_of_its_test() {
         let output = "
 running 2 tests
 test a ... FAILED

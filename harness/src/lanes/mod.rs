@@ -1,4 +1,4 @@
-//! Test lanes, from the one any machine can run in seconds to the one that needs a cluster.
+//! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
 mod apiserver;
 mod ginkgo;
@@ -23,12 +23,12 @@ pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE")]
     lanes: Vec<Lane>,
-    /// Boot this kernel of vm-images/kernels/kernels.toml: in the kernel lane rather than each, in the sanity lane
-    /// rather than the default.
+    /// Boot this kernel of vm-images/kernels/kernels.toml: instead of all kernels in the kernel lane, and
+    /// instead of the default in the sanity lane.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
-    /// In the kernel and the apiserver lane, run only the tests whose names contain this, and cut no power; may be given more
-    /// than once.
+    /// In the kernel and the apiserver lane, run only the tests whose names contain this, without power cuts;
+    /// may be given more than once.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     #[command(flatten)]
@@ -42,21 +42,21 @@ enum Lane {
     /// The provisioner against a real API server, controller manager and scheduler, without a kubelet; no root, no
     /// virtual machine.
     Apiserver,
-    /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU; and
-    /// power cuts, after which nothing is lost and nothing has leaked.
+    /// Tests of the kernel interface, as root on real kernels with XFS project quotas, in QEMU. Also power
+    /// cuts, after which the tests look for lost data and leaks.
     Kernel,
     /// The conformance suite of the Container Storage Interface against the driver on a real kernel, in QEMU.
     Sanity,
-    /// The main job end to end: a real control plane and a real kubelet.
+    /// End-to-end tests with a real control plane and a real kubelet.
     E2e,
 }
 
 const ALL: [Lane; 5] = [Lane::Unit, Lane::Apiserver, Lane::Kernel, Lane::Sanity, Lane::E2e];
 
-/// Runs the lanes selected, and reports each as cases of suites named after it.
+/// Runs the selected lanes, and reports each as cases of suites with its name.
 ///
 /// # Errors
-/// None of a lane's own: a lane that cannot run is a failed case.
+/// A lane that cannot run is a failed case, not an error.
 pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
     let selected = |lane: &Lane| args.lanes.is_empty() || args.lanes.contains(lane);
     let mut report = Report::new();
@@ -79,7 +79,7 @@ pub async fn run(session: &Session, args: TestArgs) -> Result<Report> {
             cases.push(lane.name(), "run the lane", outcome, started.elapsed());
             cases
         });
-        // Now rather than in the table at the end, which may be an hour away.
+        // Failures are printed now, because the table at the end may be an hour away.
         let (summary, time) = (cases.summary(), seconds(started.elapsed()));
         session.progress.line(format!("lane {}: {summary} in {time}{}", lane.name(), cases.failures()));
         report.append(cases);

@@ -1,5 +1,6 @@
-//! The sanity lane: csi-sanity, the conformance suite of the Container Storage Interface, against the driver's own program
-//! on a real kernel; once with volumes that are mounted and once with block devices. After each, nothing may be left.
+//! The sanity lane: csi-sanity, the conformance suite of the Container Storage Interface, runs against the
+//! driver's program on a real kernel, once with mounted volumes and once with block devices. After each run,
+//! nothing may be left.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,7 +32,7 @@ const CSI_TEST: GoModule = GoModule {
     without_go: None,
 };
 
-/// Everything else runs: what is skipped is what this driver can never have.
+/// The specs that this driver can never support. All others must run.
 const EXPECTED_SKIPS: &[ExpectedSkip] = &[
     skip("ControllerPublishVolume not supported", NOTHING_TO_ATTACH),
     skip("ControllerUnpublishVolume not supported", NOTHING_TO_ATTACH),
@@ -39,7 +40,7 @@ const EXPECTED_SKIPS: &[ExpectedSkip] = &[
     skip("Modify volume not supported", NOTHING_TO_MODIFY),
     skip("Modify Volume not supported", NOTHING_TO_MODIFY),
     skip("ControllerModifyVolume not supported", NOTHING_TO_MODIFY),
-    // Version 5.6 cleans up after this skip with a client that it has not made.
+    // Version 5.6 cleans up after this skip with a client that it has not created.
     ExpectedSkip { clean_up_panics: true, ..skip("GroupControllerService not supported", NO_GROUPS) },
     skip(
         SWITCHED_OFF,
@@ -48,8 +49,9 @@ const EXPECTED_SKIPS: &[ExpectedSkip] = &[
     ),
 ];
 
-/// Compares the topology that was answered with the one that was sent, and with it the size that the latter remembers of
-/// having been sent (csi-test 5.6). Where snapshots are is tested by the kernel tests of csi.
+/// A spec that compares the returned topology with the requested one, including a size that protobuf caches
+/// in the requested one when it is sent (csi-test 5.6). The kernel tests of csi check the topology of
+/// snapshots.
 const COMPARES_CACHES: &str = "should succeed when creating a snapshot with accessibility requirements";
 
 const NOTHING_TO_ATTACH: &str = "a volume is on the disk of its node, so no controller attaches it";
@@ -65,24 +67,25 @@ const DRIVER: &str = "csi.loopfs.dev";
 const DRIVER_PATH: &str = "/tests/loopfs-csi";
 const SANITY_PATH: &str = "/tests/csi-sanity";
 const LEFT_PATH: &str = "/tests/left";
-/// The test of csi's kernel tests that looks for what is left.
+/// The kernel test of csi that looks for leftovers.
 const LEFT_TEST: &str = "left_behind::nothing";
 const DATA: &str = "/var/lib/loopfs/data";
 const KUBELET: &str = "/var/lib/kubelet";
 const RUN: &str = "/run";
 
-/// Specs hold a dozen volumes at a time.
+/// The size of the disk, for a dozen volumes that specs use concurrently.
 const DISK_MIB: u64 = 1024;
 const VOLUME_BYTES: u64 = 8 << 20;
 const EXPANDED_BYTES: u64 = 2 * VOLUME_BYTES;
 
-/// Decides the order of the specs, so that each run has the same.
+/// The seed of the order of the specs, so that each run has the same order.
 const SEED: u32 = 1;
-/// The suite ends itself before it is killed, so that it can say what it was at.
-const SUITE_TIME: Duration = Duration::from_secs(240);
-const SUITE_KILL_TIME: Duration = Duration::from_secs(300);
-const LEFT_TIME: Duration = Duration::from_secs(90);
-const DRIVER_START_TIME: Duration = Duration::from_secs(60);
+/// The suite's own timeout. It expires before the suite is killed, so that the suite reports the spec in
+/// progress.
+const SUITE_TIMEOUT: Duration = Duration::from_secs(240);
+const SUITE_KILL_TIMEOUT: Duration = Duration::from_secs(300);
+const LEFT_TIMEOUT: Duration = Duration::from_secs(90);
+const DRIVER_START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The access types, as arguments of csi-sanity.
 const ACCESS_TYPES: [&str; 2] = ["mount", "block"];
@@ -101,7 +104,7 @@ async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Repo
     let hypervisor = vm::choose(session, &kernel, &init).await?;
 
     let logs = session.workspace.reports("test").join("sanity");
-    // An earlier run's would be read as this one's.
+    // The logs of an earlier run must not be read as those of this run.
     cache::remove_dir(&logs)?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
@@ -180,10 +183,10 @@ fn driver() -> Service {
         argv: argv.to_vec(),
         env: BTreeMap::new(),
         restart: Restart::Never,
-        // It offers itself to a kubelet when it can serve volumes, and not before.
+        // The driver registers with a kubelet only after it can serve volumes.
         ready: Some(Ready {
             when: Condition::UnixSocket(format!("{RUN}/{DRIVER}-reg.sock")),
-            within: DRIVER_START_TIME,
+            within: DRIVER_START_TIMEOUT,
         }),
     }
 }
@@ -199,7 +202,7 @@ fn sanity(access_type: &str) -> TestBinary {
         format!("-csi.testvolumeexpandsize={EXPANDED_BYTES}"),
         format!("-ginkgo.seed={SEED}"),
         format!("-ginkgo.skip={COMPARES_CACHES}"),
-        format!("-ginkgo.timeout={}s", SUITE_TIME.as_secs()),
+        format!("-ginkgo.timeout={}s", SUITE_TIMEOUT.as_secs()),
         format!("-ginkgo.json-report={report}"),
         "-ginkgo.no-color".to_owned(),
         "-ginkgo.v".to_owned(),
@@ -210,11 +213,11 @@ fn sanity(access_type: &str) -> TestBinary {
         args: args.to_vec(),
         env: BTreeMap::new(),
         report: Some(report),
-        timeout: SUITE_KILL_TIME,
+        timeout: SUITE_KILL_TIMEOUT,
     }
 }
 
-/// Loop devices, mounts, project ids, entries of the store and open files, all of which there should be none of.
+/// Returns a test that no loop devices, mounts, project ids, entries of the store and open files are left.
 fn left(access_type: &str) -> TestBinary {
     TestBinary {
         name: left_name(access_type),
@@ -222,7 +225,7 @@ fn left(access_type: &str) -> TestBinary {
         args: vec!["--exact".to_owned(), LEFT_TEST.to_owned()],
         env: BTreeMap::new(),
         report: None,
-        timeout: LEFT_TIME,
+        timeout: LEFT_TIMEOUT,
     }
 }
 

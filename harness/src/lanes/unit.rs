@@ -1,4 +1,4 @@
-//! The unit lane: what any machine with cargo can check, in seconds and without root.
+//! The unit lane: checks that any machine with cargo can run, in seconds and without root.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,16 @@ use crate::session::Session;
 
 const SUITE: &str = "unit";
 
-/// What must never be reachable from the library: it knows the kernel, and nothing above it. Its programs and
-/// benchmarks may have more, behind features of theirs.
+/// Crates that the library must not depend on, because it uses only the kernel. Its programs and benchmarks
+/// may have more dependencies, behind features of their own.
 const NOT_IN_LOOPFS: [&str; 7] = ["anyhow", "clap", "kube", "serde", "serde_json", "tokio", "tonic"];
 
 const DEPENDENCIES: &str = "dependencies of loopfs";
 
-/// What cargo is asked, and must answer with success.
+/// The cargo commands that must succeed.
 const CHECKS: [(&str, &[&str]); 5] = [
     ("format", &["fmt", "--all", "--check"]),
-    // With the kernel tests and the benchmarks, which nothing else here compiles.
+    // Includes the kernel tests and the benchmarks, which no other check here compiles.
     ("lints", &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"]),
     (
         "lints of loopfs without features",
@@ -34,7 +34,7 @@ const CHECKS: [(&str, &[&str]); 5] = [
     (DEPENDENCIES, &["tree", "--package", "loopfs", "--edges", "normal,build"]),
 ];
 
-/// What loopfs must compile for beside the architecture of this machine; nothing is linked.
+/// A target that loopfs must compile for besides the architecture of this machine. Nothing is linked.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
 const OTHER_TARGET_CHECK: &[&str] =
     &["check", "--package", "loopfs", "--all-features", "--target", OTHER_TARGET];
@@ -101,7 +101,7 @@ fn must_succeed(finished: Finished) -> Result<Finished> {
     Ok(finished)
 }
 
-/// `tree` is one crate per line: `│   ├── name v1.2.3 (..)`.
+/// Checks that `tree` has none of these crates. It has one crate per line: `│   ├── name v1.2.3 (..)`.
 fn no_upper_layers(tree: &str) -> Result<()> {
     anyhow::ensure!(tree.contains("loopfs v"), "cargo tree printed no tree: {tree}");
     for line in tree.lines() {

@@ -1,9 +1,10 @@
-//! Child processes, each with one owner that stops and reaps it, whatever happens to the owner.
+//! Child processes. Each has one owner that stops and reaps it, however the owner ends.
 //!
-//! - The owner is dropped: the whole process group is killed and the child reaped before `drop` returns.
-//! - The harness is killed by SIGKILL: the kernel kills the child (`PR_SET_PDEATHSIG`, by setpriv). That
-//!   signal follows the *thread* that forked, so each child has a thread that spawns it and then waits for it.
-//! - The child ends and leaves others of its group behind: they are killed.
+//! - If the owner is dropped, it kills the whole process group and reaps the child before `drop` returns.
+//! - If the harness is killed by SIGKILL, the kernel kills the child (`PR_SET_PDEATHSIG`, set by setpriv).
+//!   That signal follows the *thread* that forked. Each child therefore has a thread that spawns it and then
+//!   waits for it.
+//! - If the child ends before other processes of its group, they are killed.
 
 mod output;
 mod running;
@@ -18,10 +19,10 @@ use anyhow::{Context, Result};
 use output::{LineSink, Output, input};
 pub use running::Process;
 
-/// Directories that hold programs an ordinary user's `PATH` may lack (`mkfs.xfs`, `mke2fs`).
+/// Directories of programs that may be missing in an ordinary user's `PATH` (`mkfs.xfs`, `mke2fs`).
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// A program about to be run. Its standard input is empty unless given.
+/// A program to be run. Its standard input is empty by default.
 pub struct Program {
     program: OsString,
     name: Option<String>,
@@ -50,7 +51,7 @@ impl Program {
         }
     }
 
-    /// What messages call it, where the file name says little.
+    /// Sets the program's name in messages, if its file name is not clear enough.
     #[must_use]
     pub fn named(mut self, name: &str) -> Program {
         self.name = Some(name.to_owned());
@@ -87,7 +88,7 @@ impl Program {
         self
     }
 
-    /// Bytes for its standard input.
+    /// Sets the bytes of its standard input.
     #[must_use]
     pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Program {
         self.input = bytes.into();
@@ -101,7 +102,7 @@ impl Program {
         self
     }
 
-    /// Calls `sink` for each line of standard error as it is written; it is captured or logged as well.
+    /// Calls `sink` for each line of standard error as it is written. The line is captured or logged too.
     #[must_use]
     pub fn on_stderr_line(mut self, sink: impl FnMut(&str) + Send + 'static) -> Program {
         self.stderr_lines = Some(Box::new(sink));
@@ -145,20 +146,20 @@ impl Program {
         Process::start(name, command, tee, output)
     }
 
-    /// Runs the program to its end, and fails unless it succeeds.
+    /// Runs the program to its end. Another exit code than 0 is an error.
     ///
     /// # Errors
-    /// It cannot be started, or exits with anything but 0; the message ends with its last lines of output.
+    /// The program cannot be started, or does not exit with 0; the message has its last lines of output.
     pub async fn run(self) -> Result<Finished> {
         let finished = self.finish().await?;
         anyhow::ensure!(finished.status.success(), "{}", finished.failure());
         Ok(finished)
     }
 
-    /// Runs the program to its end, however that is.
+    /// Runs the program to its end, whatever its status.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub async fn finish(self) -> Result<Finished> {
         let mut process = self.spawn()?;
         let status = process.wait().await?;
@@ -167,20 +168,20 @@ impl Program {
     }
 }
 
-/// A program that ran to its end.
+/// The result of a program that ran to its end.
 #[derive(Debug)]
 pub struct Finished {
     pub name: String,
     pub status: ExitStatus,
-    /// Empty when a log file was given.
+    /// The standard output; empty if a log file was set.
     pub stdout: String,
-    /// Empty when a log file was given.
+    /// The standard error; empty if a log file was set.
     pub stderr: String,
     log: Option<PathBuf>,
 }
 
 impl Finished {
-    /// What to tell a person when the status is not the one wanted.
+    /// Returns the error message for an unexpected status.
     #[must_use]
     pub fn failure(&self) -> String {
         let (output, hint) = match &self.log {
@@ -194,7 +195,7 @@ impl Finished {
     }
 }
 
-/// Where a program is, if it is installed.
+/// Returns the path of a program, or `None` if it is not installed.
 #[must_use]
 pub fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
@@ -205,7 +206,7 @@ pub fn find(program: &OsStr) -> Option<PathBuf> {
     directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
 }
 
-/// The last `count` lines of a text.
+/// Returns the last `count` lines of a text.
 #[must_use]
 pub fn tail(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -231,20 +232,20 @@ mod tests {
     }
 
     fn alive(pid: i32) -> bool {
-        // A zombie still answers kill 0, so ask for its state.
+        // Signal 0 succeeds for a zombie, so read its state.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let state = stat.rsplit(')').next().unwrap_or_default().trim().chars().next();
         kill(Pid::from_raw(pid), None).is_ok() && !matches!(state, Some('Z' | 'X') | None)
     }
 
     #[tokio::test]
-    async fn output_and_input_are_carried() {
+    async fn input_and_output_of_a_program_are_passed() {
         let finished = shell("cat; echo problem >&2").input("hello").run().await.unwrap();
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("hello", "problem\n"));
     }
 
     #[tokio::test]
-    async fn a_failure_names_the_program_its_status_and_its_last_words() {
+    async fn a_failure_names_the_program_its_status_and_its_last_output() {
         let error = shell("echo no space left >&2; exit 3").run().await.unwrap_err().to_string();
         assert!(error.contains("sh ended with exit status: 3") && error.contains("no space left"), "{error}");
     }
@@ -265,17 +266,17 @@ mod tests {
         assert!(alive(leader) && alive(child));
         drop(process);
         assert!(!alive(leader));
-        assert!(gone_soon(child).await);
+        assert!(ends_soon(child).await);
     }
 
     #[tokio::test]
-    async fn what_a_finished_program_left_behind_is_killed() {
+    async fn remaining_processes_of_a_finished_program_are_killed() {
         let finished = shell("sleep 1000 >/dev/null 2>&1 & echo $!").run().await.unwrap();
-        assert!(gone_soon(finished.stdout.trim().parse().unwrap()).await);
+        assert!(ends_soon(finished.stdout.trim().parse().unwrap()).await);
     }
 
     #[tokio::test]
-    async fn stop_insists_when_asking_does_not_help() {
+    async fn stop_sends_sigkill_if_sigterm_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let process =
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_of_standard_error_are_seen_as_they_come() {
+    async fn lines_of_standard_error_are_passed_as_they_arrive() {
         let (sender, lines) = mpsc::channel();
         let finished = shell("echo one >&2; echo two >&2")
             .on_stderr_line(move |line| sender.send(line.to_owned()).unwrap())
@@ -308,8 +309,8 @@ mod tests {
         panic!("nothing was written to {}", log.display());
     }
 
-    /// Killed processes whose parent is gone are reaped by init, in its own time.
-    async fn gone_soon(pid: i32) -> bool {
+    /// Waits for the end of an orphan. init reaps it some time after it was killed.
+    async fn ends_soon(pid: i32) -> bool {
         for _ in 0..400 {
             if !alive(pid) {
                 return true;

@@ -1,4 +1,5 @@
-//! Standard input and output of a child: files rather than pipes, so that no reader has to keep up with it.
+//! Standard input and output of a child. They are files rather than pipes, so that no reader has to keep up
+//! with the child.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 
 pub(super) type LineSink = Box<dyn FnMut(&str) + Send>;
 
-/// Where a child's output goes: one log file, or two unnamed files that are read when it has ended.
+/// The destination of a child's output: one log file, or two unnamed files that are read after its end.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) stdout: File,
@@ -47,7 +48,7 @@ impl Output {
     }
 }
 
-/// Bytes as a child's standard input.
+/// Returns a standard input with these bytes.
 pub(super) fn input(bytes: &[u8]) -> Result<Stdio> {
     if bytes.is_empty() {
         return Ok(Stdio::null());
@@ -58,12 +59,12 @@ pub(super) fn input(bytes: &[u8]) -> Result<Stdio> {
     Ok(file.into())
 }
 
-/// Copies a child's lines as they come, and shows each to `sink`.
+/// Copies a child's lines as they arrive, and passes each to `sink`.
 pub(super) fn tee_lines(pipe: impl Read, mut sink: LineSink, mut copy: File) {
     let mut reader = BufReader::new(pipe);
     let mut line = Vec::new();
     while matches!(reader.read_until(b'\n', &mut line), Ok(count) if count > 0) {
-        // A full disk shows elsewhere; the reader must go on, or the child blocks.
+        // A full disk is reported elsewhere. The reader must continue, or the child blocks.
         drop(copy.write_all(&line));
         sink(String::from_utf8_lossy(&line).trim_end());
         line.clear();

@@ -1,4 +1,4 @@
-//! A child that runs: waited for by the thread that started it, signalled only while it is there.
+//! A running child. The thread that started it waits for it, and it gets signals only until it is reaped.
 
 use std::fs::File;
 use std::process::{Command, ExitStatus};
@@ -61,35 +61,35 @@ impl Process {
         self.group.as_raw()
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, or `None` if the child still runs.
     #[must_use]
     pub fn try_wait(&self) -> Option<ExitStatus> {
         *self.exit.borrow()
     }
 
-    /// Waits for its end. May be called again.
+    /// Waits for the end of the child. It may be called repeatedly.
     ///
     /// # Errors
-    /// The thread that waits for it died.
+    /// The thread that waits for the child died.
     pub async fn wait(&mut self) -> Result<ExitStatus> {
         let status = self.exit.wait_for(Option::is_some).await;
         let status = status.with_context(|| format!("lost track of {}", self.name))?;
         status.with_context(|| format!("{} ended without a status", self.name))
     }
 
-    /// Sends a signal to the process and all of its group; nothing happens once it has been reaped.
+    /// Sends a signal to the process and all of its group. After the process was reaped, this has no effect.
     pub fn signal(&self, signal: Signal) {
         let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
         if !*reaped {
-            // ESRCH cannot be: the leader is unreaped while the lock says so.
+            // ESRCH is impossible: the lock ensures that the leader is not reaped yet.
             killpg(self.group, signal).ok();
         }
     }
 
-    /// Asks it to end by SIGTERM, insists by SIGKILL after `grace`, and reaps it.
+    /// Sends SIGTERM, sends SIGKILL after `grace`, and reaps the process.
     ///
     /// # Errors
-    /// The thread that waits for it died.
+    /// The thread that waits for the child died.
     pub async fn stop(mut self, grace: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM);
         if let Ok(status) = tokio::time::timeout(grace, self.wait()).await {
@@ -101,11 +101,11 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// The safety net; [`Process::stop`] is the orderly way.
+    /// Kills the group and reaps the child if the owner did not call [`Process::stop`].
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         if let Some(waiter) = self.waiter.take() {
-            // A panic there has been printed; a destructor cannot return it.
+            // A panic of the thread has been printed; a destructor cannot return it.
             drop(waiter.join());
         }
     }
@@ -122,7 +122,7 @@ fn own_child(
         Ok(child) => child,
         Err(error) => return drop(started.send(Err(error))),
     };
-    // Closes our copies of the child's descriptors.
+    // Closes this process's copies of the child's descriptors.
     drop(command);
     let reader = tee.and_then(|(sink, copy)| {
         let pipe = child.stderr.take()?;
@@ -132,7 +132,7 @@ fn own_child(
     drop(started.send(Ok(pid)));
 
     let group = Pid::from_raw(pid.cast_signed());
-    // Leaves the zombie in place, so that its group id cannot be given to others before the kill below.
+    // Leaves the zombie in place, so that the kernel cannot reuse its group id before the kill below.
     while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
     let mut reaped = reaped.lock().unwrap_or_else(PoisonError::into_inner);
     killpg(group, Signal::SIGKILL).ok();

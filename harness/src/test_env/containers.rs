@@ -69,7 +69,8 @@ pub(crate) async fn process(node: &Node, container: &Container) -> Result<String
     Ok(format!("/proc/{pid}"))
 }
 
-/// The lines are a header, and for each task its container, its process and its state.
+/// Returns the process of a container's task. The lines are a header, and for each task its container, its
+/// process and its state.
 fn pid_of(tasks: &str, id: &str) -> Option<u32> {
     let mut words =
         tasks.lines().map(str::split_whitespace).find(|words| words.clone().next() == Some(id))?;

@@ -44,13 +44,13 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// For runs that should pass. An emulated machine on a host that is building something is slow.
+    /// The timeouts of runs that should pass. An emulated machine on a host that builds something is slow.
     pub(crate) const FULL: Timeouts = Timeouts {
         start: Duration::from_secs(180),
         grow: Duration::from_secs(240),
         end: Duration::from_secs(180),
     };
-    /// For runs with a fault, where waiting longer would change nothing.
+    /// The timeouts of runs with a fault, where a longer wait would change nothing.
     pub(crate) const SHORT: Timeouts =
         Timeouts { start: Duration::from_secs(3), grow: Duration::from_secs(5), end: Duration::from_secs(5) };
 }

@@ -1,5 +1,5 @@
-//! What the driver has on a node, as the node's kernel and file systems show it to anybody: files,
-//! project quotas, loop devices, mounts. What is more after a run than before has leaked.
+//! What the driver has on a node, as the node's kernel and file systems show it: files, project quotas, loop
+//! devices, mounts. An entry that a run adds and does not remove has leaked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use nix::sys::stat::makedev;
 use crate::cluster::{DATA_DIR, Node};
 use crate::guest::control::ExecOutput;
 
-/// Longer than any of the tools takes on a busy emulated processor.
+/// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// One look at a node. Each entry is a sentence that names the thing, without what a reboot may change: which
-/// loop device it is that a file is attached to, and how many blocks a volume's content takes.
+/// One snapshot of a node. Each entry is a sentence that names the object. It omits values that a reboot may
+/// change: the number of a loop device, and the blocks of a volume's content.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Inventory {
     entries: BTreeMap<String, usize>,
-    /// Files of the data directory that have a loop device, once for each they have.
+    /// The files of the data directory that have a loop device, once for each device.
     attached: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl Inventory {
         Ok(Inventory { entries, attached: ours.collect() })
     }
 
-    /// What is here and was not there before, or not as often.
+    /// Returns the entries that are here and were not there before, or not as often.
     pub(crate) fn beyond(&self, before: &Inventory) -> Vec<String> {
         let more = self.entries.iter().filter_map(|(entry, count)| {
             let before = before.entries.get(entry).copied().unwrap_or_default();
@@ -52,7 +52,7 @@ impl Inventory {
         more.collect()
     }
 
-    /// The volumes that are here and were not there before: images, and directories.
+    /// Returns the volumes that are here and were not there before: images, and directories.
     pub(crate) fn volumes_beyond(&self, before: &Inventory) -> Vec<String> {
         let volumes = format!("{DATA_DIR}/volumes/");
         let is_volume = |entry: &String| {
@@ -62,7 +62,7 @@ impl Inventory {
         self.beyond(before).into_iter().filter(is_volume).collect()
     }
 
-    /// The images of the driver's volumes that have a loop device, each as often as it has one.
+    /// Returns the images of the driver's volumes that have a loop device, once for each device.
     pub(crate) fn attached(&self) -> &[String] {
         &self.attached
     }
@@ -79,8 +79,8 @@ async fn output(node: &Node, argv: &[&str]) -> Result<String> {
     node.output(argv, TOOL_DEADLINE).await
 }
 
-/// What `find` saw of the data directory. What went while it walked is not there, and not an error: its own
-/// `-ignore_readdir_race` still fails for a directory that goes before it is opened.
+/// Returns the entries that `find` printed. An entry that is deleted during the walk is not an error. `find`
+/// still fails for a directory that is deleted before it is opened, even with `-ignore_readdir_race`.
 fn still_there(found: &ExecOutput) -> Result<&str> {
     let within = format!("find: '{DATA_DIR}/");
     let went = |line: &str| line.starts_with(&within) && line.ends_with(": No such file or directory");
@@ -94,15 +94,16 @@ fn still_there(found: &ExecOutput) -> Result<&str> {
     Ok(&found.stdout)
 }
 
-/// What is in the data directory, by inode number.
+/// The files of the data directory, by inode number.
 struct Files {
-    /// Of the file system, as the kernel numbers it.
+    /// The device number of the file system, as the kernel encodes it.
     device: u64,
     by_inode: BTreeMap<u64, (&'static str, String)>,
 }
 
 impl Files {
-    /// `TYPE DEVICE INODE PATH` and a NUL for each, the first of the data directory itself, whose path is empty.
+    /// Parses `TYPE DEVICE INODE PATH` with a NUL after each. The first is the data directory itself, with an
+    /// empty path.
     fn parse(text: &str) -> Result<Files> {
         let mut files = text.split_terminator('\0').map(|file| {
             let mut words = file.splitn(4, ' ');
@@ -125,7 +126,7 @@ impl Files {
     }
 }
 
-/// Rows of `xfs_quota report`: `#ID USED SOFT HARD ..`. Id 0 is everything that has none.
+/// Parses rows of `xfs_quota report`: `#ID USED SOFT HARD ..`. Id 0 has all files without a project id.
 fn parse_quotas(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -141,9 +142,10 @@ fn parse_quotas(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Rows of `MAJOR:MINOR INODE PATH`: what each device is attached to, and whether that is a file of the data
-/// directory's file system. Such a file is known by its inode: the path that the kernel tells is the one in the
-/// container that attached it, and only what is left of that once the container is gone.
+/// Parses rows of `MAJOR:MINOR INODE PATH`. Returns the file that each device is attached to, and whether
+/// that file is on the data directory's file system. Such a file is identified by its inode, because the
+/// kernel reports the path in the container that attached it. After the container has ended, only a part of
+/// that path is left.
 fn parse_loops(text: &str, files: &Files) -> Result<Vec<(String, bool)>> {
     let image = |line: &str| {
         let mut words = line.trim().splitn(3, ' ');
@@ -152,18 +154,18 @@ fn parse_loops(text: &str, files: &Files) -> Result<Vec<(String, bool)>> {
         let (major, minor) = device.split_once(':').with_context(|| format!("losetup printed {line:?}"))?;
         let ours = makedev(major.parse()?, minor.parse()?) == files.device;
         let known = files.by_inode.get(&inode).filter(|_| ours).map(|(_, path)| path.as_str());
-        // As the kernel tells of a file that has lost its name, whichever path it told of it.
+        // The form in which the kernel reports a deleted file, for every path.
         let gone = path.ends_with("(deleted)").then(|| format!("{path}, inode {inode}"));
         Ok((gone.unwrap_or_else(|| known.unwrap_or(path).to_owned()), ours))
     };
     text.lines().map(image).collect()
 }
 
-/// Mounts that CSI volumes are shown through, wherever they lead.
+/// Parses the mounts by which CSI volumes are published, wherever they are.
 fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(3);
-        // Of a block volume, the first is the name of its loop device.
+        // For a block volume, the root of the mount is the name of its loop device.
         let (root, target) = (words.next()?, words.next()?);
         let of_csi = ["kubernetes.io~csi", "kubernetes.io/csi"].iter().any(|part| target.contains(part));
         of_csi.then(|| match root.strip_prefix("/loop") {
@@ -173,7 +175,7 @@ fn parse_mounts(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Where and with which options the mounts of CSI volumes of the driver's file system are, at this moment.
+/// Returns the mount points and options of all CSI volumes on the driver's file system at this moment.
 pub(crate) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String>)>> {
     let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await?;
     let of_csi = mounts.lines().filter_map(|line| {
@@ -186,7 +188,8 @@ pub(crate) async fn volume_mounts(node: &Node) -> Result<Vec<(String, Vec<String
     Ok(of_csi.collect())
 }
 
-/// The inventory's promise is that its tools answer; a node whose data directory is not mounted still does.
+/// Returns `true` if the path is a mount point. Unlike the inventory, this works on a node without the data
+/// directory's mount.
 pub(crate) async fn is_mounted(node: &Node, path: &str) -> Result<bool> {
     let mounts = output(node, &["cat", "/proc/self/mountinfo"]).await.context("read the node's mounts")?;
     Ok(mounts.lines().any(|line| line.split(' ').nth(4) == Some(path)))
@@ -206,7 +209,7 @@ mod tests {
     const FOUND: &str = "d 2049 128 \0d 2049 131 volumes\0f 2049 132 volumes/a b\0";
 
     #[test]
-    fn files_are_named_with_their_kind() {
+    fn files_are_listed_with_their_kind() {
         assert_eq!(
             all(Files::parse(FOUND).unwrap().entries()),
             [format!("directory {DATA_DIR}/volumes"), format!("file {DATA_DIR}/volumes/a b")]
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_known_by_its_inode_whatever_path_is_told_of_it() {
+    fn an_image_is_identified_by_its_inode_with_any_path() {
         let files = Files::parse(FOUND).unwrap();
         let loops = |text: &str| parse_loops(text, &files).unwrap();
         let image = format!("{DATA_DIR}/volumes/a b");
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn loop_devices_keep_what_they_lost() {
+    fn a_loop_device_of_a_deleted_image_is_recognised() {
         let files = Files::parse(FOUND).unwrap();
         let gone = "/volumes/a b (deleted), inode 132".to_owned();
         assert_eq!(parse_loops("8:1 132 /volumes/a b (deleted)\n", &files).unwrap(), [(gone, true)]);
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_has_leaked() {
+    fn only_new_entries_have_leaked() {
         let take = |entries: &[&str]| Inventory {
             entries: count(entries.iter().map(|entry| (*entry).to_owned())),
             attached: Vec::new(),

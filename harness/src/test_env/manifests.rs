@@ -1,4 +1,4 @@
-//! The driver's manifests: the files a user applies, applied to the cluster under test as they are.
+//! The driver's manifests, as users apply them.
 
 use std::path::Path;
 
@@ -12,27 +12,27 @@ use serde::Deserialize;
 use crate::cluster::api_error::api_error;
 use crate::session::Session;
 
-/// Who the API server records as the owner of what is applied.
+/// The field manager in the API server's record of applied objects.
 const FIELD_MANAGER: &str = "loopfs-harness";
 
-/// Every object of the manifests, in the order in which they are applied.
+/// Every object of the manifests, in the order of their application.
 #[derive(Clone, Debug)]
 pub(crate) struct Manifests {
     objects: Vec<DynamicObject>,
 }
 
 impl Manifests {
-    /// The files a user applies.
+    /// Reads the manifests that a user applies.
     pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
         Manifests::read(&session.workspace.root().join("csi").join("deploy"))
     }
 
-    /// Reads every `*.yaml` in a directory, by name.
+    /// Reads every `*.yaml` in a directory, sorted by name.
     fn read(dir: &Path) -> Result<Manifests> {
         let entries = std::fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
         let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
-        // kustomize's own file is no object of the cluster.
+        // kustomize's own file is not an object of the cluster.
         paths.retain(|path| path.file_name().is_none_or(|name| name != "kustomization.yaml"));
         paths.sort();
         let mut objects = Vec::new();
@@ -45,7 +45,7 @@ impl Manifests {
         Ok(Manifests { objects })
     }
 
-    /// The only object of a kind, typed.
+    /// Returns the only object of a kind, typed.
     pub(crate) fn only<K: serde::de::DeserializeOwned>(&self, kind: &str) -> Result<K> {
         let mut of_kind = self.objects.iter().filter(|object| is_kind(object, kind));
         let object = of_kind.next().with_context(|| format!("the manifests hold no {kind}"))?;
@@ -65,7 +65,7 @@ impl Manifests {
         Ok(())
     }
 
-    /// Deletes every object, the last first; what is not there is fine.
+    /// Deletes every object in reverse order. Missing objects are not an error.
     pub(crate) async fn delete(&self, client: &Client) -> Result<()> {
         for object in self.objects.iter().rev() {
             let (api, what) = api_of(client, object).await?;
@@ -105,7 +105,8 @@ async fn api_of(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicO
     Ok((api, what))
 }
 
-/// The order in which `kubectl apply --kustomize` applies: what others live in or refer to comes first.
+/// Returns the position in the order of `kubectl apply --kustomize`: objects that others depend on come
+/// first.
 fn rank(object: &DynamicObject) -> u8 {
     match object.types.as_ref().map(|types| types.kind.as_str()) {
         Some("Namespace") => 0,

@@ -1,5 +1,5 @@
-//! What scenarios and benchmarks share: the driver under test as its manifests describe it, claims, pods and their volumes, and what a
-//! node has.
+//! The parts that scenarios and benchmarks share: the driver under test as its manifests describe it, claims,
+//! pods and their volumes, and the inventory of a node.
 
 pub(crate) mod claims;
 pub(crate) mod containers;

@@ -1,4 +1,4 @@
-//! Sizes as claims write them.
+//! Sizes of claims.
 
 /// A size in whole mebibytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -15,7 +15,7 @@ impl Size {
         self.mebibytes << 20
     }
 
-    /// As a Kubernetes quantity.
+    /// Returns the Kubernetes quantity.
     pub(crate) fn quantity(self) -> String {
         format!("{}Mi", self.mebibytes)
     }

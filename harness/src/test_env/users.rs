@@ -1,4 +1,4 @@
-//! Pods with many claims, each, for scenarios and measurements that need many volumes in use.
+//! Pods with many claims each, for scenarios and measurements that need many volumes in use.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl User {
         holder_of(&self.name, &held.collect::<Vec<_>>())
     }
 
-    /// The volumes of the claims, as the test program takes them.
+    /// Returns the volumes of the claims, in the syntax of the test program.
     pub(crate) fn volumes(&self) -> Vec<String> {
         let volume = |(claim, r#use): &(String, Use)| match r#use {
             Use::Mounted => format!("writable:{}", User::path(claim)),
@@ -46,7 +46,7 @@ impl User {
     }
 }
 
-/// Makes the claims and starts the pods, and returns these as they run.
+/// Creates the claims and starts the pods, and returns the running pods.
 pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
     let class = env.driver.class_name();
     try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, r#use)| {
@@ -62,7 +62,7 @@ pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Resu
         .await
 }
 
-/// Waits until `complaint` has nothing to say about any of the pods, and returns them.
+/// Waits until `complaint` returns nothing for any of the pods, and returns the pods.
 pub(crate) async fn until_pods(
     env: &TestEnv<'_>,
     users: &[User],

@@ -1,4 +1,4 @@
-//! The objects of the scenarios: what a user would write, as the API takes it.
+//! The objects of the scenarios, as a user would write them.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -12,10 +12,10 @@ use super::sizes::Size;
 use crate::cluster::VOLUME_CHECK;
 use crate::cluster::api_error::api_error;
 
-/// Where the test program answers with its latest verdict.
+/// The port on which the test program serves its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;
 
-/// The claims of the main flow, as a StatefulSet names them: template, then the pod.
+/// The claims of the main flow, as a StatefulSet names them: template name, then pod name.
 pub(crate) const FLOW: &str = "flow";
 pub(crate) const FLOW_POD: &str = "flow-0";
 pub(crate) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-flow-0", "vol-block-flow-0"];
@@ -34,11 +34,11 @@ pub(crate) struct FlowSpec<'a> {
     pub(crate) class: &'a StorageClass,
     pub(crate) size: Size,
     pub(crate) grown: Size,
-    /// False mounts the read-only volume writable, which the test program must notice.
+    /// If `false`, the read-only volume is mounted writable, which the test program must notice.
     pub(crate) honour_read_only: bool,
 }
 
-/// Three claims of one size: mounted, mounted read-only, and as a block device.
+/// Returns a StatefulSet with three claims of one size: mounted, mounted read-only, and as a block device.
 pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
     let class = spec.class.metadata.name.as_deref().context("the StorageClass has no name")?;
     let template = |name: &str, mode: &str| {
@@ -88,7 +88,7 @@ pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
     }))
 }
 
-/// A claim of a StorageClass.
+/// Returns a claim of a StorageClass.
 pub(crate) fn claim(
     name: &str,
     class: &str,
@@ -110,18 +110,18 @@ pub(crate) enum Use {
 #[derive(Clone, Debug)]
 pub(crate) struct Held<'a> {
     pub(crate) claim: &'a str,
-    /// Where the container has it.
+    /// The path of the claim in the container.
     pub(crate) path: &'a str,
     pub(crate) r#use: Use,
     pub(crate) read_only: bool,
 }
 
-/// A pod that holds a claim, as `/vol`, and does nothing with it by itself.
+/// Returns a pod that has a claim as `/vol` and does not use it by itself.
 pub(crate) fn holder(name: &str, claim: &str, r#use: Use, read_only: bool) -> Result<Pod> {
     holder_of(name, &[Held { claim, path: "/vol", r#use, read_only }])
 }
 
-/// A pod that holds claims and does nothing with them by itself.
+/// Returns a pod that has claims and does not use them by itself.
 pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
     let used = |r#use: Use, path: &str| -> Vec<Value> {
         let used = held.iter().filter(|held| held.r#use == r#use);
@@ -148,7 +148,7 @@ pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
     }))
 }
 
-/// Of the class's mount options, those a program can see on its mount and that keep it from something.
+/// Returns those of the class's mount options that restrict a program and that it can see on its mount.
 fn enforced_flags(class: &StorageClass) -> String {
     let options = class.mount_options.iter().flatten();
     let flags: Vec<&str> = options

@@ -1,7 +1,7 @@
-//! Hardware virtualisation where it works, emulation where it does not: found out by booting, once.
+//! Selects hardware virtualisation if it works and emulation otherwise. The result of one test boot decides.
 //!
-//! `/dev/kvm` being there proves nothing. Some hosts open it, create a machine, and then never run a
-//! general-purpose guest, so the only test that counts is a kernel that comes up.
+//! The existence of `/dev/kvm` proves nothing. On some hosts a process can open it and create a machine, but
+//! a general-purpose guest never runs. So only a kernel that boots is proof.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -19,16 +19,18 @@ use crate::images::kernel::Kernel;
 use crate::images::qemu::Qemu;
 use crate::session::Session;
 
-/// A kernel with hardware help says hello within two seconds.
-const PROBE_TIME: Duration = Duration::from_secs(12);
+/// The timeout of the probe. A kernel with hardware virtualisation reports within two seconds.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Overrides the probe: `kvm` or `tcg`.
+/// The variable that overrides the probe: `kvm` or `tcg`.
 const OVERRIDE: &str = "LOOPFS_ACCELERATOR";
 
-/// QEMU, with the accelerator of this host: remembered, or found by booting `kernel` with `init` as PID 1.
+/// Returns QEMU with the accelerator of this host, from the cache or by booting `kernel` with `init` as PID
+/// 1.
 ///
 /// # Errors
-/// QEMU cannot be had, or the host cannot be examined. A guest that does not come up is an answer, not an error.
+/// QEMU is not available, or the host cannot be examined. A guest that does not boot is a result, not an
+/// error.
 pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<Hypervisor> {
     let qemu = Qemu::prepare(session).await?;
     let accelerator = accelerator(session, &qemu, kernel, init).await?;
@@ -86,13 +88,13 @@ async fn boots(qemu: &Qemu, kernel: &Kernel, init: &Path, scratch: PathBuf) -> R
         logs: scratch,
     })
     .await?;
-    match vm.wait_ended(PROBE_TIME).await? {
+    match vm.wait_ended(PROBE_TIMEOUT).await? {
         ExitReason::Passed => Ok(()),
         ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!(why),
     }
 }
 
-/// What the answer depends on: the emulator, the host's kernel, its processor.
+/// Returns the key of the cached result: the emulator, the host's kernel and its processor.
 async fn host(qemu: &Qemu) -> Result<String> {
     let qemu = qemu.version().await?;
     let kernel = std::fs::read_to_string("/proc/version").context("read /proc/version")?;

@@ -1,4 +1,4 @@
-//! The initramfs of one boot: PID 1, its modules and files, and what it is to do.
+//! The initramfs of one boot: PID 1, its modules and files, and its specification.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -14,7 +14,7 @@ use crate::images::kernel::Module;
 /// A file of the host to put into the initramfs.
 #[derive(Clone, Debug)]
 pub struct GuestFile {
-    /// Where it is in the guest.
+    /// The path in the guest.
     pub path: String,
     pub mode: u32,
     pub host: PathBuf,
@@ -23,7 +23,7 @@ pub struct GuestFile {
 /// Writes an initramfs to `target` that boots `init` as PID 1 into `mode`.
 ///
 /// # Errors
-/// A file cannot be read, or `target` not be written.
+/// A file cannot be read, or `target` cannot be written.
 pub fn initramfs(
     target: &Path,
     init: &Path,
@@ -37,10 +37,11 @@ pub fn initramfs(
 fn write(target: &Path, init: &Path, modules: &[Module], files: &[GuestFile], mode: Mode) -> Result<()> {
     let read = |path: &Path| std::fs::read(path).with_context(|| format!("read {}", path.display()));
     let mut archive = Archive::new(BufWriter::new(File::create(target)?));
-    // PID 1 is given this as its standard streams before it can mount anything.
+    // The kernel opens this device as the standard streams of PID 1 before PID 1 can mount anything.
     archive.character_device("/dev/console", 0o600, (5, 1))?;
     archive.file("/init", 0o755, &read(init)?)?;
-    // The kernel calls it for a module that it lacks, until a node has switched to a root file system with the real one.
+    // The kernel runs this program to load a missing module, until a node has switched to a root file system
+    // with the real modprobe.
     archive.symbolic_link("/sbin/modprobe", "/init")?;
     let mut paths = Vec::new();
     for module in modules {

@@ -8,27 +8,29 @@ use super::spec::{Disk, DiskMode, Forward, VmSpec};
 use crate::guest::control::CONTROL_PORT;
 use crate::guest::report::REPORT_PORT;
 
-/// File names of the sockets that QEMU connects to, in a directory of the machine's own.
+/// The file names of the sockets that QEMU connects to, in a directory of the machine's own.
 pub(super) const CONSOLE_SOCKET: &str = "console";
 pub(super) const REPORT_SOCKET: &str = "report";
 pub(super) const CONTROL_SOCKET: &str = "control";
 
-/// The kernel's last word must be its last: panic at the first oops, and let QEMU end rather than reboot.
-/// The watchdogs' limits leave room for a host that is busy with other things, and so does not checking that the
-/// timer ticks in time: a kernel that misses a few of its ticks panics before it has begun.
+/// The kernel panics at the first oops, so that no output follows the cause, and QEMU exits instead of
+/// rebooting. The watchdogs' limits are long because the host may be busy. For the same reason the kernel
+/// does not check that the timer ticks in time: a kernel that misses a few of its ticks panics early in its
+/// boot.
 const KERNEL_ARGS: &str = "console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 \
                            rcupdate.rcu_cpu_stall_timeout=120";
 
-/// The arguments of `qemu-system-x86_64`.
+/// Returns the arguments of `qemu-system-x86_64`.
 pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
     let mut args = Arguments::default();
     args.flag("-name").value(&spec.name);
-    // Only what is listed below exists, and a reset or panic ends the process.
+    // The machine has only the devices listed below, and a reset or panic ends the process.
     for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
         args.flag(flag);
     }
     args.flag("-display").value("none");
-    // Half a second slower to PID 1 than microvm, whose one clock a busy host makes the kernel give up on.
+    // q35 reaches PID 1 half a second later than microvm. But microvm has a single clock source, and a busy
+    // host makes the kernel reject it.
     args.flag("-M").value("q35");
     for (flag, value) in spec.hypervisor.accelerator.arguments() {
         args.flag(flag).value(value);
@@ -82,7 +84,7 @@ impl Arguments {
         self
     }
 
-    /// A channel that is there from the start: QEMU connects, and we were listening before it ran.
+    /// Adds a channel that works from the start: this process listens before QEMU runs and connects.
     fn socket(&mut self, name: &str, directory: &Path) {
         let mut value = OsString::from(format!("socket,id={name},server=off,path="));
         value.push(escape(&directory.join(name)));
@@ -100,7 +102,7 @@ impl Arguments {
     }
 
     fn drive(&mut self, index: usize, disk: &Disk, more: &str) {
-        // A flush need not reach the host's disk: a power cut is the end of QEMU, not of the host.
+        // A flush need not reach the host's disk: a simulated power cut ends QEMU, not the host.
         let mut drive =
             OsString::from(format!("id=disk{index},if=none,format=raw,cache=unsafe,discard=unmap"));
         drive.push(more);
@@ -109,7 +111,7 @@ impl Arguments {
         self.flag("-drive").value(drive);
     }
 
-    /// The guest's flushes go into the log, and so no further than to the layer that keeps it.
+    /// Adds a disk with a write log. The guest's flushes are logged and need not reach the host's disk.
     fn recorded(&mut self, index: usize, disk: &Disk) {
         let log = disk.write_log();
         for (node, path) in [("image", &disk.image), ("log", &log)] {
@@ -125,7 +127,7 @@ impl Arguments {
     }
 }
 
-/// QEMU's option lists are separated by commas, and a comma is written as two.
+/// Escapes a path for QEMU's option lists: commas separate options, so a comma is doubled.
 fn escape(path: &Path) -> OsString {
     let mut bytes = Vec::new();
     for byte in path.as_os_str().as_bytes() {
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_command_line() {
+    fn a_specification_becomes_the_whole_command_line() {
         let text = words(&spec()).join("\n");
         let expected = "\
 -name
@@ -243,7 +245,7 @@ virtio-net-pci,netdev=net0,romfile=";
     }
 
     #[test]
-    fn without_a_network_there_is_none() {
+    fn without_a_network_there_is_no_network_device() {
         let words = words(&VmSpec { network: false, ..spec() });
         assert!(values(&words, "-netdev").is_empty());
         assert!(!words.iter().any(|word| word.contains("virtio-net")));

@@ -1,8 +1,8 @@
-//! The console of a machine: kept whole in a file, and read for the words of a dying kernel.
+//! The console of a machine: logged to a file, and watched for messages of a crashing kernel.
 
 use std::collections::VecDeque;
 
-/// What a kernel writes when there is no point in waiting for the guest any longer.
+/// The messages of a kernel that crashed.
 const FATAL: [&str; 8] = [
     "Kernel panic - not syncing",
     "BUG: ",
@@ -14,10 +14,10 @@ const FATAL: [&str; 8] = [
     "rcu: INFO: rcu_preempt detected stalls",
 ];
 
-/// Lines kept for an error message; a panic with its stack is within that.
+/// The number of lines that are kept for an error message. A panic with its stack has fewer.
 const TAIL: usize = 60;
 
-/// Watches the lines of a console.
+/// Keeps the last lines of a console and detects a crash.
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
     tail: VecDeque<String>,
@@ -36,7 +36,7 @@ impl Watcher {
         self.tail.push_back(line);
     }
 
-    /// The first line that says the kernel is done for.
+    /// Returns the first line that reports a crash.
     pub(super) fn fatal(&self) -> Option<&str> {
         self.fatal.as_deref()
     }
@@ -46,13 +46,13 @@ impl Watcher {
     }
 }
 
-/// Removes the escape sequences by which firmware clears the screen.
+/// Removes the escape sequences that firmware uses to clear the screen.
 fn without_escapes(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut characters = line.chars();
     while let Some(character) = characters.next() {
         if character == '\u{1b}' {
-            // CSI sequences end with a letter; what else there is does not come out of a kernel.
+            // CSI sequences end with a letter. A kernel does not print other escape sequences.
             characters.find(char::is_ascii_alphabetic);
         } else if !character.is_control() || character == '\t' {
             text.push(character);
@@ -61,7 +61,7 @@ fn without_escapes(line: &str) -> String {
     text
 }
 
-/// `[   12.345678] text` without its time.
+/// Returns `text` of a line `[   12.345678] text`.
 fn without_timestamp(line: &str) -> &str {
     match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((time, text)) if time.trim().parse::<f64>().is_ok() => text,
@@ -81,7 +81,7 @@ mod tests {
     #[case("[  300.5] INFO: task xfsaild/vdb:77 blocked for more than 122 seconds.", true)]
     #[case("[    1.0] XFS (vdb): Mounting V5 Filesystem", false)]
     #[case("debugging: nothing", false)]
-    fn a_dying_kernel_is_recognised(#[case] line: &str, #[case] fatal: bool) {
+    fn a_crashed_kernel_is_recognised(#[case] line: &str, #[case] fatal: bool) {
         let mut watcher = Watcher::default();
         watcher.line(line);
         assert_eq!(watcher.fatal().is_some(), fatal);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn escape_sequences_do_not_reach_the_log() {
+    fn escape_sequences_are_removed() {
         assert_eq!(without_escapes("\u{1b}[2J\u{1b}[1;1HBooting\r"), "Booting");
     }
 }

@@ -1,4 +1,4 @@
-//! The host's side of the control port: requests to a running node, answered as they finish.
+//! The host's side of the control port: concurrent requests to a running node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use tokio::sync::oneshot;
 
 use crate::guest::control::{Action, Answer, ExecOutput, Request, Response};
 
-/// What the guest is given to kill a program that overran, and to say so.
+/// The additional time that the guest has to kill a program that exceeds its timeout, and to report that.
 const ANSWER_MARGIN: Duration = Duration::from_secs(30);
 
-/// Asks things of a node. Clones share the port; requests may overlap.
+/// A client for requests to a node. Clones share the port, and requests run concurrently.
 #[derive(Clone, Debug)]
 pub struct Control(Arc<Shared>);
 
@@ -38,10 +38,10 @@ impl Control {
         (Control(Arc::clone(&shared)), receive(shared, reader))
     }
 
-    /// Runs a program as root in the node, to its end, whatever its exit code.
+    /// Runs a program as root in the node until it ends, and returns its output, whatever its exit code.
     ///
     /// # Errors
-    /// It cannot be started, runs longer than `timeout`, or the machine ends first.
+    /// The program cannot be started, runs longer than `timeout`, or the machine ends first.
     pub async fn exec<S: AsRef<str>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -50,7 +50,7 @@ impl Control {
         self.exec_with_input(argv, "", timeout).await
     }
 
-    /// As [`Control::exec`], with something on its standard input.
+    /// Runs a program like [`Control::exec`], with `input` as its standard input.
     ///
     /// # Errors
     /// As [`Control::exec`].
@@ -70,10 +70,10 @@ impl Control {
         }
     }
 
-    /// Runs a program and returns its output, if it ends with 0.
+    /// Runs a program and returns its output if its exit code is 0.
     ///
     /// # Errors
-    /// As [`Control::exec`], or another exit code, with what it wrote to standard error.
+    /// As [`Control::exec`], or the exit code is not 0; the error has the program's standard error.
     pub async fn output<S: AsRef<str>>(
         &self,
         argv: impl IntoIterator<Item = S> + Clone,
@@ -91,10 +91,10 @@ impl Control {
         Ok(output.stdout)
     }
 
-    /// Sends a signal to a service, by the name it has in the specification.
+    /// Sends a signal to a service, by its name in the specification.
     ///
     /// # Errors
-    /// No such service runs, or the machine ends first.
+    /// The service does not run, or the machine ends first.
     pub async fn signal_service(&self, name: &str, signal: nix::sys::signal::Signal) -> Result<()> {
         let action = Action::SignalService { name: name.to_owned(), signal: signal as i32 };
         self.ask(action, Duration::ZERO).await.map(drop)
@@ -130,7 +130,7 @@ async fn receive(shared: Arc<Shared>, reader: OwnedReadHalf) {
     while let Ok(Some(line)) = lines.next_line().await {
         let Ok(response) = serde_json::from_str::<Response>(&line) else { continue };
         if let Some(waiting) = shared.waiting().remove(&response.id) {
-            // The asker may have given up.
+            // The caller may have timed out.
             drop(waiting.send(response));
         }
     }

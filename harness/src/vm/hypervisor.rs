@@ -1,4 +1,4 @@
-//! What runs virtual machines on a host: QEMU, with hardware help or without.
+//! QEMU and its accelerator.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::images::qemu::Qemu;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Accelerator {
     Kvm,
-    /// Emulation: works everywhere, several times slower.
+    /// Emulation, which works on every host and is several times slower.
     Tcg,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// What runs virtual machines on this host.
+/// The program that runs virtual machines on this host.
 #[derive(Clone, Debug)]
 pub struct Hypervisor {
     pub qemu: Qemu,

@@ -22,23 +22,24 @@ use crate::guest::report::{Message, Verdict};
 use crate::process::{Process, tail};
 use crate::progress::seconds;
 
-/// QEMU connects to its sockets before it starts the guest.
-const CONNECT_TIME: Duration = Duration::from_secs(20);
-/// After a verdict there is nothing left to do but to sync and switch off.
-const POWER_OFF_TIME: Duration = Duration::from_secs(60);
-/// How many times QEMU may abort before that is the answer.
-const BOOTS: usize = 3;
-/// The console may be behind the report port, and after a fatal line the stack follows.
+/// The timeout of QEMU's connections. QEMU connects to its sockets before it starts the guest.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time from the verdict to the power-off, in which the guest only syncs its disks.
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);
+/// The number of attempts to boot if QEMU aborts.
+const MAX_BOOTS: usize = 3;
+/// The time to read remaining output. The console may lag behind the report port, and the stack follows a
+/// fatal line.
 const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How far a machine has come.
+/// The progress of a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Phase {
-    /// No word from PID 1 yet.
+    /// PID 1 has not reported yet.
     Booting,
     /// PID 1 runs.
     Started,
-    /// A node has done all its steps.
+    /// The node has completed all its steps.
     Ready,
     Ended(ExitReason),
 }
@@ -47,13 +48,13 @@ pub enum Phase {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ExitReason {
     Passed,
-    /// The guest said so.
+    /// The guest reported a failure, with this text.
     Failed(String),
-    /// The kernel died, or there was no verdict: the reason, with the end of the console.
+    /// The kernel crashed, or the guest sent no verdict. The text has the reason and the end of the console.
     Crashed(String),
 }
 
-/// A running machine. Dropping it is a power cut.
+/// A running machine. Dropping it cuts its power.
 #[derive(Debug)]
 pub struct Vm {
     name: String,
@@ -63,7 +64,7 @@ pub struct Vm {
     messages: mpsc::UnboundedReceiver<Message>,
     said: watch::Receiver<LineTimes>,
     console: Arc<Mutex<Watcher>>,
-    /// Ends, with the tasks in it, when the machine is dropped.
+    /// The tasks that serve the sockets. They end when the machine is dropped.
     _tasks: JoinSet<()>,
     _sockets: tempfile::TempDir,
 }
@@ -71,27 +72,28 @@ pub struct Vm {
 impl Vm {
     /// Starts QEMU, and waits until PID 1 runs.
     ///
-    /// An emulating QEMU 10.0 aborts now and then when one processor of a guest maps devices, which happens while it boots,
-    /// and another one accesses some (`iotlb_to_section: Assertion ... failed`). The guest has no part in that and has
-    /// done nothing yet, so it is booted again. A guest that dies is not.
+    /// An emulating QEMU 10.0 occasionally aborts if one processor of a guest maps devices, as it does while
+    /// it boots, and another processor accesses some (`iotlb_to_section: Assertion ... failed`). The guest
+    /// has not caused it and has not done any work yet, so this function boots it again. It does not retry
+    /// after a crash of the guest.
     ///
     /// # Errors
-    /// As [`start`](Vm::start). The machine ends first, or `timeout` passes.
+    /// As [`start`](Vm::start), or the machine ends first, or `timeout` passes.
     pub async fn boot(spec: &VmSpec, timeout: Duration) -> Result<Vm> {
         let mut boots = 1;
         loop {
             let mut vm = Vm::start(spec).await?;
             match vm.wait_started(timeout).await {
-                Err(_) if boots < BOOTS && vm.has_aborted().await => boots += 1,
+                Err(_) if boots < MAX_BOOTS && vm.has_aborted().await => boots += 1,
                 started => return started.map(|()| vm),
             }
         }
     }
 
-    /// Starts QEMU; returns before the guest has booted.
+    /// Starts QEMU, and returns before the guest has booted.
     ///
     /// # Errors
-    /// QEMU is not installed or refuses the specification.
+    /// QEMU is not installed or rejects the specification.
     pub async fn start(spec: &VmSpec) -> Result<Vm> {
         let sockets = tempfile::Builder::new().prefix("loopfs-vm-").tempdir().context("make a directory")?;
         let listen = |name: &str| {
@@ -102,7 +104,7 @@ impl Vm {
             (listen(CONSOLE_SOCKET)?, listen(REPORT_SOCKET)?, listen(CONTROL_SOCKET)?);
         for disk in spec.disks.iter().filter(|disk| disk.mode == DiskMode::Logged) {
             let log = disk.write_log();
-            // QEMU fills a file, and makes none.
+            // QEMU writes to an existing file and does not create one.
             std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
         }
         let qemu_log = spec.logs.join("qemu.log");
@@ -116,7 +118,7 @@ impl Vm {
             .with_context(|| format!("start the virtual machine {}", spec.name))?;
         let connected = async { tokio::try_join!(accept(&console), accept(&report), accept(&control)) };
         let (console, report, control) = tokio::select! {
-            connected = tokio::time::timeout(CONNECT_TIME, connected) => {
+            connected = tokio::time::timeout(CONNECT_TIMEOUT, connected) => {
                 connected.with_context(|| format!("QEMU of {} did not connect", spec.name))??
             }
             status = process.wait() => {
@@ -160,19 +162,19 @@ impl Vm {
         &self.name
     }
 
-    /// Asks things of the node that runs in the machine.
+    /// Returns the client for requests to the node in the machine.
     #[must_use]
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// How far the machine has come; also for others to wait on.
+    /// Returns the machine's progress, on which other tasks can wait too.
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.clone()
     }
 
-    /// The next thing the guest says that is not a line of a log; `None` when it has ended.
+    /// Returns the next message of the guest that is not a log line, or `None` after the machine has ended.
     pub async fn next_message(&mut self) -> Option<Message> {
         self.messages.recv().await
     }
@@ -207,7 +209,7 @@ impl Vm {
         }
     }
 
-    /// Waits until `source` has said this many lines since the machine was started.
+    /// Waits until `source` has logged this many lines since the machine was started.
     ///
     /// # Errors
     /// The machine ends first, or `timeout` passes.
@@ -215,7 +217,7 @@ impl Vm {
         let mut said = self.said.clone();
         let enough = said.wait_for(|times| times.get(source).is_some_and(|times| times.len() >= lines));
         tokio::select! {
-            // Lines that were said before the end count.
+            // Lines logged before the end count.
             biased;
             enough = enough => enough.map(drop).context("lost track of the machine"),
             ending = self.wait_ended(timeout) => match ending? {
@@ -225,7 +227,7 @@ impl Vm {
         }
     }
 
-    /// When each line of each log was heard.
+    /// Returns the times at which the host received the lines of each log.
     #[must_use]
     pub(crate) fn line_times(&self) -> LineTimes {
         self.said.borrow().clone()
@@ -244,7 +246,7 @@ impl Vm {
         }
     }
 
-    /// Whether QEMU has aborted, which it does for faults of its own.
+    /// Returns `true` if QEMU has aborted, which only a fault of QEMU itself causes.
     async fn has_aborted(&mut self) -> bool {
         let ended = tokio::time::timeout(FINAL_OUTPUT_TIMEOUT, self.process.wait()).await;
         matches!(ended, Ok(Ok(status)) if is_abort(status))
@@ -273,14 +275,15 @@ impl Vm {
         )
     }
 
-    /// Asks the node to stop its services, unmount and power off, and waits until it has.
+    /// Requests that the node stops its services, unmounts and powers off, and waits for the end of the
+    /// machine.
     ///
     /// # Errors
-    /// It does not answer, does not end in time, or its verdict is a failure.
+    /// The node does not respond, does not end in time, or reports a failure.
     pub async fn power_off(mut self) -> Result<()> {
         self.control.power_off().await.with_context(|| format!("power {} off", self.name))?;
-        let ending = self.wait_ended(POWER_OFF_TIME).await?;
-        let switched_off = tokio::time::timeout(POWER_OFF_TIME, self.process.wait()).await;
+        let ending = self.wait_ended(POWER_OFF_TIMEOUT).await?;
+        let switched_off = tokio::time::timeout(POWER_OFF_TIMEOUT, self.process.wait()).await;
         switched_off.with_context(|| format!("{} was not switched off", self.name))??;
         match ending {
             ExitReason::Passed => Ok(()),
@@ -291,7 +294,7 @@ impl Vm {
     /// Cuts the power without a flush or a shutdown. Persistent disks can be booted again.
     ///
     /// # Errors
-    /// Lost track of the process.
+    /// The state of the QEMU process is unknown.
     pub async fn power_cut(mut self) -> Result<()> {
         self.process.signal(Signal::SIGKILL);
         self.process.wait().await.map(drop)
@@ -306,7 +309,7 @@ async fn accept(listener: &UnixListener) -> Result<UnixStream> {
     Ok(listener.accept().await?.0)
 }
 
-/// Keeps the console, and says so when the kernel is done for.
+/// Logs the console, and reports a crash of the kernel.
 async fn watch_console(
     stream: UnixStream,
     log: impl AsRef<Path>,
@@ -318,7 +321,7 @@ async fn watch_console(
     let mut line = Vec::new();
     while matches!(lines.read_until(b'\n', &mut line).await, Ok(count) if count > 0) {
         if let Some(file) = &mut file {
-            // Logs are best effort; the verdict is not.
+            // A failed write to the log is ignored, because only the verdict decides.
             drop(file.write_all(&line).await);
         }
         let died = {
@@ -327,7 +330,7 @@ async fn watch_console(
             watcher.fatal().is_some()
         };
         if died {
-            // Said once is enough.
+            // One message is enough.
             fatal.try_send(()).ok();
         }
         line.clear();
@@ -337,12 +340,12 @@ async fn watch_console(
     }
 }
 
-/// Where the cause of an end without a verdict is found.
+/// The sources for the cause of an end without a verdict.
 struct CrashReport {
-    /// The kernel is done for.
+    /// Receives a message when the kernel has crashed.
     fatal: mpsc::Receiver<()>,
     console: Arc<Mutex<Watcher>>,
-    /// What QEMU itself says.
+    /// The log of QEMU's own output.
     qemu_log: PathBuf,
 }
 
@@ -357,7 +360,7 @@ impl CrashReport {
     }
 }
 
-/// Follows the report port to the end of the machine.
+/// Reads the report port until the machine ends.
 async fn follow(
     stream: UnixStream,
     mut logs: Logs,
@@ -380,7 +383,7 @@ async fn follow(
     phase.send_replace(Phase::Ended(ending));
 }
 
-/// The verdict's ending, or `None` if the port closed without one.
+/// Returns the exit reason of the verdict, or `None` if the port closed without one.
 async fn read_reports(
     stream: UnixStream,
     logs: &mut Logs,
@@ -415,12 +418,12 @@ async fn read_reports(
                     Message::NodeReady => drop(phase.send_replace(Phase::Ready)),
                     Message::ServiceEnded { name, how, restarted } => {
                         let what = if *restarted { "restarted" } else { "not restarted" };
-                        // As above, except that the log of a log is not worth ending for.
+                        // A failed write to the log is ignored here too.
                         drop(logs.line(name, &format!("-- the service ended: {how}; {what}")));
                     }
                     _ => {}
                 }
-                // The receiver of messages may be dropped.
+                // The receiver of messages may have been dropped.
                 drop(messages.send(message));
             }
         }
@@ -433,10 +436,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_abort_is_a_fault_of_qemu() {
+    fn is_abort_is_true_only_for_sigabrt() {
         assert!(is_abort(ExitStatus::from_raw(6)));
         assert!(is_abort(ExitStatus::from_raw(6 | 0x80)), "with a core dump");
-        // Killed, exited in order, and with an error.
+        // Killed, ended in order, and ended with an error.
         for other in [9, 0, 1 << 8] {
             assert!(!is_abort(ExitStatus::from_raw(other)), "{other}");
         }

@@ -1,7 +1,7 @@
-//! Virtual machines: what one is made of, the QEMU that runs it, and what it says.
+//! Virtual machines: their specification, the QEMU process that runs one, and the messages of the guest.
 //!
-//! [`VmSpec`] is data. [`Vm::boot`] turns it into a running machine with one owner; dropping that owner is
-//! a power cut. The guest talks over virtio ports of their own, apart from the console, which is only a log.
+//! [`VmSpec`] is data. [`Vm::boot`] turns it into a running machine with one owner; dropping that owner cuts
+//! the power. The guest communicates over virtio ports of their own. The console is only a log.
 
 mod accelerator;
 mod boot;

@@ -1,4 +1,4 @@
-//! The host's side of the report port: lines into log files, everything else into the state of the machine.
+//! The host's side of the report port. It writes log lines to files and passes other messages to the machine.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use tokio::sync::watch;
 
-/// One file per source of output, opened when it first speaks.
+/// The log files, one per source, each created at its first line.
 #[derive(Debug)]
 pub(super) struct Logs {
     directory: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Logs {
     times: watch::Sender<LineTimes>,
 }
 
-/// When each source has said each of its lines, as heard by the host.
+/// The times at which the host received each line of each source.
 pub(crate) type LineTimes = HashMap<String, Vec<Instant>>;
 
 impl Logs {
@@ -26,7 +26,7 @@ impl Logs {
         Ok(Logs { directory, files: HashMap::new(), times: watch::Sender::default() })
     }
 
-    /// To wait until something was said.
+    /// Returns the times of the lines, so that callers can wait for a line.
     pub(super) fn times(&self) -> watch::Receiver<LineTimes> {
         self.times.subscribe()
     }
@@ -34,7 +34,7 @@ impl Logs {
     pub(super) fn line(&mut self, source: &str, line: &str) -> Result<()> {
         if !self.files.contains_key(source) {
             let path = self.directory.join(file_name(source));
-            // Append: a machine that is booted again continues its log.
+            // Append: a machine that boots again continues its log.
             let file = OpenOptions::new()
                 .create(true)
                 .append(true)
@@ -54,7 +54,8 @@ impl Logs {
     }
 }
 
-/// A source is named by the guest; its file stays in the directory.
+/// Returns the file name of a source. The guest chooses the source's name, so the result must stay in the
+/// directory.
 fn file_name(source: &str) -> String {
     let safe = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
     let name: String =

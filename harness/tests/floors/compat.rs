@@ -10,10 +10,10 @@ use syn::{Attribute, Expr, Item, Lit, Meta};
 
 use crate::{Crate, compare, crates, imports};
 
-/// Extended attributes on the disk.
+/// The prefix of the extended attributes on the disk.
 const ATTRIBUTE: &str = "trusted.loopfs.";
 
-/// What a crate's sources say outside tests.
+/// The names in a crate's sources outside of tests.
 #[derive(Default)]
 struct Names {
     texts: BTreeSet<String>,
@@ -31,7 +31,7 @@ impl Names {
             fs::read_dir(directory).unwrap_or_else(|error| panic!("read {}: {error}", directory.display()));
         for entry in entries {
             let path = entry.expect("read a directory").path();
-            // Modules of tests that have a file of their own.
+            // A module of tests that has a file of its own.
             if path.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("tests")) {
                 continue;
             }
@@ -70,7 +70,7 @@ impl Names {
         self.literal(Lit::new(literal));
     }
 
-    /// A flag of clap: the field's name, or the one that `long = ".."` gives.
+    /// Adds a flag of clap: the field's name, or the value of `long = ".."`.
     fn flag(&mut self, field: Option<String>, attribute: &Attribute) {
         if !attribute.path().is_ident("arg") {
             return;
@@ -91,7 +91,7 @@ impl Names {
     }
 }
 
-/// A format string with `{}` for each argument, whatever the code calls it.
+/// Returns the format string with `{}` for each argument, whatever its name in the code.
 fn without_arguments(text: &str) -> String {
     let mut pieces = text.split('{');
     let first = pieces.next().unwrap_or_default().to_owned();
@@ -140,7 +140,7 @@ impl<'ast> Visit<'ast> for Names {
         visit::visit_expr_method_call(self, call);
     }
 
-    /// The reasons of events are the texts of the variants of `Reason`.
+    /// Adds the reasons of events, which are the texts of the variants of `Reason`.
     fn visit_arm(&mut self, arm: &'ast syn::Arm) {
         if let syn::Pat::Path(path) = &arm.pat
             && path.path.segments.len() == 2
@@ -160,8 +160,9 @@ fn arguments_of_format_strings_have_no_names() {
     assert_eq!(without_arguments("{ open"), "{ open");
 }
 
-/// `CRATE KIND NAME`, for everything whose kind shows in the code. A `text` is a literal that is there by choice of the list:
-/// names of files, annotations, labels, finalizers, parameters.
+/// Returns lines `CRATE KIND NAME` for every name whose kind the code shows, and all other literals. A `text`
+/// is a literal that the list includes by choice: names of files, annotations, labels, finalizers,
+/// parameters.
 fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
     let mut names = Names::default();
     Names::read(&member.directory.join("src"), &mut names);
@@ -172,7 +173,7 @@ fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
     let found = found.chain(names.flags.iter().map(|flag| format!("{name} flag {flag}")));
     let manifest =
         fs::read_to_string(member.directory.join("Cargo.toml")).expect("read a member's Cargo.toml");
-    // Others have methods of these names that register no metric.
+    // Other crates have methods of these names that register no metric.
     names.metrics.retain(|_| manifest.contains("prometheus-client"));
     let found = found.chain(names.metrics.iter().map(|metric| format!("{name} metric {metric}")));
     let found = found.chain(names.reasons.iter().map(|reason| format!("{name} reason {reason}")));
@@ -181,7 +182,7 @@ fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
 }
 
 #[test]
-fn names_that_others_depend_on_stay() {
+fn names_that_others_depend_on_are_unchanged() {
     let (mut wanted, mut texts) = (BTreeSet::new(), BTreeSet::new());
     for member in crates() {
         let (found, said) = found(&member);

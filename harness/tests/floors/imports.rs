@@ -1,8 +1,9 @@
-//! Which file of a crate uses a name that another file of it defines.
+//! Finds the files of a crate that use a name from another of its files.
 //!
-//! The graph is read from the sources, without macros being expanded: `use` lines, paths in code, and paths in the tokens of
-//! macro calls and attributes. A name is followed through re-exports and private imports to the file that defines it, so a
-//! folder's `mod.rs` that only re-exports is never the end of an arrow. Method calls are not seen; the type's path is.
+//! The graph is read from the sources, without expanding macros: `use` lines, paths in code, and paths in the
+//! tokens of macro calls and attributes. A name is followed through re-exports and private imports to the
+//! file that defines it, so an edge never ends at a `mod.rs` that only re-exports. Method calls are not
+//! considered, but the type's path is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,8 +20,8 @@ pub(crate) struct Imports {
 }
 
 impl Imports {
-    /// Reads the library and the programs of the crate in `directory`. Tests are left out: modules and items under
-    /// `cfg(test)`, and everything outside `src`.
+    /// Reads the library and the programs of the crate in `directory`. Tests are omitted: modules and items
+    /// under `cfg(test)`, and everything outside `src`.
     pub(crate) fn read(directory: &Path, library: &str) -> Imports {
         let sources = directory.join("src");
         let mut modules = Modules { sources: sources.clone(), library: library.to_owned(), all: Vec::new() };
@@ -67,7 +68,7 @@ impl Imports {
     }
 }
 
-/// The root files of a crate's library and programs.
+/// Returns the root files of a crate's library and programs.
 fn roots(sources: &Path) -> Vec<PathBuf> {
     let mut roots = vec![sources.join("lib.rs"), sources.join("main.rs")];
     if let Ok(programs) = fs::read_dir(sources.join("bin")) {
@@ -121,13 +122,13 @@ struct Module {
     file: String,
     parent: Option<usize>,
     children: BTreeMap<String, usize>,
-    /// Names that the module defines.
+    /// The names that the module defines.
     items: BTreeSet<String>,
-    /// Names that it imports or re-exports, with their paths.
+    /// The names that it imports or re-exports, with their paths.
     imports: Vec<(String, Vec<String>)>,
-    /// The modules and types whose names it imports all at once.
+    /// The modules and types of its glob imports.
     globs: Vec<Vec<String>>,
-    /// Every path in its code.
+    /// The paths in its code.
     references: Vec<Vec<String>>,
 }
 
@@ -138,7 +139,7 @@ enum Target {
 
 struct Modules {
     sources: PathBuf,
-    /// What programs of the crate call its library.
+    /// The name of the library in the crate's programs.
     library: String,
     all: Vec<Module>,
 }
@@ -232,7 +233,7 @@ impl Modules {
             let Target::Module(module) = target else { break };
             target = match self.lookup(module, name, position + 1 == path.len(), seen) {
                 Some(target) => target,
-                // A name from a macro, or of another crate that the module re-exports.
+                // The name comes from a macro, or from another crate that the module re-exports.
                 None if explicit => Target::Item(self.all[module].file.clone()),
                 None => return None,
             };
@@ -257,7 +258,7 @@ impl Modules {
         }
         let imports = module.imports.iter().filter(|(import, _)| import == name);
         let imported = imports.filter_map(|(_, path)| self.resolve(at, path, seen)).collect::<Vec<_>>();
-        // A name can be that of a module and of a function; the item is what the last segment means.
+        // A module and a function can have the same name. The last segment refers to the item.
         let (items, modules): (Vec<_>, Vec<_>) =
             imported.into_iter().partition(|target| matches!(target, Target::Item(_)));
         let imported = if last {
@@ -274,7 +275,7 @@ impl Modules {
     }
 }
 
-/// The name of a file by its path below `src`.
+/// Returns the name of a file from its path below `src`.
 fn name(path: &Path) -> String {
     let path = path.with_extension("");
     let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -330,7 +331,7 @@ fn flatten(tree: &UseTree, above: &mut Vec<String>, each: &mut impl FnMut(Vec<St
 }
 
 impl Module {
-    /// Paths among tokens that are not parsed: `a :: b :: c`.
+    /// Adds the paths among unparsed tokens: `a :: b :: c`.
     fn references_in(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
@@ -358,7 +359,7 @@ impl Module {
         self.refer(path);
     }
 
-    /// A name alone is defined here or imported by a `use`.
+    /// Adds a path. A single name is defined here or imported by a `use`, so it is omitted.
     fn refer(&mut self, path: Vec<String>) {
         if path.len() > 1 {
             self.references.push(path);

@@ -1,5 +1,6 @@
-//! Checks on the sources of the workspace that rustc does not make: imports between the files of a crate point down and form no
-//! circle, the library has documentation, and names that others depend on stay.
+//! Checks on the sources of the workspace that rustc does not make: imports between the files of a crate
+//! point down and form no circle, the library has documentation, and names that others depend on do not
+//! change.
 //!
 //! The rules are data: `floors.txt`, `exceptions.txt` and `compat.txt` beside this file. A failure prints the lines to add and
 //! to remove. `UPDATE_FLOORS=1 cargo test -p harness --test floors` writes them, and then passes.
@@ -33,7 +34,7 @@ fn workspace() -> PathBuf {
         .to_owned()
 }
 
-/// The crates of the workspace.
+/// Returns the crates of the workspace.
 pub(crate) fn crates() -> Vec<Crate> {
     let root = workspace();
     let text = fs::read_to_string(root.join("Cargo.toml")).expect("read Cargo.toml of the workspace");
@@ -53,7 +54,7 @@ fn data_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/floors").join(name)
 }
 
-/// Compares the lines of a data file with those that the sources call for. `optional` lines may be there and need not.
+/// Compares the lines of a data file with those that the sources require. `optional` lines may be absent.
 pub(crate) fn compare(name: &str, wanted: &BTreeSet<String>, optional: impl Fn(&str) -> bool, why: &str) {
     let path = data_file(name);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()));
@@ -87,7 +88,7 @@ fn all_imports() -> BTreeMap<String, Imports> {
     crates().into_iter().map(read).collect()
 }
 
-/// One test, because the floors have to be written before the exceptions are counted against them.
+/// This is one test, because the floors have to be written before the exceptions from them are counted.
 #[test]
 fn imports_point_down_and_form_no_circle() {
     let imports = all_imports();

@@ -1,4 +1,4 @@
-//! The floors of each crate: which entries of its folders may import which.
+//! The floors of each crate: which entries of its folders may import which others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,11 +13,11 @@ pub(crate) struct Table {
 
 struct Row {
     floor: usize,
-    /// Entries of the same floor or a higher one that this one may import.
+    /// Entries of the same floor or a higher one that this entry may import.
     arrows: BTreeSet<String>,
 }
 
-/// `CRATE FLOOR ENTRY [-> ENTRY..]`
+/// Parses `CRATE FLOOR ENTRY [-> ENTRY..]`.
 fn parse(line: &str) -> ((String, String), Row) {
     let mut words = line.split_whitespace();
     let mut word =
@@ -44,13 +44,13 @@ impl Table {
         let Some((from, to)) = entries(from, to) else { return true };
         match (self.row(name, &from), self.row(name, &to)) {
             (Some(from), Some(below)) => below.floor < from.floor || from.arrows.contains(&to),
-            // Nothing is said of this folder.
+            // The table has no rows for this folder.
             _ => true,
         }
     }
 
-    /// The rows that are not there yet, with a floor above everything that the entry imports. Every entry of `src` needs a row;
-    /// those of a folder need one if another of the folder has one.
+    /// Returns the rows that are missing, each with a floor above everything that the entry imports. Every
+    /// entry of `src` needs a row. An entry of a folder needs one if another entry of the folder has one.
     pub(crate) fn rows_needed(&self, imports: &BTreeMap<String, Imports>) -> BTreeSet<String> {
         let mut rows = BTreeSet::new();
         for (name, imports) in imports {
@@ -85,7 +85,8 @@ impl Table {
             below.keys().map(String::as_str).filter(|entry| !floors.contains_key(entry)).collect();
         let given = floors.clone();
         floors.extend(new.iter().map(|entry| (*entry, 1)));
-        // Entries on a circle get the same floor; each above the other would rise for ever.
+        // Entries on a circle get the same floor. Otherwise, each would have to be above the other without
+        // end.
         let reached: BTreeMap<&str, BTreeSet<&str>> =
             below.keys().map(|entry| (entry.as_str(), reach(&below, entry))).collect();
         loop {
@@ -95,7 +96,7 @@ impl Table {
                 let imported = below[*entry].iter().map(String::as_str);
                 let others = imported.map(|other| floors[other] + usize::from(!circle(other)));
                 let floor = others.max().unwrap_or(1);
-                // On a circle with an entry of the table, that one's floor is enough.
+                // On a circle with an entry of the table, the floor of that entry is enough.
                 if floor > floors[entry] && !given.contains_key(entry) {
                     floors.insert(entry, floor);
                     changed = true;
@@ -108,7 +109,7 @@ impl Table {
         new.into_iter().map(|entry| format!("{name} {} {entry}", floors[entry])).collect()
     }
 
-    /// Returns `true` if the row's entry exists, and those that its arrows lead to.
+    /// Returns `true` if the row's entry and the entries of its arrows exist.
     pub(crate) fn is_in_use(&self, line: &str, imports: &BTreeMap<String, Imports>) -> bool {
         let ((name, entry), row) = parse(line);
         let exists = |entry: &str| {
@@ -134,15 +135,15 @@ fn folder(entry: &str) -> &str {
     entry.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// The entry of a folder that a file is in. A folder's own file is in none of its entries.
+/// Returns the entry of a folder that a file is in. A folder's own file is in none of its entries.
 fn entry_in(folder: &str, file: &str) -> Option<String> {
     let below = if folder.is_empty() { file } else { file.strip_prefix(folder)?.strip_prefix('/')? };
     let first = below.split('/').next()?;
     Some(if folder.is_empty() { first.to_owned() } else { format!("{folder}/{first}") })
 }
 
-/// The entries of two files in the lowest folder that has both, if they differ. A folder's own file re-exports what is in the
-/// folder, and a file that imports a name defined in it is on a circle with it.
+/// Returns the entries of two files in the lowest folder that has both, if they differ. A folder's own file
+/// re-exports what is in the folder, and a file that imports a name defined in it is on a circle with it.
 fn entries(from: &str, to: &str) -> Option<(String, String)> {
     let (from, to): (Vec<&str>, Vec<&str>) = (from.split('/').collect(), to.split('/').collect());
     let common = from.iter().zip(&to).take_while(|(from, to)| from == to).count();

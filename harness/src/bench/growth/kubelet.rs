@@ -1,15 +1,16 @@
-//! What a growth takes where only the kubelet looks at the volume.
+//! The time of an expansion that only the kubelet can notice.
 //!
-//! The driver's process is frozen while the images grow, so the provisioner hands the last step to the kubelet, and then killed: the
-//! one that is started in its place was not told of the growth. It serves the kubelet's NodeExpandVolume within seconds; all else
-//! is the wait for the kubelet's next look at the pod. Each volume has a pod of its own, because a pod's volumes are looked at
-//! together: they would be one sample.
+//! The driver's process is frozen while the images are expanded, so the provisioner leaves the last step to
+//! the kubelet. Then the process is killed. The process that replaces it was not notified of the expansion.
+//! It serves the kubelet's NodeExpandVolume within seconds, so the rest of the time is the wait for the
+//! kubelet's next sync of the pod. Each volume has a pod of its own, because one sync covers all volumes of a
+//! pod, which would be a single sample.
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 
 use super::super::measurement::milliseconds;
-use super::watched::{GROW_TIME, Watched};
+use super::watched::{GROW_TIMEOUT, Watched};
 use crate::cluster::Node;
 use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
@@ -19,17 +20,17 @@ use crate::test_env::environment::TestEnv;
 use crate::test_env::users::User;
 use crate::test_env::workload::Use;
 
-/// In a pod.
+/// The number of volumes in a pod.
 pub(super) const VOLUMES: u64 = 1;
 const PODS: usize = 3;
-/// The container of the process that serves the kubelet.
+/// The container of the process that serves the kubelet's calls.
 const DRIVER: &str = "csi";
 
-/// The states of a claim whose growth is the kubelet's to finish.
+/// The state of a claim whose resize the kubelet has to complete.
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 
-/// Pods, each with a block volume.
+/// Returns pods with a block volume each.
 pub(super) fn users() -> Vec<User> {
     let user = |number: usize| {
         let name = format!("kubelet-{number}");
@@ -38,7 +39,7 @@ pub(super) fn users() -> Vec<User> {
     (0..PODS).map(user).collect()
 }
 
-/// How many milliseconds it took until each volume was seen to have grown.
+/// Returns for each volume the milliseconds until its pod saw the new size.
 pub(super) async fn samples(env: &TestEnv<'_>, node: &Node, users: &[User]) -> Result<Vec<f64>> {
     let of_all = users.iter().flat_map(|user| {
         let claims = user.claims.iter().map(|(claim, _)| claim.as_str());
@@ -53,7 +54,7 @@ pub(super) async fn samples(env: &TestEnv<'_>, node: &Node, users: &[User]) -> R
         freeze(node, driver).await?;
     }
     let seen = watched.into_iter().zip(&all).map(async |(watched, (_, claim, _))| {
-        let took = watched.grow(GROW_TIME).await?;
+        let took = watched.grow(GROW_TIMEOUT).await?;
         by_the_kubelet(env, claim).await?;
         anyhow::Ok(milliseconds(took))
     });
@@ -68,7 +69,7 @@ pub(super) async fn samples(env: &TestEnv<'_>, node: &Node, users: &[User]) -> R
     Ok(samples)
 }
 
-/// Waits until the rest is the kubelet's.
+/// Waits until the kubelet has to complete the resize.
 async fn handed_over(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     let waited = until_one(env.claims(), claim, env.timeouts.grow, |claim| {
         let state = claim.and_then(claims::resize_state);
@@ -77,7 +78,7 @@ async fn handed_over(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     waited.await.with_context(|| format!("claim {claim} is not handed to the kubelet")).map(drop)
 }
 
-/// That it was the kubelet: it says so in the claim before it asks the driver.
+/// Checks that the kubelet expanded the volume: it records that in the claim before it calls the driver.
 async fn by_the_kubelet(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     let now =
         env.claims().get(claim).await.map_err(api_error).with_context(|| format!("read claim {claim}"))?;

@@ -1,7 +1,9 @@
-//! `bench growth`: from a claim that asks for more to the pod that sees it, and to a claim that says so.
+//! `bench growth`: the time from the request to expand a claim until the pod sees the new size, and until the
+//! claim's status has it.
 //!
-//! What the pod sees is said by a program in it that looks at its volume each millisecond. The clock is this machine's: from before the
-//! patch is sent until the program's line has come through kubelet and API server, so the figure is an upper bound.
+//! A program in the pod reads the size of its volume every millisecond and reports the new one. This
+//! machine's clock measures from just before the patch is sent until the program's line arrives through
+//! kubelet and API server. The result is therefore an upper bound.
 
 mod kubelet;
 mod resizes;

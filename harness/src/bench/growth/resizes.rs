@@ -1,4 +1,5 @@
-//! The provisioner's metrics of resizes. If claims are expanded one after the other, differences of the totals are the single resizes.
+//! The provisioner's metrics of resizes. If claims are expanded one after the other, the differences of the
+//! totals are the single resizes.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +11,14 @@ use tokio::time::sleep;
 use crate::cluster::exec::http_get;
 use crate::test_env::environment::TestEnv;
 
-/// Where the manifests have the provisioner serve its metrics.
+/// The port of the provisioner's metrics, as in the manifests.
 const PORT: u16 = 9810;
 const DURATION: &str = "loopfs_provisioner_operation_duration_seconds";
 
 /// The poll interval: the metrics page is recomputed at most once a second, and nothing announces it.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// From a claim that has grown to a page that says so.
-const TOLD_TIME: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The timeout from the expansion of a claim until the metrics have it.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The provisioner of the only node.
 pub(super) struct Provisioner {
@@ -25,12 +26,12 @@ pub(super) struct Provisioner {
     pod: String,
 }
 
-/// Its attempts since it was started.
+/// The attempts to resize since the provisioner was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Resizes {
     succeeded: u64,
     failed: u64,
-    /// What all took, those among them that found the claim changed and were made again.
+    /// The time of all attempts, including those that found the claim changed and were repeated.
     seconds: f64,
 }
 
@@ -47,16 +48,16 @@ impl Provisioner {
         parse(&http_get(&self.pods, &self.pod, PORT, "/metrics").await?)
     }
 
-    /// Waits until one more has succeeded.
+    /// Waits until one more resize has succeeded.
     pub(super) async fn one_more(&self, before: &Resizes) -> Result<Resizes> {
-        let deadline = Instant::now() + TOLD_TIME;
+        let deadline = Instant::now() + METRICS_TIMEOUT;
         loop {
             let now = self.resizes().await?;
             if now.is_one_more(before)? {
                 return Ok(now);
             }
             anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics tell of no further resize");
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -66,7 +67,8 @@ impl Resizes {
         (self.seconds - before.seconds) * 1e3
     }
 
-    /// The pause before what failed is tried again would be in no figure.
+    /// Returns `true` if one more resize succeeded. An attempt that failed is an error, because no
+    /// measurement includes the pause before the retry.
     fn is_one_more(&self, before: &Resizes) -> Result<bool> {
         anyhow::ensure!(self.failed == before.failed, "a resize failed: see the provisioner's log");
         let more = self.succeeded.checked_sub(before.succeeded).context("the provisioner was restarted")?;
@@ -76,7 +78,7 @@ impl Resizes {
 }
 
 fn parse(page: &str) -> Result<Resizes> {
-    // The last line of a page that is whole.
+    // The last line of a complete page.
     anyhow::ensure!(page.trim_end().ends_with("# EOF"), "the provisioner has no metrics to tell: {page}");
     let mut resizes = Resizes::default();
     for line in page.lines() {
@@ -122,19 +124,19 @@ loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="f
     }
 
     #[test]
-    fn all_attempts_to_resize_are_summed_and_no_others() {
+    fn only_attempts_to_resize_are_summed() {
         assert_eq!(parse(PAGE).unwrap(), resizes(4, 2, 0.875));
     }
 
     #[test]
-    fn none_yet_is_no_error_and_another_page_is_one() {
+    fn no_resize_yet_is_accepted_and_other_pages_are_rejected() {
         assert_eq!(parse("HTTP/1.0 200 OK\r\n\r\n# EOF\n").unwrap(), Resizes::default());
         assert!(parse("HTTP/1.0 404 Not Found\r\n\r\n").is_err());
         assert!(parse(&PAGE.replace("} 0.5", "} half")).is_err());
     }
 
     #[test]
-    fn only_one_more_that_succeeded_is_a_sample() {
+    fn only_one_more_successful_resize_is_a_sample() {
         let before = resizes(4, 2, 0.5);
         assert!(!before.is_one_more(&before).unwrap());
         let after = resizes(5, 2, 0.75);

@@ -1,4 +1,4 @@
-//! The measuring itself, and what is claimed of it.
+//! The measurements of `bench growth` and their thresholds.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::super::outcome::{Args, Outcome};
 use super::super::threshold::{self, Threshold};
 use super::kubelet;
 use super::resizes::Provisioner;
-use super::watched::{GROW_TIME, GROWN, SIZE, Watched};
+use super::watched::{GROW_TIMEOUT, GROWN, SIZE, Watched};
 use crate::cluster::{Cluster, Node};
 use crate::progress::Step;
 use crate::session::Session;
@@ -19,13 +19,15 @@ use crate::test_env::environment::TestEnv;
 use crate::test_env::users::{self, User};
 use crate::test_env::workload::Use;
 
-/// For all volumes to be made and mounted, and a kubelet that waits up to two minutes before it tries again what failed.
-const START_TIME: Duration = Duration::from_secs(600);
-/// One claim that grew, in milliseconds.
+/// The time to create and mount all volumes. The kubelet waits up to two minutes before it retries a failed
+/// mount.
+const START_TIMEOUT: Duration = Duration::from_secs(600);
+/// The expansion of one claim, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     visible: f64,
-    /// From when the provisioner began until it had written down that it was done, most of which the pod need not wait for.
+    /// The time from the provisioner's start of the resize until it recorded its end. The pod need not wait
+    /// for most of that.
     resize: f64,
 }
 
@@ -33,7 +35,8 @@ struct Sample {
 struct Samples {
     filesystem: Vec<Sample>,
     block: Vec<Sample>,
-    /// Milliseconds until a block volume was seen to have grown where only the kubelet looked.
+    /// Milliseconds until a pod saw the new size of a block volume, if only the kubelet could notice the
+    /// expansion.
     kubelet: Vec<f64>,
 }
 
@@ -45,7 +48,7 @@ pub(in crate::bench) async fn run(session: &Session, args: &Args) -> Result<Outc
     Ok(Outcome { name: "growth", thresholds, plots: Vec::new(), measurements })
 }
 
-/// What the pod has: as many of each kind.
+/// Returns the number of the pod's volumes, half of each kind.
 fn volumes(runs: usize) -> u64 {
     2 * runs as u64
 }
@@ -53,7 +56,7 @@ fn volumes(runs: usize) -> u64 {
 async fn prepare_and_run(session: &Session, args: &Args, runs: usize) -> Result<Environment> {
     let measure = async |cluster: &Cluster, node: &Node| {
         let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-        env.timeouts.start = START_TIME;
+        env.timeouts.start = START_TIMEOUT;
         measure(session, &env, node, runs).await
     };
     cluster::measured(session, args, "growth", &[], measure).await
@@ -78,7 +81,8 @@ async fn measure(session: &Session, env: &TestEnv<'_>, node: &Node, runs: usize)
     Ok(samples.rows(volumes(runs)))
 }
 
-/// The kinds take turns, so that what else the machine does at some time is done to both.
+/// Returns the pod. Its volumes alternate between the kinds, so that other load on the machine affects both
+/// alike.
 fn user(runs: usize) -> User {
     let both =
         |run: usize| [(format!("filesystem-{run}"), Use::Mounted), (format!("block-{run}"), Use::Device)];
@@ -92,8 +96,9 @@ async fn one_after_the_other(env: &TestEnv<'_>, user: &User, step: &Step) -> Res
     for ((claim, r#use), volume) in user.claims.iter().zip(user.volumes()) {
         step.note(claim.clone());
         let watched = Watched::start(env, &user.name, claim, &volume).await?;
-        let visible = watched.grow(GROW_TIME).await?;
-        // The pod sees it before the claim says so, and only then has the provisioner done its part.
+        let visible = watched.grow(GROW_TIMEOUT).await?;
+        // The pod sees the new size before the claim's status has it. Only after that has the provisioner
+        // finished.
         claims::has(env, claim, GROWN).await?;
         let since = provisioner.one_more(&resizes).await?;
         let sample = Sample { visible: milliseconds(visible), resize: since.milliseconds_since(&resizes) };
@@ -159,19 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn each_claim_holds_up_to_its_bound() {
+    fn thresholds_are_met_up_to_their_bounds() {
         assert_eq!(held(Sample { visible: 200.0, resize: 300.0 }, &[2000.0]), [Some(true); 4]);
         assert_eq!(held(Sample { visible: 200.1, resize: 300.0 }, &[2000.0]), [Some(false); 4]);
     }
 
     #[test]
-    fn without_the_kubelets_share_nothing_is_said_of_it() {
+    fn without_kubelet_samples_their_thresholds_are_undecided() {
         let sample = Sample { visible: 200.0, resize: 300.0 };
         assert_eq!(held(sample, &[]), [Some(true), None, Some(true), None]);
     }
 
     #[test]
-    fn the_kinds_take_turns_in_one_pod() {
+    fn the_kinds_of_volumes_alternate_in_one_pod() {
         let user = user(3);
         assert_eq!(user.claims.len() as u64, volumes(3));
         let kinds = user.claims.iter().map(|(_, r#use)| *r#use).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! A volume in a pod, and a program there that says when it has grown.
+//! A volume in a pod, and a program there that reports its expansion.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,11 @@ use crate::test_env::sizes::Size;
 
 pub(super) const SIZE: Size = Size::mebibytes(1);
 pub(super) const GROWN: Size = Size::mebibytes(4);
-/// For a growth that the kubelet has to finish after all: then it is in the figure.
-pub(super) const GROW_TIME: Duration = Duration::from_secs(300);
-/// From the start of the program to its first word, on an emulated processor.
-const START_TIME: Duration = Duration::from_secs(60);
+/// The timeout of an expansion. It includes an expansion that the kubelet has to complete, so that the
+/// measurement shows it.
+pub(super) const GROW_TIMEOUT: Duration = Duration::from_secs(300);
+/// The timeout from the start of the program to its first line, on an emulated processor.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Watched<'a> {
     env: &'a TestEnv<'a>,
@@ -23,7 +24,7 @@ pub(super) struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    /// Once this has returned, the program looks at the volume of a claim in a pod.
+    /// Starts the program for the volume of a claim in a pod. On return, the program watches the volume.
     pub(super) async fn start(
         env: &'a TestEnv<'a>,
         pod: &str,
@@ -32,12 +33,12 @@ impl<'a> Watched<'a> {
     ) -> Result<Watched<'a>> {
         let mut program =
             ExecStream::start(&env.pods(), pod, &["/volume-check", "watch-size", volume]).await?;
-        let line = program.line(START_TIME).await?;
+        let line = program.line(START_TIMEOUT).await?;
         expect(&line, SIZE).with_context(|| format!("volume {volume} before it grows"))?;
         Ok(Watched { env, claim, program })
     }
 
-    /// Asks for more, and returns how long it took until the pod saw it.
+    /// Requests the expansion, and returns the time until the pod saw it.
     pub(super) async fn grow(mut self, within: Duration) -> Result<Duration> {
         let begun = Instant::now();
         let seen = async {
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_size_is_no_growth() {
+    fn expect_rejects_another_size() {
         assert!(expect("4194304", GROWN).is_ok());
         let error = expect("4194303", GROWN).unwrap_err().to_string();
         assert!(error.contains("4194303"), "{error}");

@@ -1,4 +1,4 @@
-//! The API server's audit log, which counts the writes of both contenders alike.
+//! The API server's audit log, from which the writes of both contenders are counted.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use crate::cluster::Cluster;
 
-/// The log of writes of a control plane that is for figures.
+/// The audit log of a control plane with the benchmark profile.
 #[derive(Clone, Debug)]
 pub(super) struct AuditLog(PathBuf);
 
-/// A line of it: <https://kubernetes.io/docs/reference/config-api/apiserver-audit.v1/>.
+/// A line of the log: <https://kubernetes.io/docs/reference/config-api/apiserver-audit.v1/>.
 #[derive(Debug, Deserialize)]
 struct Entry {
     user: User,
@@ -36,13 +36,13 @@ impl AuditLog {
         AuditLog(cluster.control_plane().layout().log("audit"))
     }
 
-    /// How long it is now.
+    /// Returns the current length of the log.
     pub(super) fn end(&self) -> Result<u64> {
         let metadata = std::fs::metadata(&self.0).with_context(|| format!("look at {}", self.0.display()))?;
         Ok(metadata.len())
     }
 
-    /// The writes of a user since it was `from` long, besides events.
+    /// Returns the number of a user's writes after the offset `from`, without events.
     pub(super) fn writes(&self, from: u64, user: &str) -> Result<u64> {
         let read = || {
             let mut file = File::open(&self.0)?;
@@ -58,7 +58,7 @@ impl AuditLog {
 
 fn count(log: &str, user: &str) -> Result<u64> {
     let mut writes = 0;
-    // What follows the last line feed is still being written.
+    // A line without its line feed is still being written.
     for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
         let entry: Entry =
             serde_json::from_str(line).with_context(|| format!("read a line of the audit log: {line}"))?;
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_an_error() {
+    fn a_malformed_line_is_an_error() {
         assert!(count("not JSON\n", "a").is_err());
     }
 }

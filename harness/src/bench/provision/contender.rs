@@ -1,6 +1,6 @@
-//! What is compared: the provisioner, or its peer.
+//! The contenders of the comparison: the provisioner and its peer.
 
-/// Who provisions, and where what it does can be seen.
+/// The program that provisions, and the sources of its measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender<'a> {
     pub(super) class: &'a str,

@@ -1,4 +1,4 @@
-//! The memory that processes of a node have taken at most.
+//! The peak memory of processes on a node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,14 +7,15 @@ use anyhow::Result;
 
 use crate::cluster::Node;
 
-/// For a program that reads some files of /proc, on an emulated processor.
-const TIME: Duration = Duration::from_secs(60);
+/// The timeout of a program that reads some files of /proc, on an emulated processor.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the processes that run `programs`, all of which must be running, have resided in at most since they started, in bytes.
+/// Returns the peak resident memory in bytes, since their start, of the processes that run `programs`. All
+/// must be running.
 pub(super) async fn peak(node: &Node, programs: &[&str]) -> Result<u64> {
     // Both commands fail for processes that have ended and for kernel threads, so their exit codes are ignored.
     let text =
-        async |script: &str| Ok::<_, anyhow::Error>(node.exec(&["sh", "-c", script], TIME).await?.stdout);
+        async |script: &str| Ok::<_, anyhow::Error>(node.exec(&["sh", "-c", script], TIMEOUT).await?.stdout);
     let links = text("ls -l /proc/[0-9]*/exe").await?;
     let peaks = text("grep -H '^VmHWM:' /proc/[0-9]*/status").await?;
     sum(&links, &peaks, programs)
@@ -33,14 +34,14 @@ fn sum(links: &str, peaks: &str, programs: &[&str]) -> Result<u64> {
     Ok(total)
 }
 
-/// `... /proc/1/exe -> /sbin/init`
+/// Parses `... /proc/1/exe -> /sbin/init`.
 fn program_of(line: &str) -> Option<(&str, &str)> {
     let (link, program) = line.split_once(" -> ")?;
     let (_, pid) = link.rsplit_once("/proc/")?;
     Some((pid.strip_suffix("/exe")?, program))
 }
 
-/// `/proc/1/status:VmHWM:      1234 kB`
+/// Parses `/proc/1/status:VmHWM:      1234 kB`.
 fn peak_of(line: &str) -> Option<(&str, u64)> {
     let (pid, rest) = line.strip_prefix("/proc/")?.split_once("/status:VmHWM:")?;
     let kib: u64 = rest.trim().strip_suffix(" kB")?.trim().parse().ok()?;
@@ -59,13 +60,13 @@ mod tests {
                          /proc/21/status:VmHWM:\t      50 kB\n/proc/22/status:VmHWM:\t       2 kB\n";
 
     #[test]
-    fn processes_are_known_by_what_they_run() {
+    fn processes_are_selected_by_their_programs() {
         assert_eq!(sum(LINKS, PEAKS, &["/loopfs-csi"]).unwrap(), 9 * 1024);
         assert_eq!(sum(LINKS, PEAKS, &["/init", "/opt/loopfs-csi"]).unwrap(), 150 * 1024);
     }
 
     #[test]
-    fn a_program_that_does_not_run_is_no_zero() {
+    fn a_program_that_does_not_run_is_an_error() {
         let error = sum(LINKS, PEAKS, &["/init", "/peer"]).unwrap_err().to_string();
         assert!(error.contains("/peer"), "{error}");
         assert!(sum(LINKS, "", &["/init"]).is_err());

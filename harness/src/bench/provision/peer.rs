@@ -1,4 +1,5 @@
-//! The sidecars that do what the provisioner does, on the node, beside a CSI controller that makes the same volumes as ours.
+//! The sidecars that do the provisioner's work, on the node, beside a CSI controller that creates the same
+//! volumes as the driver.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +25,7 @@ const SIDECARS: GoModule = GoModule {
     without_go: None,
 };
 
-/// What the peer's programs are called in the node's directory of tools.
+/// The names of the peer's programs in the node's directory of tools.
 pub(super) const PROVISIONER: &str = "csi-provisioner";
 pub(super) const RESIZER: &str = "csi-resizer";
 pub(super) const DRIVER: &str = "loopfs-csi";
@@ -32,36 +33,36 @@ pub(super) const DRIVER: &str = "loopfs-csi";
 pub(super) const DESCRIPTION: &str =
     "external-provisioner 5.3 and external-resizer 1.14 with the CSI controller of loopfs-csi";
 
-/// Where they are on the node.
+/// The paths of the programs on the node.
 const PROGRAMS: [&str; 3] =
     ["/opt/kubernetes/csi-provisioner", "/opt/kubernetes/csi-resizer", "/opt/kubernetes/loopfs-csi"];
 const DRIVER_NAME: &str = "peer.loopfs.dev";
 const CLASS: &str = "peer";
-/// Whom the API server knows it as.
+/// The peer's user name at the API server.
 const USER: &str = "sidecars";
 /// The peer's own directory on the node.
 const DIR: &str = "/run/peer";
 
-/// For a command on an emulated processor.
-const COMMAND_TIME: Duration = Duration::from_secs(60);
+/// The timeout of a command on an emulated processor.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many requests each sidecar allows itself.
+/// The rate limit of each sidecar's requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Limits {
-    /// Five a second, in bursts of ten.
+    /// Five requests a second, in bursts of ten.
     Default,
-    /// More than it ever makes.
+    /// More requests than a sidecar ever sends.
     Lifted,
 }
 
-/// The peer, and its CSI controller, which runs.
+/// The peer with its running CSI controller.
 pub(super) struct Peer<'a> {
     client: &'a Client,
     node: &'a Node,
     driver: Running<'a>,
 }
 
-/// The sidecars, which run.
+/// The running sidecars.
 pub(super) struct Sidecars<'a>([Running<'a>; 2]);
 
 /// A process of the peer.
@@ -71,14 +72,15 @@ struct Running<'a> {
     pid: String,
 }
 
-/// Builds the sidecars, or finds them built, and returns what each is called and where it is.
+/// Builds the sidecars or takes them from the cache, and returns the name and path of each.
 pub(super) async fn build(session: &Session) -> Result<[(String, PathBuf); 2]> {
     let directory = go_build::build(session, &SIDECARS).await?;
     Ok([PROVISIONER, RESIZER].map(|name| (name.to_owned(), directory.join(name))))
 }
 
 impl<'a> Peer<'a> {
-    /// Makes its class, gives it the administrator's rights and starts its CSI controller.
+    /// Creates the peer's StorageClass, grants the peer the administrator's rights and starts its CSI
+    /// controller.
     pub(super) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<Peer<'a>> {
         let client = cluster.client();
         let class: StorageClass = serde_json::from_value(json!({
@@ -91,7 +93,7 @@ impl<'a> Peer<'a> {
             control_plane.authority().client(Subject { user: USER, group: Some("system:masters") })?;
         let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
         let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/kubeconfig");
-        node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIME).await?;
+        node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIMEOUT).await?;
         let driver = start(node, DRIVER, &driver_args(node.name())).await?;
         Ok(Peer { client, node, driver })
     }
@@ -107,17 +109,17 @@ impl<'a> Peer<'a> {
         Ok(Sidecars([provisioner, resizer]))
     }
 
-    /// Copies what its processes say to `directory`, for people.
+    /// Copies the logs of its processes to `directory`, for the user.
     pub(super) async fn save_logs(&self, directory: &Path) -> Result<()> {
         for name in [PROVISIONER, RESIZER, DRIVER] {
-            let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIME).await?;
+            let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIMEOUT).await?;
             let path = directory.join(format!("peer-{name}.log"));
             std::fs::write(&path, log.stdout).with_context(|| format!("write {}", path.display()))?;
         }
         Ok(())
     }
 
-    /// Ends its CSI controller and takes its class away.
+    /// Stops its CSI controller and deletes its StorageClass.
     pub(super) async fn remove(self) -> Result<()> {
         self.driver.stop().await?;
         let classes: Api<StorageClass> = Api::all(self.client.clone());
@@ -136,10 +138,10 @@ impl Sidecars<'_> {
 }
 
 impl Running<'_> {
-    /// Kills it: nothing of what it does is to be finished.
+    /// Kills the process, because its work need not be finished.
     async fn stop(self) -> Result<()> {
         let script = "kill -KILL \"$1\" && tail --pid=\"$1\" -f /dev/null";
-        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid], COMMAND_TIME).await;
+        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid], COMMAND_TIMEOUT).await;
         ended
             .with_context(|| format!("{} does not run on the node: see peer-{}.log", self.name, self.name))
             .map(drop)
@@ -148,8 +150,9 @@ impl Running<'_> {
 
 /// Starts a program of the node's tools in the background.
 async fn start<'a>(node: &'a Node, name: &'static str, args: &[String]) -> Result<Running<'a>> {
-    // In a session of its own: what is left of the group of a command is killed with it. The command is over when the program has
-    // its log for its output, and so has left the group.
+    // The program runs in a session of its own, because the process group of a command is killed after the
+    // command has ended. The command ends after the program has redirected its output to its log, at which
+    // point it has left the group.
     let script = format!(
         "cd {DIR} || exit; export NODE_NAME=\"$1\"; shift; \
          pid=$(setsid sh -c 'echo $$; exec \"$@\" </dev/null >>{name}.log 2>&1' sh \"$@\" &); echo \"$pid\""
@@ -157,7 +160,8 @@ async fn start<'a>(node: &'a Node, name: &'static str, args: &[String]) -> Resul
     let program = format!("{TOOLS_DIR}/{name}");
     let mut argv = vec!["sh", "-c", &script, "sh", node.name(), &program];
     argv.extend(args.iter().map(String::as_str));
-    let pid = node.output(&argv, COMMAND_TIME).await.with_context(|| format!("start {name} on the node"))?;
+    let pid =
+        node.output(&argv, COMMAND_TIMEOUT).await.with_context(|| format!("start {name} on the node"))?;
     Ok(Running { node, name, pid: pid.trim().to_owned() })
 }
 

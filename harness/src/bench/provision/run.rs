@@ -1,4 +1,4 @@
-//! The measuring itself, and what is claimed of it.
+//! The measurements of `bench provision` and their thresholds.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use crate::cluster::{Cluster, Node};
 use crate::progress::Step;
 use crate::session::Session;
 
-/// Whom the API server knows the driver's pods as.
+/// The user name of the driver's pods at the API server.
 const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";
 /// The programs of the driver's pod.
 const PROGRAMS: [&str; 2] = ["/loopfs-provisioner", "/loopfs-csi"];
 
-/// For one claim, and a provisioner that starts.
-const WARM_UP_TIME: Duration = Duration::from_secs(120);
-/// For all claims, and a provisioner that allows itself five requests a second.
-const BIND_TIME: Duration = Duration::from_secs(900);
+/// The timeout for one claim and the start of a provisioner.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(120);
+/// The timeout for all claims with a provisioner that is limited to five requests a second.
+const BIND_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// How much is measured.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     claims: u64,
@@ -38,7 +38,7 @@ struct Scale {
 
 const OURS: Contender<'static> = Contender { class: CLASS, user: USER, programs: &PROGRAMS };
 
-/// What a batch of claims took.
+/// The measurements of a batch of claims.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     claims_per_second: f64,
@@ -51,7 +51,7 @@ struct Sample {
 struct Samples {
     ours: Vec<Sample>,
     peer: Vec<Sample>,
-    /// Of the peer when its own limits on requests are lifted.
+    /// The samples of the peer without its own rate limits.
     unthrottled: Vec<Sample>,
 }
 
@@ -83,7 +83,7 @@ async fn measure(session: &Session, cluster: &Cluster, node: &Node, scale: Scale
         .step(format!("measure {} concurrent claims, with each contender in turn", scale.claims));
     let bench = Bench { client: cluster.client(), node, log: AuditLog::of(cluster), claims: scale.claims };
     let samples = take_turns(&bench, &peer, scale.rounds, &step).await;
-    // Also when that failed.
+    // The logs are saved also if the measurement failed.
     peer.save_logs(cluster.control_plane().layout().logs()).await?;
     let rows = samples?.rows(scale.claims);
     peer.remove().await?;
@@ -91,7 +91,7 @@ async fn measure(session: &Session, cluster: &Cluster, node: &Node, scale: Scale
     Ok(rows)
 }
 
-/// So that what else the machine does at some time is done to both.
+/// Measures the contenders in turns, so that other load on the machine affects both alike.
 async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step) -> Result<Samples> {
     let mut samples = Samples::default();
     for round in 1..=rounds {
@@ -108,7 +108,7 @@ async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step
 
         step.note(format!("round {round} of {rounds}: the peer without limits"));
         let sidecars = peer.start(Limits::Lifted).await?;
-        // Its limits would make it the longest part of the run.
+        // With its rate limits, the peer would take the longest part of the run.
         warm_up.remove().await?;
         throttled.remove().await?;
         samples.unthrottled.push(bench.round(contender, &format!("unthrottled-{round}")).await?);
@@ -117,7 +117,7 @@ async fn take_turns(bench: &Bench<'_>, peer: &Peer<'_>, rounds: u64, step: &Step
     Ok(samples)
 }
 
-/// What every batch is made with.
+/// The parameters of every batch.
 struct Bench<'a> {
     client: &'a Client,
     node: &'a Node,
@@ -126,7 +126,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Provisions, and removes what was provisioned.
+    /// Provisions a batch and removes it.
     async fn round(&self, contender: Contender<'_>, name: &str) -> Result<Sample> {
         let warm_up = self.warm_up(contender, &format!("{name}-first")).await?;
         let (sample, batch) = self.sample(contender, name).await?;
@@ -135,17 +135,17 @@ impl Bench<'_> {
         Ok(sample)
     }
 
-    /// One claim: once that is bound, the provisioner has started and has its caches.
+    /// Provisions one claim. After it is bound, the provisioner has started and filled its caches.
     async fn warm_up(&self, contender: Contender<'_>, name: &str) -> Result<Batch> {
         let batch = self.batch(contender, name, 1);
-        batch.bind(WARM_UP_TIME).await?;
+        batch.bind(WARM_UP_TIMEOUT).await?;
         Ok(batch)
     }
 
     async fn sample(&self, contender: Contender<'_>, name: &str) -> Result<(Sample, Batch)> {
         let batch = self.batch(contender, name, self.claims);
         let before = self.log.end()?;
-        let time = batch.bind(BIND_TIME).await?;
+        let time = batch.bind(BIND_TIMEOUT).await?;
         let writes = self.log.writes(before, contender.user)?;
         let peak = memory::peak(self.node, contender.programs).await?;
         let claims = self.claims as f64;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn each_claim_holds_up_to_its_bound() {
+    fn thresholds_are_met_up_to_their_bounds() {
         let peer = sample(5.0, 90.0, 1.0);
         assert_eq!(claims_of(sample(15.0, 30.0, 3.0), peer), [Some(true); 3]);
         assert_eq!(claims_of(sample(14.9, 30.1, 3.1), peer), [Some(false); 3]);

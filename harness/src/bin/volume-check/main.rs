@@ -1,9 +1,9 @@
-//! The program of the test pod: says what its volumes really are, seen from inside a container.
+//! The program of the test pod: reports the properties of its volumes as a container sees them.
 //!
-//! `volume-check watch` checks every volume at the size asked, logs `[INIT-PASSED]` or
-//! `[INIT-FAILED] reason`, then repeats the checks until they hold at the size the claims are grown
-//! to and logs `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running; the other verbs look at
-//! and touch volumes from within a pod, by `kubectl exec`.
+//! `volume-check watch` checks every volume at the requested size and logs `[INIT-PASSED]` or `[INIT-FAILED]
+//! reason`. It then repeats the checks until they pass at the size to which the claims are expanded, and logs
+//! `[RESIZE-PASSED]`. `volume-check hold` only keeps a pod running. The other verbs read and write volumes
+//! from within a pod, through `kubectl exec`.
 
 mod pattern;
 mod pattern_files;
@@ -26,13 +26,13 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use pattern::Pattern;
 use volume::{Checked, USAGE, Volume, named, parse_volume};
 
-/// One inode for each 2048 bytes of a Filesystem volume.
+/// The bytes of a Filesystem volume for each inode.
 const BYTES_PER_INODE: u64 = 2048;
-/// How often a volume that has not grown yet is looked at again; nothing in a pod announces growth.
+/// The poll interval for the size of a volume: nothing in a pod announces its expansion.
 const POLL: Duration = Duration::from_millis(500);
 
-/// A caller that connects and says nothing must not keep others from an answer.
-const REQUEST_TIME: Duration = Duration::from_secs(10);
+/// The timeout of a request, so that a silent client does not block others.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What `watch` was asked to find.
+/// The expected properties of the volumes for `watch`.
 #[derive(Debug, PartialEq)]
 struct Watch {
     size: u64,
@@ -109,8 +109,8 @@ fn parse_flags(words: &str) -> Checked<FsFlags> {
     })
 }
 
-/// Runs `work` in a thread of its own; this one waits for the signal that ends the pod, which PID 1 of
-/// a container would not otherwise act on.
+/// Runs `work` in a thread of its own. This thread waits for the signal that ends the pod, because the kernel
+/// ignores the signal for PID 1 of a container unless it handles it.
 fn ended_by_signal(work: impl FnOnce() + Send + 'static) -> Checked {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
@@ -150,18 +150,18 @@ fn watch(watch: Watch) -> Checked {
     })
 }
 
-/// Returns every caller with the latest verdict, so that port forwarding can be seen to work.
+/// Returns the latest verdict to every client, as a test of port forwarding.
 fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
     for stream in listener.incoming().flatten() {
         let verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // A caller that hangs up early is its own business.
+        // A client that disconnects early is no error.
         drop(answer(stream, &verdict));
     }
 }
 
-/// Reads the request to its end first: a socket closed with bytes unread is reset, and the answer lost.
+/// Reads the complete request first: closing a socket with unread bytes resets it, and the response is lost.
 fn answer(mut stream: TcpStream, verdict: &str) -> io::Result<()> {
-    stream.set_read_timeout(Some(REQUEST_TIME))?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     let request = BufReader::new(stream.try_clone()?);
     for line in request.lines() {
         if line?.is_empty() {
@@ -172,7 +172,7 @@ fn answer(mut stream: TcpStream, verdict: &str) -> io::Result<()> {
     stream.write_all(answer.as_bytes())
 }
 
-/// Checks every volume at `size`; what was written while they had the size `before` must still be there.
+/// Checks every volume at `size`. The data written at the size `before` must still be there.
 fn check_all(watch: &Watch, size: u64, before: Option<u64>) -> Checked {
     for volume in &watch.volumes {
         let (path, outcome) = match volume {
@@ -197,7 +197,7 @@ fn check_writable(path: &Path, size: u64, flags: FsFlags, before: Option<u64>) -
     check_limit(&path.join("filler"), size)
 }
 
-/// Writes until the volume is full: not a byte more than its size may fit, nor much less.
+/// Writes until the volume is full. At most its size must fit, and not much less.
 fn check_limit(file: &Path, size: u64) -> Checked {
     let written = fill(file, size);
     fs::remove_file(file).map_err(|e| named("remove the filler", e))?;
@@ -205,7 +205,7 @@ fn check_limit(file: &Path, size: u64) -> Checked {
     if written > size {
         return Err(format!("{written} bytes fit into a volume of {size}").into());
     }
-    // The directory itself, the kept file and the file system's own rounding take their share.
+    // The directory itself, the kept file and the file system's rounding use some space.
     if written < size / 4 * 3 {
         return Err(format!("only {written} bytes fit into a volume of {size}").into());
     }
@@ -226,8 +226,9 @@ fn fill(file: &Path, size: u64) -> Checked<u64> {
     Ok(written)
 }
 
-/// The runtime mounts such a volume once more, read-only: runc's remount drops the flags it was not told,
-/// so those of the StorageClass may be missing here. They are looked at on the node.
+/// Checks a read-only volume. The runtime mounts it once more, read-only, and runc's remount drops the flags
+/// that it does not know. The flags of the StorageClass may therefore be missing here, and the harness checks
+/// them on the node.
 fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
     match File::create(path.join("must-not-be")) {
         Ok(_) => return Err("a write was allowed on the read-only volume".into()),
@@ -238,7 +239,7 @@ fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
     expect_equal("mount flags", FsFlags::ST_RDONLY, found - flags)
 }
 
-/// Returns the flags of the mount that a StorageClass or a pod can ask for.
+/// Checks the size, and returns the flags of the mount that a StorageClass or a pod can request.
 fn check_size(path: &Path, size: u64) -> Checked<FsFlags> {
     let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
     expect_equal("total bytes", size, stat.blocks() * stat.fragment_size())?;
@@ -246,7 +247,7 @@ fn check_size(path: &Path, size: u64) -> Checked<FsFlags> {
     Ok(stat.flags() & (FsFlags::ST_RDONLY | FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC))
 }
 
-/// A device of exactly `size` bytes that keeps what is written to its first and to its last byte.
+/// Checks a device of exactly `size` bytes, by writing and reading its first and last bytes.
 fn check_block(path: &Path, size: u64, before: Option<u64>) -> Checked {
     let mut device = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named("open", e))?;
     expect_equal("size of the device", size, device.seek(SeekFrom::End(0))?)?;
@@ -257,7 +258,7 @@ fn check_block(path: &Path, size: u64, before: Option<u64>) -> Checked {
     }
     device.seek(SeekFrom::Start(0))?;
     device.write_all(&Pattern::COMMON.bytes(0..size)).map_err(|e| named("write the pattern", e))?;
-    // Only what reached the backing file counts.
+    // Only data that reached the backing file counts.
     device.sync_all().map_err(|e| named("sync", e))?;
     Pattern::COMMON.check(&mut device, 0..size)
 }
@@ -282,11 +283,11 @@ fn write(file: &Path, text: &str) -> Checked {
     done.map_err(|e| named(&format!("write {}", file.display()), e))
 }
 
-/// Overwrites the beginning of a file or device that exists.
+/// Overwrites the beginning of an existing file or device.
 fn write_at(file: &Path, text: &str) -> Checked {
     let done = OpenOptions::new().write(true).open(file).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
-        // A device that cannot be written may take data into the page cache all the same.
+        // A device that cannot be written may still accept data into the page cache.
         file.sync_all()
     });
     done.map_err(|e| named(&format!("write to {}", file.display()), e))
@@ -314,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flow_of_three_volumes_is_understood() {
+    fn the_arguments_of_the_main_flow_are_parsed() {
         let words = "--size 1048576 --grown-size 4194304 --flags nosuid,noexec --listen 8080 \
                      writable:/vol/default readonly:/vol/readonly block:/vol/block";
         let watch = Watch::parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_for_granted() {
+    fn invalid_arguments_of_watch_are_rejected() {
         for words in
             ["", "--size 1 --grown-size 2", "--size 1 writable:/v", "--size x writable:/v", "writeable:/v"]
         {

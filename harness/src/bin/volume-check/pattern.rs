@@ -1,4 +1,4 @@
-//! What is written to volumes, and found to be still there.
+//! The data that is written to volumes and verified later.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -6,23 +6,24 @@ use std::ops::Range;
 
 use crate::volume::{Checked, named};
 
-/// Words that each tell where they belong: a block that is misplaced, or another volume's, shows.
+/// A pattern in which each word depends on its offset and on the volume, so that misplaced blocks and blocks
+/// of another volume are detected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
     seed: u64,
 }
 
 impl Pattern {
-    /// The pattern of every volume that is looked at for its own sake.
+    /// The pattern for volumes that are checked on their own.
     pub(crate) const COMMON: Pattern = Pattern { seed: 0x6c6f_6f70_6673_2121 };
 
-    /// A pattern of its own for each name, by the hash FNV-1a.
+    /// Returns the pattern of a name, by the hash FNV-1a.
     pub(crate) fn of(name: &str) -> Pattern {
         let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         Pattern { seed: name.bytes().fold(0xcbf2_9ce4_8422_2325, hash) }
     }
 
-    /// The bytes of a range, which begins and ends at a whole word.
+    /// Returns the bytes of a range that begins and ends at a whole word.
     pub(crate) fn bytes(self, range: Range<u64>) -> Vec<u8> {
         let mut bytes = Vec::new();
         for offset in range.step_by(8) {
@@ -31,7 +32,7 @@ impl Pattern {
         bytes
     }
 
-    /// Whether a file has the pattern throughout a range.
+    /// Checks that a file has the pattern throughout a range.
     pub(crate) fn check(self, file: &mut File, range: Range<u64>) -> Checked {
         let expected = self.bytes(range.clone());
         let mut found = vec![0; expected.len()];
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_name_and_each_place_has_bytes_of_its_own() {
+    fn patterns_differ_by_name_and_offset() {
         let (a, b) = (Pattern::of("a").bytes(0..64), Pattern::of("b").bytes(0..64));
         let words = |bytes: &[u8]| bytes.chunks(8).map(<[u8]>::to_vec).collect::<Vec<_>>();
         let mut all = [words(&a), words(&b)].concat();

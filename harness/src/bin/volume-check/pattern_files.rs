@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::pattern::Pattern;
 use crate::volume::{Checked, Volume, named, parse_volume};
 
-/// In a Filesystem volume; a block volume is filled.
+/// The size of the file in a Filesystem volume. A block volume is filled completely.
 const FILE_SIZE: u64 = 64 * 1024;
 
 /// Writes the pattern of each volume. Returns when the data survives a power cut, unless `--unsynced` is given.
@@ -88,7 +88,7 @@ fn file_in(directory: &Path) -> PathBuf {
     directory.join("kept").join("data")
 }
 
-/// The same volume at another path would be the wrong one.
+/// Returns the pattern of a volume. It depends on the path, so that a volume at another path is detected.
 fn pattern(volume: &Volume) -> Pattern {
     Pattern::of(&volume.path().to_string_lossy())
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_kept_is_found_and_what_was_damaged_or_swapped_is_named() {
+    fn intact_data_passes_and_damaged_or_swapped_volumes_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in ["a", "b"] {

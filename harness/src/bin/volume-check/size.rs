@@ -10,8 +10,8 @@ use nix::sys::statvfs::statvfs;
 
 use crate::volume::{Checked, Volume, named};
 
-/// How often the size is read. The output is later than the expansion by at most this time, and a little. Shorter intervals would take
-/// the processor from the programs that expand the volume.
+/// The interval between two reads of the size. The output lags behind the expansion by at most little more
+/// than this. Shorter intervals would take the processor from the programs that expand the volume.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Prints the size of the volume in bytes when the watch begins, and once more when the size has changed.
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_that_grows_is_seen_to_grow() {
+    fn size_of_follows_an_expanded_image() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         let image = File::create(&path).unwrap();

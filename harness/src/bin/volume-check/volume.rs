@@ -1,4 +1,4 @@
-//! A volume as the command line names it, and the errors of looking at one.
+//! A volume on the command line, and the errors of its checks.
 
 use std::error::Error;
 use std::io;

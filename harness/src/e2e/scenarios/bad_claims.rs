@@ -16,10 +16,10 @@ use crate::test_env::workload::{Use, claim, holder};
 
 pub(in crate::e2e) const NAME: &str = "bad claims";
 
-/// More than any node's file system.
+/// A size that exceeds every node's file system.
 const TOO_LARGE: Size = Size::mebibytes(1 << 30);
 const ORDINARY: Size = Size::mebibytes(1);
-/// Who says that a claim cannot be met: the provisioner of the claim, or the scheduler of its pod.
+/// The component that rejects a claim: the provisioner, or the scheduler of the claim's pod.
 #[derive(Clone, Copy)]
 enum Refusal {
     ProvisioningFailed,
@@ -34,7 +34,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     let class = env.driver.class_name();
     for mode in ["Filesystem", "Block"] {
         let name = format!("too-large-{}", mode.to_lowercase());
-        // No node says that it could hold it, so none is asked.
+        // No node publishes enough capacity, so the scheduler selects none.
         let by = (Refusal::FailedScheduling, "enough free storage");
         let refused = refused(env, &name, &class, TOO_LARGE, mode, "ReadWriteOnce", by);
         scenario.step(&format!("a {mode} claim larger than the file system"), refused).await?;
@@ -65,7 +65,7 @@ fn provisioner(word: &str) -> (Refusal, &str) {
     (Refusal::ProvisioningFailed, word)
 }
 
-/// Makes a claim and a pod that wants it: an event must say why not, with a word.
+/// Creates a claim and a pod that uses it, and checks that an event has the reason of the rejection.
 async fn refused(
     env: &TestEnv<'_>,
     name: &str,
@@ -142,7 +142,7 @@ async fn unknown_parameter(env: &TestEnv<'_>) -> Result<()> {
         provisioner("colour"),
     )
     .await;
-    // Also when the case failed: the class is not in the namespace that is deleted at the end.
+    // The class is deleted also if the case failed: it is not in the namespace that is deleted at the end.
     classes
         .delete(&name, &DeleteParams::default())
         .await

@@ -1,4 +1,5 @@
-//! A claim is filled from another: it has what that had, and from then on each has its own.
+//! A claim with another claim as its data source has the source's content. Later writes to one do not change
+//! the other.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
@@ -16,7 +17,7 @@ const SIZE: Size = Size::mebibytes(2);
 const ORIGINAL: &str = "of the original";
 const CHANGED: &str = "no longer shared";
 
-/// Sorts of volumes, and where a pod that has one at `/vol` finds the text.
+/// The kinds of volumes, and the path of the text in a pod that has the volume at `/vol`.
 const KINDS: [(&str, Use, &str); 2] =
     [("Filesystem", Use::Mounted, "/vol/file"), ("Block", Use::Device, "/vol")];
 

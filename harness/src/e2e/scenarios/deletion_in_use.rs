@@ -1,4 +1,5 @@
-//! Kubernetes is made to give up a claim that a pod uses: the volume stays, says why, and goes when the pod has ended.
+//! A claim is forcibly deleted while a pod uses it: the volume stays and reports why, and is deleted after
+//! the pod has ended.
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
@@ -33,7 +34,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
             .await?;
         scenario
             .step(&format!("{mode}: the claim is forced away, and the volume says who uses it"), async {
-                force_away(env, &name).await?;
+                force_delete(env, &name).await?;
                 let released = claims::released(env, &volume).await?;
                 let says = |message: &str| message.contains("use");
                 let reasons = ["VolumeFailedDelete"];
@@ -51,8 +52,8 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     Ok(())
 }
 
-/// Deletes the claim, and takes off what keeps it while a pod uses it.
-async fn force_away(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+/// Deletes the claim, and removes the finalizer that protects it while a pod uses it.
+async fn force_delete(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     claims::delete(env, claim).await?;
     let unprotected = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     let patched = env.claims().patch(claim, &PatchParams::default(), &unprotected).await;

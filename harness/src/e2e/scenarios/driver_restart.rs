@@ -1,4 +1,4 @@
-//! The driver's pods are replaced while volumes are in use, as an upgrade does.
+//! The driver's pods are replaced while volumes are in use, as by an upgrade.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario.step("a new claim is served", served(env)).await
 }
 
-/// Deletes the driver's pods and waits until others have taken their place.
+/// Deletes the driver's pods and waits until new ones are ready.
 pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
     let old: BTreeSet<String> = env.live_driver_pods().await?.iter().filter_map(ResourceExt::uid).collect();
     for pod in env.live_driver_pods().await? {

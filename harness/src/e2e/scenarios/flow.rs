@@ -1,5 +1,5 @@
-//! The main job: a StatefulSet with a mounted, a read-only and a block volume, checked from inside the
-//! pod, grown while in use, with the driver killed in the middle of it.
+//! The main flow: a StatefulSet with a mounted, a read-only and a block volume. Its pod checks them from
+//! inside. They are expanded while in use, and the driver is killed during that.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -41,7 +41,7 @@ pub(in crate::e2e) async fn run(
         .await?;
     let title = "the node's mounts have the options of the StorageClass";
     match env.node {
-        Some(node) => scenario.step(title, mounted_as_asked(env, node)).await?,
+        Some(node) => scenario.step(title, check_mount_options(env, node)).await?,
         None => scenario.skip(title, FOREIGN_NODE),
     }
     scenario.step("exec sees the volume", exec_sees(env, SIZE)).await?;
@@ -57,7 +57,7 @@ pub(in crate::e2e) async fn run(
         Some(Fault::Resize) => Vec::new(),
         _ => kill_driver(scenario, env, "kill the driver while the claims grow", &containers).await?,
     };
-    // A driver that is frozen for long is taken for dead, and started again.
+    // The kubelet restarts a driver that is frozen for long, because its liveness probe fails.
     let within = match broken {
         Some(Fault::Resize) => Timeouts::SHORT.grow,
         _ => env.timeouts.grow,
@@ -122,8 +122,9 @@ async fn verdict(env: &TestEnv<'_>, passed: &str, failed: &str, within: std::tim
     .await
 }
 
-/// Seen on the node, before a container runtime mounts them once more in its own way.
-async fn mounted_as_asked(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+/// Checks the mount options on the node, before a container runtime mounts the volumes once more with its own
+/// options.
+async fn check_mount_options(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let mounts = volume_mounts(node).await?;
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
     for (target, options) in mounts {
@@ -157,7 +158,7 @@ async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
     Ok(())
 }
 
-/// The status says what the request says, and that nothing is left to be done.
+/// Waits until the status of each claim has the requested size and no resize is in progress.
 async fn grown(env: &TestEnv<'_>, within: std::time::Duration) -> Result<()> {
     let asked = Quantity(GROWN.quantity());
     until_claims(env, within, |claim| {
@@ -187,8 +188,9 @@ async fn events(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whoever finishes the growth says so: the provisioner, or for a block volume the kubelet where the driver did not show
-/// the growth in time, as when it is killed.
+/// Returns the reasons of the event that reports the end of an expansion. The provisioner records it. For a
+/// block volume the kubelet does, if the driver did not refresh the device in time, for example because it
+/// was killed.
 fn growth_events(claim: &PersistentVolumeClaim) -> &'static [&'static str] {
     match claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) {
         Some("Block") => &["VolumeResizeSuccessful", "FileSystemResizeSuccessful"],
@@ -206,8 +208,8 @@ async fn driver_logs(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The kills were real: each of these containers has ended by SIGKILL, and another runs in its place. Until the
-/// API says so, what it says of the driver's containers is of the past.
+/// Waits until each of these containers has ended by SIGKILL and another runs in its place. Until the API
+/// reports that, its status of the driver's containers is outdated.
 async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> {
     const BY_SIGKILL: i32 = 128 + 9;
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
@@ -234,7 +236,7 @@ async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> 
     .map(drop)
 }
 
-/// Returns the containers that were killed.
+/// Kills the containers of the driver, and returns them.
 async fn kill_driver(
     scenario: &mut Scenario<'_>,
     env: &TestEnv<'_>,
@@ -270,7 +272,7 @@ async fn freeze_driver(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until `complaint` has nothing to say about any claim of the flow.
+/// Waits until `complaint` returns nothing for any claim of the flow.
 async fn until_claims(
     env: &TestEnv<'_>,
     within: std::time::Duration,

@@ -1,4 +1,4 @@
-//! A node is full: the scheduler puts the next pod on another, where its volume is made.
+//! A node is full: the scheduler assigns the next pod to another node, where its volume is created.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -32,7 +32,7 @@ pub(super) async fn run(
     scenario.step("pod and claims go", clear(env)).await
 }
 
-/// What the node's provisioner says that the largest volume may have.
+/// Returns the maximum volume size that the node's provisioner publishes.
 pub(super) fn largest<'a>(
     env: &TestEnv<'_>,
     node: &Node,
@@ -46,7 +46,7 @@ pub(super) fn largest<'a>(
     capacities.find(of_node)?.maximum_volume_size.as_ref()
 }
 
-/// The scheduler must have heard of it, too.
+/// Fills the node, and waits until the published capacity shows it to the scheduler.
 async fn fill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());
     let all = || watcher::Config::default();

@@ -1,7 +1,9 @@
-//! The provisioner is killed between making volumes and writing their objects: each claim has the volume that was made for it then, and
-//! one that was deleted meanwhile has left none.
+//! The provisioner is killed after it created volumes and before it created their PersistentVolumes. Each
+//! claim must get the volume that was created for it before. The volume of a claim that was deleted in the
+//! meantime must be deleted.
 //!
-//! The moment is held on to: until the provisioner is dead, the API server takes no objects of its volumes.
+//! To hold that state, an admission policy rejects the provisioner's PersistentVolumes until the provisioner
+//! is dead.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -35,15 +37,16 @@ const KEPT: [(&str, &str); 2] = [("half-mounted", "Filesystem"), ("half-device",
 const DELETED: (&str, &str) = ("half-deleted", "Filesystem");
 
 const POLICY: &str = "loopfs-e2e-no-objects";
-/// The message of the policy that refuses the provisioner's objects.
-const REFUSAL: &str = "held up by the end-to-end run";
+/// The message of the policy that rejects the provisioner's PersistentVolumes.
+const REJECTION: &str = "held up by the end-to-end run";
 /// The poll interval: no event announces that a policy is in force, or that an unneeded volume is deleted.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let before = scenario.step("look at the node", Inventory::take(node)).await?;
     scenario.step("the API server takes no objects of volumes", refuse(env)).await?;
-    let made = scenario.step("claims have volumes and no objects", half_made(env, node, &before)).await?;
+    let made =
+        scenario.step("claims have volumes and no objects", create_volumes_only(env, node, &before)).await?;
     scenario.step("the provisioner is killed, and one claim deleted", kill(env, node)).await?;
     scenario.step("the API server takes objects again", allow(env)).await?;
     let title = "the claims have the volumes that were made, and the deleted one has none";
@@ -61,7 +64,7 @@ async fn refuse(env: &TestEnv<'_>) -> Result<()> {
                 "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["persistentvolumes"],
             }]},
             "validations": [{
-                "expression": format!("!has(object.spec.csi) || object.spec.csi.driver != '{driver}'"), "message": REFUSAL,
+                "expression": format!("!has(object.spec.csi) || object.spec.csi.driver != '{driver}'"), "message": REJECTION,
             }],
         },
     }))?;
@@ -83,7 +86,7 @@ async fn refuse(env: &TestEnv<'_>) -> Result<()> {
     let deadline = Instant::now() + env.timeouts.start;
     loop {
         match claims::volumes(env).create(&dry_run, &volume).await {
-            Err(error) if error.to_string().contains(REFUSAL) => return Ok(()),
+            Err(error) if error.to_string().contains(REJECTION) => return Ok(()),
             Ok(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
             Ok(_) => anyhow::bail!("the policy is not in force"),
             Err(error) => return Err(api_error(error)).context("try to create a PersistentVolume"),
@@ -102,13 +105,14 @@ fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<Validatin
     (Api::all(env.client.clone()), Api::all(env.client.clone()))
 }
 
-/// Returns the volumes.
-async fn half_made(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
+/// Waits until the provisioner has created a volume for each claim but no PersistentVolume, and returns the
+/// volumes.
+async fn create_volumes_only(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<BTreeSet<String>> {
     let all = || KEPT.iter().chain([&DELETED]);
     try_join_all(all().map(async |(name, mode)| {
         let object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
         let claim = claims::create(env, &claims::on_node(object, node.name())).await?;
-        // By then its volume has been made.
+        // The provisioner has created the volume before this event.
         refused(env, &claim).await
     }))
     .await?;
@@ -120,7 +124,7 @@ async fn half_made(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result
 }
 
 async fn refused(env: &TestEnv<'_>, claim: &PersistentVolumeClaim) -> Result<()> {
-    let refused = |message: &str| message.contains(REFUSAL);
+    let refused = |message: &str| message.contains(REJECTION);
     until_event(&env.client, claim, &["ProvisioningFailed"], env.timeouts.start, refused).await.map(drop)
 }
 

@@ -1,4 +1,5 @@
-//! More is asked than the node has, then less: the request is refused, and mended while the pod runs.
+//! A claim requests more than the node has, and then less. The first request is rejected, and the second
+//! succeeds while the pod runs.
 
 use anyhow::{Context, Result};
 
@@ -15,9 +16,9 @@ pub(in crate::e2e) const NAME: &str = "infeasible resize";
 
 const CLAIM: &str = "infeasible";
 const SIZE: Size = Size::mebibytes(1);
-/// More than any node's file system.
+/// A size that exceeds every node's file system.
 const TOO_LARGE: Size = Size::mebibytes(1 << 30);
-/// Less than was refused, and more than there is.
+/// A size less than the rejected one and greater than the current one.
 const REDUCED: Size = Size::mebibytes(3);
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {

@@ -1,4 +1,4 @@
-//! The manifests are applied, the driver's pods become ready, and the node offers the driver.
+//! The manifests are applied, the driver's pods become ready, and the node registers the driver.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 
 pub(in crate::e2e) const NAME: &str = "install";
 
-/// Enough of a driver's log to hold the reason why it does not serve.
+/// The number of log lines that include the reason why a driver does not serve.
 const LOG_TAIL_LINES: i64 = 5;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -44,11 +44,12 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     }
 }
 
-/// Seccomp filters of the provisioner: that of the profile RuntimeDefault, and the two that it installs for itself. What they
-/// deny is tested where they are defined.
+/// The number of seccomp filters of the provisioner: that of the profile RuntimeDefault, and the two that it
+/// installs itself. The provisioner's own tests check which calls the filters deny.
 const FILTERS: u32 = 3;
 const KUBELET_DIR: &str = "/var/lib/kubelet";
-/// What the csi container has of the kubelet's directory. (plugins_registry is mounted elsewhere.)
+/// The subdirectories of the kubelet's directory that the csi container has. (plugins_registry is mounted
+/// elsewhere.)
 const OF_THE_KUBELET: [&str; 2] = ["plugins", "pods"];
 
 async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
@@ -71,7 +72,7 @@ async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the DaemonSet's pods.
+/// Waits until the DaemonSet's pods are ready.
 pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
     let waited = until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
@@ -85,7 +86,7 @@ pub(in crate::e2e) async fn ready(env: &TestEnv<'_>) -> Result<()> {
     explained(env, waited).await
 }
 
-/// The driver's pods are ready and their nodes offer the driver.
+/// Waits until the driver's pods are ready and their nodes have registered the driver.
 pub(in crate::e2e) async fn served(env: &TestEnv<'_>) -> Result<()> {
     ready(env).await?;
     offered(env).await
@@ -109,7 +110,7 @@ async fn offered(env: &TestEnv<'_>) -> Result<()> {
     explained(env, waited).await
 }
 
-/// A driver that does not serve knows best why: an error ends with what it says.
+/// Adds the driver's logs to an error, because they have the reason why the driver does not serve.
 async fn explained<T>(env: &TestEnv<'_>, waited: Result<T>) -> Result<()> {
     match waited {
         Ok(_) => Ok(()),
@@ -120,7 +121,7 @@ async fn explained<T>(env: &TestEnv<'_>, waited: Result<T>) -> Result<()> {
     }
 }
 
-/// The last words of every container of the driver.
+/// Returns the end of the log of every container of the driver.
 pub(in crate::e2e) async fn complaints(env: &TestEnv<'_>) -> String {
     let pods = match env.live_driver_pods().await {
         Ok(pods) if pods.is_empty() => return "it has no pods".into(),
@@ -144,7 +145,7 @@ pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
     found.context("look for the driver").map(|found| found.is_some())
 }
 
-/// Takes the driver's pods away and waits until they are gone; applying the manifests brings them back.
+/// Deletes the driver's pods and waits until they are deleted. Applying the manifests creates them again.
 pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
     match env.daemon_sets().delete(name, &DeleteParams::background()).await {
@@ -160,13 +161,14 @@ pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
     .map(drop)
 }
 
-/// Takes all of the driver out of the cluster.
+/// Removes the driver from the cluster.
 pub(in crate::e2e) async fn remove(env: &TestEnv<'_>) -> Result<()> {
     stop(env).await?;
     env.manifests.delete(&env.client).await
 }
 
-/// Waits until the driver's pods of that many nodes are ready, and their kubelets have registered the driver.
+/// Waits until the driver's pods of this number of nodes are ready and their kubelets have registered the
+/// driver.
 pub(super) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
     let name = env.driver.daemon_set();
     until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {

@@ -1,4 +1,5 @@
-//! A volume whose object was deleted: the audit finds it, and a new object with its id brings it back.
+//! A volume whose PersistentVolume was deleted. The audit lists it, and a new PersistentVolume with its id
+//! makes it usable again.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -22,7 +23,8 @@ const FIRST: &str = "orphaned";
 const SECOND: &str = "adopting";
 const FILE: &str = "/vol/file";
 const TEXT: &str = "without an object";
-/// As the manifests call the container and place its data, and as `provisioner/README.md` tells people.
+/// The names that the manifests give to the container and to its data directory, and that
+/// `provisioner/README.md` tells users.
 const PROVISIONER: &str = "provisioner";
 const AUDIT: [&str; 3] = ["/loopfs-provisioner", "--data-dir=/var/lib/loopfs/data", "--audit"];
 
@@ -51,7 +53,7 @@ async fn write(env: &TestEnv<'_>) -> Result<PersistentVolume> {
     claims::volume_of(env, FIRST).await
 }
 
-/// Every provisioner's list must be this; only that of the volume's node has something to say.
+/// Checks the list of every provisioner. Only the list of the volume's node has entries.
 async fn listed(env: &TestEnv<'_>, expected: &str) -> Result<()> {
     let mut lists = String::new();
     for pod in env.live_driver_pods().await? {
@@ -74,7 +76,7 @@ async fn orphan(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     claims::gone(env, &name).await
 }
 
-/// The object as it was, without what the API server and the claim had put into it.
+/// Creates the PersistentVolume again, without the fields that the API server and the claim had set.
 async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     let mut object = PersistentVolume { spec: volume.spec.clone(), ..PersistentVolume::default() };
     object.metadata.name = volume.metadata.name.clone();

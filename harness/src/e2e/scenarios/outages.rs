@@ -1,4 +1,5 @@
-//! The provisioner is killed in the middle of its work, and then the API server: each claim has one volume after that.
+//! The provisioner is killed while it provisions, and then the API server. After that each claim has exactly
+//! one volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +25,7 @@ use crate::test_env::workload::claim;
 pub(in crate::e2e) const NAME: &str = "outages";
 
 const SIZE: Size = Size::mebibytes(1);
-/// Enough that some are in the making when the first is done.
+/// The number of claims: enough that some are being provisioned when the first is bound.
 const CLAIMS: usize = 20;
 const PROVISIONER: &str = "provisioner";
 
@@ -37,16 +38,21 @@ pub(in crate::e2e) async fn run(
     let before = scenario.step("look at the node", Inventory::take(node)).await?;
     scenario.step("the provisioner is killed with volumes in the making", kill_at_work(env, node)).await?;
     scenario
-        .step("each claim has one volume, and no volume is without", one_each(env, node, &before))
+        .step(
+            "each claim has one volume, and no volume is without",
+            check_one_volume_each(env, node, &before),
+        )
         .await?;
     scenario
         .step("the API server is killed with volumes in the making", kill_api_server(env, cluster))
         .await?;
-    scenario.step("each claim has one volume all the same", one_each(env, node, &before)).await?;
+    scenario
+        .step("each claim has one volume all the same", check_one_volume_each(env, node, &before))
+        .await?;
     scenario.step("deleted with their claims, they leave nothing", remove(env, node, &before)).await
 }
 
-/// Returns the claims' names.
+/// Creates the claims, and returns their names.
 async fn create(env: &TestEnv<'_>, prefix: &str) -> Result<BTreeSet<String>> {
     let class = env.driver.class_name();
     let node = env.node.context(FOREIGN_NODE)?.name();
@@ -79,7 +85,7 @@ async fn kill_api_server(env: &TestEnv<'_>, cluster: &Cluster) -> Result<()> {
     cluster.restart_api_server().await
 }
 
-/// Waits until at least so many of the claims are bound.
+/// Waits until at least `least` of the claims are bound.
 pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, least: usize) -> Result<()> {
     let bound = |claims: &BTreeMap<String, PersistentVolumeClaim>| {
         let ours = claims.values().filter(|claim| names.contains(&claim.name_any()));
@@ -93,8 +99,9 @@ pub(super) async fn until_bound(env: &TestEnv<'_>, names: &BTreeSet<String>, lea
     .map(drop)
 }
 
-/// All claims of this scenario are bound, and there are as many objects and as many volumes on the node, no more.
-async fn one_each(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+/// Checks that all claims of this scenario are bound, and that there are exactly as many PersistentVolumes
+/// and volumes on the node.
+async fn check_one_volume_each(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let claims =
         env.claims().list(&ListParams::default()).await.map_err(api_error).context("list the claims")?;
     let names =

@@ -34,7 +34,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// before it retries. Then it starts all pods concurrently.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(420);
 
-/// How many volumes are in use: the claims of some pods, mounted and block in turn.
+/// The volumes in use: claims of several pods, mounted and block in turn.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::e2e) struct Load {
     pods: usize,
@@ -43,7 +43,7 @@ pub(in crate::e2e) struct Load {
 
 impl Load {
     pub(in crate::e2e) const FULL: Load = Load { pods: 5, claims_each: 10 };
-    /// One of each kind: to see that what is lost is noticed.
+    /// One volume of each kind, which is enough to check that lost data is noticed.
     pub(in crate::e2e) const LEAST: Load = Load { pods: 1, claims_each: 2 };
 }
 
@@ -104,7 +104,7 @@ async fn kept(env: &TestEnv<'_>, users: &[User]) -> Result<()> {
     volume_check(env, users, "verify-pattern", &[]).await
 }
 
-/// Has the test program do something with all volumes of each pod.
+/// Runs the test program with all volumes in each pod.
 async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[&str]) -> Result<()> {
     try_join_all(users.iter().map(async |user| {
         let volumes = user.volumes();
@@ -117,7 +117,7 @@ async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[
     .map(drop)
 }
 
-/// Returns which boot of the node it was that ended.
+/// Cuts the power, and returns the id of the boot that it ended.
 async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     let object = nodes.get(node.name()).await.map_err(api_error)?;
@@ -140,7 +140,7 @@ fn boot_id(node: &NodeObject) -> Option<&str> {
     Some(&info.boot_id)
 }
 
-/// The same pods, in new containers.
+/// Waits until the same pods run in new containers.
 async fn back(env: &TestEnv<'_>, users: &[User], before: &[Pod]) -> Result<()> {
     until_pods(env, users, RESTART_TIMEOUT, |pod| {
         let Some(before) = before.iter().find(|before| before.uid() == pod.uid()) else {
@@ -155,14 +155,14 @@ async fn back(env: &TestEnv<'_>, users: &[User], before: &[Pod]) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until the node holds a loop device for each block volume in use, no more and no fewer, and what it held
-/// before, if that is given. Answers what it holds.
+/// Waits until the node has exactly one loop device for each block volume in use, and, if `before` is given,
+/// exactly the entries in it. Returns the node's inventory.
 async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> Result<Inventory> {
     let in_use = block_volumes_in_use(env).await?;
     let deadline = Instant::now() + env.timeouts.end;
     loop {
         let held = Inventory::take(node).await?;
-        let mut complaints = wrongly_attached(&in_use, held.attached());
+        let mut complaints = attachment_errors(&in_use, held.attached());
         if let Some(before) = before {
             complaints.extend(held.beyond(before).into_iter().map(|more| format!("leaked: {more}")));
             complaints.extend(before.beyond(&held).into_iter().map(|less| format!("lost: {less}")));
@@ -175,8 +175,9 @@ async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> 
     }
 }
 
-/// One loop device for each volume and none besides. An image is known by the volume's id in its path.
-fn wrongly_attached(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<String> {
+/// Returns a message for each volume without exactly one loop device, and for each other device. The path of
+/// an image contains the volume's id.
+fn attachment_errors(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<String> {
     let of = |volume: &str| attached.iter().filter(|image| image.contains(volume)).count();
     let mut complaints: Vec<String> = in_use
         .iter()
@@ -188,7 +189,7 @@ fn wrongly_attached(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<Strin
     complaints
 }
 
-/// The ids of the block volumes that the pods of the scenarios have.
+/// Returns the ids of the block volumes that the pods of the scenarios use.
 async fn block_volumes_in_use(env: &TestEnv<'_>) -> Result<BTreeSet<String>> {
     let all = ListParams::default();
     let pods = env.pods().list(&all).await.map_err(api_error).context("list the pods")?;
@@ -222,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_load_is_half_block_and_every_claim_has_a_place_of_its_own() {
+    fn half_of_the_load_is_block_and_every_claim_has_its_own_path() {
         let users = users(Load::FULL);
         let claims: Vec<_> = users.iter().flat_map(|user| &user.claims).collect();
         assert_eq!(claims.len(), 50);
@@ -236,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_compared_with_the_volumes_in_use() {
+    fn missing_duplicate_and_leaked_loop_devices_are_reported() {
         let in_use = BTreeSet::from(["pvc-1".to_owned(), "pvc-2".to_owned()]);
         let judge = |images: &[&str]| {
-            wrongly_attached(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())
+            attachment_errors(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())
         };
         assert!(judge(&["/d/pvc-1/image", "/d/pvc-2/image"]).is_empty());
         assert_eq!(judge(&["/d/pvc-1/image"]), ["block volume pvc-2 is in use and has 0 loop devices"]);

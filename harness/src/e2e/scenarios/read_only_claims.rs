@@ -1,4 +1,4 @@
-//! Claims that a pod asks for read-only: the driver itself publishes them so.
+//! Claims that a pod mounts read-only: the driver itself publishes them read-only.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! Everything is deleted, and nothing is left: not in the API, and not on the node.
+//! Everything is deleted. Nothing may remain in the API or on the node.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::test_env::inventory::Inventory;
 
 pub(in crate::e2e) const NAME: &str = "removal";
 
-/// Data is removed in the background, which nothing announces.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The poll interval: the driver deletes data in the background, which no event announces.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(in crate::e2e) async fn run(
     scenario: &mut Scenario<'_>,
@@ -40,11 +40,12 @@ pub(in crate::e2e) async fn run(
     }
 }
 
-/// Deletes the namespace with all claims and pods in it and waits until it is gone.
+/// Deletes the namespace with all its claims and pods, and waits until it is deleted.
 ///
-/// What is in it goes first: while anything is left, Kubernetes looks at such a namespace again after 5 s, then 10 s.
+/// The objects in it are deleted first: while any is left, Kubernetes checks such a namespace again only
+/// after 5 s, then 10 s.
 pub(in crate::e2e) async fn delete_namespace(env: &TestEnv<'_>) -> Result<()> {
-    // Who makes pods, pods and claims together, so that claims are deleted that are in use.
+    // Deletes the controllers, pods and claims together, so that claims are deleted while in use.
     delete_all(env.stateful_sets()).await.context("delete the StatefulSets")?;
     delete_all(env.pods()).await.context("delete the pods")?;
     delete_all(env.claims()).await.context("delete the claims")?;
@@ -101,7 +102,7 @@ where
     .map(drop)
 }
 
-/// Waits until the node holds no more than before.
+/// Waits until the node has nothing that it did not have before.
 pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
     let deadline = Instant::now() + env.timeouts.end;
     loop {
@@ -110,6 +111,6 @@ pub(in crate::e2e) async fn nothing_left(env: &TestEnv<'_>, node: &Node, before:
             return Ok(());
         }
         anyhow::ensure!(Instant::now() < deadline, "leaked: {}", more.join("; "));
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }

@@ -1,4 +1,5 @@
-//! A class that retains: the claim is deleted, the data stays, and another claim is given it.
+//! A class with the reclaim policy Retain: the claim is deleted, the data stays, and another claim gets the
+//! volume.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -35,7 +36,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario.step("deleted with its claim, once that is its policy", discard(env, &class, &volume)).await
 }
 
-/// Returns the name of the class.
+/// Creates the class, and returns its name.
 async fn retaining(env: &TestEnv<'_>) -> Result<String> {
     let mut class: StorageClass = env.driver.class.clone();
     let name = format!("{}-retain", env.namespace);
@@ -47,7 +48,7 @@ async fn retaining(env: &TestEnv<'_>) -> Result<String> {
     Ok(name)
 }
 
-/// Returns the volume's name.
+/// Writes a text to a volume of the class, and returns the volume's name.
 async fn write(env: &TestEnv<'_>, class: &str) -> Result<String> {
     claims::create(env, &claim(FIRST, class, SIZE, "Filesystem", "ReadWriteOnce")?).await?;
     start(env, FIRST, FIRST, Use::Mounted, false).await?;
@@ -63,7 +64,8 @@ async fn release(env: &TestEnv<'_>, volume: &str) -> Result<()> {
     until_event(&env.client, &released, &["VolumeRetained"], env.timeouts.start, says).await.map(drop)
 }
 
-/// As an administrator does it: the old claim is taken off the volume, and the new one names it.
+/// Assigns the volume to a new claim as an administrator does: the old claim's reference is removed, and the
+/// new claim names the volume.
 async fn given(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
     claims::patch_volume(env, volume, &json!({"spec": {"claimRef": null}})).await?;
     let mut second = claim(SECOND, class, SIZE, "Filesystem", "ReadWriteOnce")?;
@@ -80,7 +82,7 @@ async fn discard(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
     claims::patch_volume(env, volume, &policy).await?;
     claims::delete(env, SECOND).await?;
     claims::gone(env, volume).await?;
-    // It is not in the namespace that is deleted at the end.
+    // The class is not in the namespace that is deleted at the end.
     let classes: Api<StorageClass> = Api::all(env.client.clone());
     classes
         .delete(class, &DeleteParams::default())

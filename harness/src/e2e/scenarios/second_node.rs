@@ -1,4 +1,5 @@
-//! A second node joins, first without storage and then with it, takes what the first one has no space for, and leaves.
+//! A second node joins, first without storage and then with it. It gets the volumes for which the first node
+//! has no space, and leaves.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -28,7 +29,7 @@ pub(in crate::e2e) async fn run(
     scenario.step("the second node leaves", leave(env, second)).await
 }
 
-/// Removes the node as an administrator does, with the objects of the pods that ran there: no kubelet reports their end.
+/// Removes the node as an administrator does, with its pods' objects, because no kubelet reports their end.
 async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
     let name = node.name().to_owned();
     node.stop().await?;

@@ -1,5 +1,5 @@
-//! The limit of a Filesystem volume, as a pod meets it that is root on its volume: cooperative in the host's user namespace,
-//! hard in a user namespace of the pod's own (`hostUsers: false`).
+//! The limit of a Filesystem volume for a pod that is root on it. In the host's user namespace, a pod can
+//! evade the limit. In a user namespace of its own (`hostUsers: false`), it cannot.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -21,12 +21,12 @@ use crate::test_env::workload::{Use, claim, holder};
 pub(in crate::e2e) const NAME: &str = "user namespaces";
 
 const SIZE: Size = Size::mebibytes(1);
-/// Pods and their claims.
+/// The names of pods and their claims.
 const HOST: &str = "host-users";
 const OWN: &str = "own-users";
-/// Of no volume: those of the store's volumes are far larger.
+/// A project id of no volume: those of the store's volumes are far larger.
 const OTHER_PROJECT: &str = "1";
-/// All ids are mapped to themselves in the host's user namespace.
+/// The host's user namespace maps all ids to themselves.
 const IDENTITY: [&str; 3] = ["0", "0", "4294967295"];
 
 pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) -> StepResult {
@@ -43,7 +43,7 @@ pub(in crate::e2e) async fn run(scenario: &mut Scenario<'_>, env: &TestEnv<'_>) 
     scenario.step("pods and claims go", clear(env)).await
 }
 
-/// The pod as it is, with a user namespace of its own.
+/// Returns the pod with a user namespace of its own.
 fn with_user_namespace(mut pod: Pod) -> Pod {
     let spec = pod.spec.get_or_insert_default();
     spec.host_users = Some(false);
@@ -69,7 +69,7 @@ async fn start(env: &TestEnv<'_>) -> Result<()> {
     tokio::try_join!(pods::create(env, &host), pods::create(env, &own)).map(drop)
 }
 
-/// Has the pod put its volume into another project, as any owner of a directory may try.
+/// Runs a program in the pod that changes the project id of its volume, as any owner of a directory can try.
 async fn change_project(env: &TestEnv<'_>, pod: &str) -> Result<ExecOutput> {
     exec(&env.pods(), pod, &["/loopfs", "quota", "tag", "--id", OTHER_PROJECT, "/vol"]).await
 }
@@ -111,7 +111,7 @@ async fn refused(env: &TestEnv<'_>) -> Result<()> {
     }
 }
 
-/// The driver logs what its audit finds, once.
+/// Checks that the driver has logged the finding of its audit exactly once.
 async fn reported(env: &TestEnv<'_>) -> Result<()> {
     let changed = claims::volume_of(env, HOST).await?.name_any();
     let unchanged = claims::volume_of(env, OWN).await?.name_any();

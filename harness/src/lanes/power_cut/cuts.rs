@@ -39,7 +39,7 @@ pub(super) struct Cut {
     pub(super) surviving: SurvivingWrites,
 }
 
-/// Which writes before a power cut are on the disk after it.
+/// The writes that survive a power cut.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum SurvivingWrites {
     /// The writes before the last flush.
@@ -177,7 +177,7 @@ mod tests {
         Entry::Write { offset: 1 << 20, data: vec![byte; 512] }
     }
 
-    /// Each operation once, with a write, a flush and a write inside.
+    /// Returns a log of each operation once, with a write, a flush and a write inside.
     fn log() -> Vec<Entry> {
         let mut entries = vec![written(0), Entry::Flush];
         for operation in OPERATIONS {

@@ -1,9 +1,11 @@
-//! Power cuts: the store is changed by threads while the disk's writes are recorded, and the machine is killed; then
-//! every disk that is examined is mounted in one machine more, recovered, and compared with what the threads had said.
+//! Power cuts. Threads change the store while the disk's writes are logged, and the machine is killed. Then
+//! another machine mounts each disk under examination, recovers the store, and compares it with the threads'
+//! output.
 //!
-//! The disks are the one that the kill left, and those that other cuts could have left: the writes are replayed up to
-//! the middle of an operation of each kind, where of the unflushed ones each is kept or lost by chance, and to just
-//! after one, where all unflushed ones are lost. Last comes a disk that forgets a flush, which must be noticed.
+//! One disk is the one that the kill left. The others are disks that other power cuts could have left. For an
+//! operation of each kind, the writes are replayed up to its middle, where each unflushed write survives or
+//! is lost at random, and to just after it, where all unflushed writes are lost. The last disk loses a flush,
+//! which the check must notice.
 
 mod cuts;
 
@@ -31,20 +33,21 @@ pub(super) const TEST: &str = "power_cut";
 
 const WORK: &str = "work::until_the_power_is_cut";
 const CHECK: &str = "check::nothing_is_lost_and_nothing_leaks";
-/// After these the kill comes, once each operation is on record to be cut: what a thread does is chance.
+/// The number of lines before the kill. The kill waits further until each operation is in the log, because
+/// the threads choose operations at random.
 const LINES: usize = 500;
-/// Lines between one look at the record and the next.
+/// The number of lines between two reads of the log.
 const MORE_LINES: usize = 20;
-/// Decides what each thread does and where is cut. How the threads meet is chance: what repeats a cut exactly is the
-/// record of writes, which is kept when a check fails.
+/// The variable with the seed of the threads' operations and the positions of the cuts. It does not determine
+/// how the threads interleave. The write log repeats a cut exactly, and is kept if a check fails.
 const SEED: &str = "LOOPFS_POWER_CUT_SEED";
 
 const PROGRAM: &str = "/tests/power_cut";
 const DISK_MIB: u64 = 1024;
-const WORK_TIME: Duration = Duration::from_secs(240);
-const CHECK_TIME: Duration = Duration::from_secs(120);
+const WORK_TIMEOUT: Duration = Duration::from_secs(240);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the machines of one kernel have in common.
+/// The parts that all machines of one kernel share.
 pub(super) struct Machine<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) hypervisor: &'a Hypervisor,
@@ -110,14 +113,14 @@ async fn cut_and_check(
 }
 
 async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
-    let mut binary = binary("work", WORK, WORK_TIME);
+    let mut binary = binary("work", WORK, WORK_TIMEOUT);
     binary.args.push("--nocapture".to_owned());
     binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
     let spec = spec(std::slice::from_ref(disk), vec![binary]);
     let vm = machine.with("power-cut-work", vec![disk.clone()], spec).boot().await?;
     let mut missing = format!("fewer than {LINES} lines were said");
     for lines in (LINES..).step_by(MORE_LINES) {
-        let said = vm.wait_said("work", lines, WORK_TIME).await;
+        let said = vm.wait_said("work", lines, WORK_TIMEOUT).await;
         said.with_context(|| format!("not all is done that is to be cut: {missing}"))?;
         match write_log::read(&disk.write_log()).and_then(|entries| cuts(&entries, seed)) {
             Ok(_) => break,
@@ -128,7 +131,7 @@ async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
 }
 
 async fn check(machine: &Machine<'_>, disks: Vec<Disk>, step: &Step) -> Result<GuestResults> {
-    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIME)).collect();
+    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIMEOUT)).collect();
     let spec = spec(&disks, binaries);
     machine.with("power-cut-check", disks, spec).run(step).await
 }
@@ -153,7 +156,7 @@ fn logs(directory: &Path, name: &str) -> PathBuf {
     directory.join(name)
 }
 
-/// One test of the program, under the name of the disk that it runs on.
+/// Returns one test of the program, with the name of its disk.
 fn binary(disk: &str, test: &str, timeout: Duration) -> TestBinary {
     TestBinary {
         name: disk.to_owned(),
@@ -166,7 +169,7 @@ fn binary(disk: &str, test: &str, timeout: Duration) -> TestBinary {
 }
 
 fn spec(disks: &[Disk], binaries: Vec<TestBinary>) -> TestsSpec {
-    // They are all copies of one.
+    // All disks are copies of one image.
     let options = format!("prjquota,nouuid,{HARDENED}");
     let mounts = disks.iter().map(|disk| xfs(&disk.name, &mount_point(&disk.name), &options)).collect();
     TestsSpec { mounts, binaries, ..TestsSpec::default() }
@@ -223,7 +226,7 @@ fn evaluate(
     }
 }
 
-/// Why the one test that ran did not pass.
+/// Returns the reason why the one test that ran did not pass, or `None` if it passed.
 fn failure(output: &str, end: &End) -> Option<String> {
     let mut one = Report::new();
     let ended = match end {
