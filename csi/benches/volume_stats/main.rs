@@ -72,7 +72,7 @@ fn run(directory: &Path, du: &[&str], counts: [usize; 2]) -> Result<()> {
         return Err(format!("{} holds volumes already", directory.display()).into());
     }
     let scratch = tempfile::tempdir()?;
-    let directories = Directories::make(scratch.path(), directory);
+    let directories = Directories::create(scratch.path(), directory);
     let driver = Driver::start(&directories);
     driver.wait_until_ready();
 
