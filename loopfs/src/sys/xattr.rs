@@ -43,10 +43,10 @@ pub(crate) fn remove(file: impl AsFd, name: &CStr) -> Result<()> {
 }
 
 /// The maximum size of a list of names and of a value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX` of linux/limits.h).
-pub(crate) const MOST: usize = 64 << 10;
+pub(crate) const MAX_SIZE: usize = 64 << 10;
 
 /// `listxattr`: returns the names that are visible to the caller. The kernel lists `trusted.*` only with `CAP_SYS_ADMIN`.
-/// Returns E2BIG if the names take more than [`MOST`] bytes.
+/// Returns E2BIG if the names take more than [`MAX_SIZE`] bytes.
 pub(crate) fn list_at(path: &CStr) -> Result<Vec<CString>> {
     let mut size = 256;
     loop {
@@ -55,7 +55,7 @@ pub(crate) fn list_at(path: &CStr) -> Result<Vec<CString>> {
         let length = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
         match Errno::result(length) {
             Ok(length) => return Ok(split(&names[..length as usize])),
-            Err(Errno::ERANGE) if size < MOST => size = MOST,
+            Err(Errno::ERANGE) if size < MAX_SIZE => size = MAX_SIZE,
             Err(errno) => return Err(errno),
         }
     }
@@ -84,7 +84,7 @@ pub(crate) fn get_at(path: &CStr, name: &CStr) -> Result<Option<Vec<u8>>> {
                 return Ok(Some(value));
             }
             Err(Errno::ENODATA) => return Ok(None),
-            Err(Errno::ERANGE) if size < MOST => size = MOST,
+            Err(Errno::ERANGE) if size < MAX_SIZE => size = MAX_SIZE,
             Err(errno) => return Err(errno),
         }
     }
