@@ -125,9 +125,9 @@ pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     text.trim_end().parse().or(Err(Errno::EIO))
 }
 
-/// Returns `true` if discards are enabled on a device. Returns `None` if the descriptor cannot be used to find out, because it is
-/// open for reading only. The call discards nothing: its range is empty and not aligned to a sector, and `BLKDISCARD` checks the
-/// limit of the queue (EOPNOTSUPP) before it checks the range (EINVAL).
+/// Returns `true` if discards are enabled on a device. Returns `None` if `device` is open for reading only, because the kernel
+/// then refuses the call. The call discards nothing: its range is empty and not aligned to a sector, and `BLKDISCARD` checks
+/// the limit of the queue (EOPNOTSUPP) before it checks the range (EINVAL).
 pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: BLKDISCARD reads two u64, which the argument is.
