@@ -139,7 +139,7 @@ pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
     }
 }
 
-/// Sets `queue/discard_max_bytes` of device `index` in sysfs. Returns EINVAL if the limit is not a multiple of the granularity, or
+/// Sets `queue/discard_max_bytes` of device `index` in sysfs. Returns EINVAL if the limit is not a multiple of the granularity or
 /// if it is 2^32 or more.
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
     let path = queue_file(index, "discard_max_bytes");

@@ -161,7 +161,8 @@ impl VolumeStore {
     pub fn repair_project(&self, id: &VolumeId) -> Result<u64> {
         let volume = self.volume(id)?;
         let directory = volume.open_dir()?;
-        // Volumes are separate bind mounts, and link(2) does not work across mounts. So all hard links of a file are in this volume.
+        // Volumes are separate bind mounts, and link(2) does not work across mounts. All hard links of a file are therefore in this
+        // volume.
         let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
         let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options);
         // Usage beyond a limit is part of the total of reservations, and it changes for both volumes.
