@@ -1,4 +1,4 @@
-//! Attaches an image file as a block device, grows it in use, and detaches it.
+//! Attaches an image file as a block device, expands it while it is attached, and detaches it.
 //!
 //! ```console
 //! # cargo run -p loopfs --example attach -- /var/tmp/image
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     image.set_len(4 << 20)?;
     println!("grown to {}", device.refresh_capacity(&image)?);
 
-    // Whoever keeps this line finds the very same attachment again, or learns that it is gone.
+    // With this line, a program can later find exactly this attachment, or detect that it no longer exists.
     println!("binding: {}", device.binding());
     match device.detach()? {
         Detach::Detached => println!("detached"),

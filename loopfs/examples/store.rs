@@ -1,6 +1,6 @@
-//! Makes a directory volume and an image volume, grows and deletes them.
+//! Creates a directory volume and an image volume, expands them and deletes them.
 //!
-//! The argument is the mount point of an XFS of its own, mounted with `prjquota`.
+//! The argument is the mount point of a dedicated XFS, mounted with `prjquota`.
 //!
 //! ```console
 //! # cargo run -p loopfs --example store -- /mnt/xfs

@@ -1,5 +1,5 @@
-//! The kernel's calls with nothing around them, for `benches/loop` to compare with. Not part of the API: there is no
-//! promise but that it compiles with the benchmarks of the same commit.
+//! Bare system calls, with which `benches/loop` compares the library. This module is not part of the API. It is only
+//! guaranteed to compile with the benchmarks of the same commit.
 
 use std::io::Result;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ impl Control {
         Ok(Self(loop_dev::open_control()?))
     }
 
-    /// `LOOP_CTL_ADD`; no error if the device is there.
+    /// `LOOP_CTL_ADD`. Succeeds if the device exists already.
     pub fn add(&self, index: u32) -> Result<()> {
         match loop_dev::add(&self.0, index) {
             Ok(_) | Err(Errno::EEXIST) => Ok(()),
@@ -38,16 +38,17 @@ impl Control {
     }
 }
 
-/// Every index the kernel has, bound or not.
+/// Returns the indices of all loop devices, bound or not.
 pub fn indices() -> Result<Vec<u32>> {
     Ok(loop_dev::indices()?)
 }
 
-/// What a file is attached as: as `AttachOptions::new` has it, so that both ask the kernel for the same.
+/// The properties with which a file is attached. They equal those of `AttachOptions::new`, so that both request the same from
+/// the kernel.
 pub struct Configuration(loop_config);
 
 impl Configuration {
-    /// `file` is opened with `O_DIRECT` and must stay open until the last [`attach`].
+    /// Creates a configuration. `file` must be open with `O_DIRECT` and must stay open until the last [`attach`].
     pub fn new(file: BorrowedFd<'_>, label: &str) -> Self {
         let mut config = abi::config(file.as_raw_fd(), 512);
         config.info.lo_flags = abi::DIRECT_IO;
@@ -68,7 +69,7 @@ pub fn detach(device: OwnedFd) -> Result<()> {
     Ok(loop_dev::clear(&device)?)
 }
 
-/// `Q_XGETNEXTQUOTA`: the first id in use from `id` on; None past the last.
+/// `Q_XGETNEXTQUOTA`: returns the first used id that is at least `id`, or `None` if there is none.
 pub fn next_id(fs: impl AsFd, id: u32) -> Result<Option<u32>> {
     match quotactl::get_next(fs.as_fd(), id) {
         Ok(quota) => Ok(Some(quota.id)),
@@ -77,7 +78,7 @@ pub fn next_id(fs: impl AsFd, id: u32) -> Result<Option<u32>> {
     }
 }
 
-/// `Q_XSETQLIM`: hard limits, of which 0 is none.
+/// `Q_XSETQLIM`: sets the hard limits. 0 means no limit.
 pub fn limit_id(fs: impl AsFd, id: u32, bytes: u64, inodes: u64) -> Result<()> {
     let mut quota = DiskQuota {
         version: quotactl::FS_DQUOT_VERSION,
@@ -91,7 +92,7 @@ pub fn limit_id(fs: impl AsFd, id: u32, bytes: u64, inodes: u64) -> Result<()> {
     Ok(quotactl::set_limits(fs.as_fd(), &mut quota)?)
 }
 
-/// What `VolumeStore` does to the image of a new volume, so that its first attachment need not search.
+/// Marks a new image as tracked, as `VolumeStore` does, so that its first attachment need not search all devices.
 pub fn mark_new_file_tracked(image: impl AsFd) -> Result<()> {
     Ok(crate::loop_device::mark_new_file_tracked(image)?)
 }

@@ -1,25 +1,25 @@
-//! One error type: what was being done, to what, what went wrong, and what to do about it.
+//! The error type of the crate. It names the operation, the object, the cause and the remedy.
 
 use std::fmt;
 
 use nix::errno::Errno;
 
-/// Result with [`Error`].
+/// A result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure an [`Error`] is: what a caller can act on.
+/// The kind of an [`Error`], by which a caller decides what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The volume, device or file is not there.
+    /// The volume, device or file does not exist.
     NotFound,
     /// The object exists with other properties than the requested ones.
     AlreadyExists,
-    /// An argument can never be right: fix the request.
+    /// An argument is invalid. A retry cannot succeed: correct the request.
     InvalidInput,
     /// The file system has less available space than requested.
     NoSpace,
-    /// Making it smaller would lose data.
+    /// The requested size is smaller than the current one, and shrinking would lose data.
     WouldShrink,
     /// The object is in use: try again later.
     Busy,
@@ -36,17 +36,17 @@ pub enum ErrorKind {
     NotHonoured,
     /// The kernel or the file system lacks the feature.
     Unsupported,
-    /// A capability is missing.
+    /// The process lacks a capability or permission.
     PermissionDenied,
-    /// The process is in a user namespace, where no capability suffices.
+    /// The process is in a user namespace, where no capability is sufficient.
     InUserNamespace,
     /// The file system is read-only.
     ReadOnly,
-    /// The file system does not take calls any more, most likely after an I/O error.
+    /// The file system has shut down, most likely after an I/O error.
     ShutDown,
-    /// Data that was there is lost.
+    /// Stored data is lost.
     Damaged,
-    /// Anything else the kernel said; see [`Error::errno`].
+    /// Any other error of the kernel; see [`Error::errno`].
     Other,
 }
 
@@ -68,7 +68,7 @@ impl ErrorKind {
     }
 }
 
-/// An operation that failed: `operation object: why`.
+/// A failed operation, printed as `operation object: cause`.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -98,7 +98,7 @@ impl Error {
         }
     }
 
-    /// Says more than the errno does, most of all what to do about it.
+    /// Adds a detail to the errno, above all the remedy.
     pub(crate) fn explain(mut self, detail: impl fmt::Display) -> Self {
         self.detail = detail.to_string();
         self
@@ -109,7 +109,7 @@ impl Error {
         self
     }
 
-    /// What kind of failure this is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -127,7 +127,7 @@ impl Error {
         &self.object
     }
 
-    /// The kernel's errno, where a system call failed.
+    /// Returns the kernel's errno if a system call failed.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.errno.map(|errno| errno as i32)
@@ -175,7 +175,7 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// Names the operation and the object of a system call that failed.
+/// Adds the operation and the object to the error of a failed system call.
 pub(crate) trait Context<T> {
     fn context(self, operation: &'static str, object: impl fmt::Display) -> Result<T>;
 }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_operation_object_remedy_and_errno_once() {
+    fn an_error_prints_operation_object_remedy_and_errno_once() {
         let error = Error::sys("open", "/dev/loop-control", Errno::ENOENT).explain("load the loop module");
         assert_eq!(
             error.to_string(),

@@ -1,4 +1,4 @@
-//! Advisory locks of whole files (flock(2)), waited for with a deadline.
+//! Advisory locks of whole files (flock(2)), acquired with a timeout.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a caller waits for a lock unless it says otherwise. No lock of the store is held while files are copied or
-/// removed, so one that is held for longer belongs to a process that hangs, most likely on the disk.
+/// The default timeout for a lock. No process holds a lock of the store while it copies or removes files. A lock that is
+/// held for longer therefore belongs to a process that hangs, most likely on the disk.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Locks `file` for this caller alone, and waits up to `timeout` for the callers that hold its lock. `operation` is what
-/// the caller does with the lock, for its error.
+/// Locks `file` exclusively, and waits up to `timeout` while other callers hold its lock. `operation` is the name of the
+/// caller's operation in the error.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`]: the lock was not free in time; the error names the file. Those of flock(2).
+/// [`ErrorKind::Busy`]: the lock was not free in time; the error names the file. The errors of flock(2).
 pub(crate) fn exclusive(
     file: impl Into<OwnedFd>,
     timeout: Duration,
@@ -33,7 +33,7 @@ pub(crate) fn exclusive(
 /// description, so threads that share `file` exclude each other as processes do.
 ///
 /// # Errors
-/// As [`exclusive`], and those of open(2).
+/// The errors of [`exclusive`] and of open(2).
 pub(crate) fn exclusive_reopened(
     file: BorrowedFd<'_>,
     timeout: Duration,
@@ -43,7 +43,7 @@ pub(crate) fn exclusive_reopened(
     exclusive(own, timeout, operation)
 }
 
-/// Locks `file` as [`exclusive`] does, but for any number of callers that ask for shared access.
+/// Locks `file` as [`exclusive`] does, but shares the lock with other callers of this function.
 ///
 /// # Errors
 /// As [`exclusive`].
@@ -56,7 +56,6 @@ pub(crate) fn shared(
 }
 
 /// Tries `request`, which does not block, until it succeeds or `timeout` has passed.
-///
 fn lock(
     file: OwnedFd,
     request: FlockArg,
@@ -70,11 +69,11 @@ fn lock(
     }
 }
 
-/// Calls `attempt` with `file` until it returns no EAGAIN, for up to `timeout`. Returns EAGAIN if that has passed.
+/// Calls `attempt` with `file` until it returns something other than EAGAIN or EINTR. Returns EAGAIN after `timeout`.
 ///
-/// The kernel gives no event to wait for with a deadline: flock(2) has no timeout, and inotify(7) reports the close of a
-/// process that dies before the kernel has dropped its lock. So the lock is tried at intervals that double from 50 µs to
-/// 10 ms.
+/// The kernel has no event to wait for with a timeout. flock(2) has no timeout. If a process dies, inotify(7) reports the
+/// close of its file before the kernel has dropped its lock. This function therefore tries the lock at intervals that
+/// double from 50 µs to 10 ms.
 pub(crate) fn retry<F, T>(
     timeout: Duration,
     mut file: F,
@@ -96,7 +95,7 @@ pub(crate) fn retry<F, T>(
     }
 }
 
-/// The error of a call that waited for the lock of `file` for `timeout`.
+/// Returns the error of a call that waited for the lock of `file` for `timeout`.
 pub(crate) fn still_locked(file: BorrowedFd<'_>, timeout: Duration, operation: &'static str) -> Error {
     let detail = format!(
         "another process or thread held the lock on this file for {timeout:?}; `lslocks` on the node lists the \
@@ -105,7 +104,7 @@ pub(crate) fn still_locked(file: BorrowedFd<'_>, timeout: Duration, operation: &
     Error::new(ErrorKind::Busy, operation, path_of(file), detail)
 }
 
-/// The path of an open file, for messages.
+/// Returns the path of an open file, for messages.
 fn path_of(file: BorrowedFd<'_>) -> String {
     match std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
         Ok(path) => path.display().to_string(),
@@ -135,7 +134,7 @@ mod tests {
         for part in [OPERATION, path.as_str(), "20ms", "lslocks"] {
             assert!(error.to_string().contains(part), "{part} is missing in: {error}");
         }
-        // Shared holders do not exclude each other, and a released lock can be had again.
+        // Shared locks do not exclude each other, and a released lock can be acquired again.
         shared(open(&file), Duration::ZERO, OPERATION).unwrap();
         drop(held);
         exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();

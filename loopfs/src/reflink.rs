@@ -1,4 +1,4 @@
-//! All blocks of one file shared with another.
+//! Sharing all blocks of one file with another (reflink).
 
 use std::os::fd::BorrowedFd;
 
@@ -7,19 +7,19 @@ use nix::sys::stat::fstat;
 
 use crate::sys::reflink;
 
-/// No file system has smaller blocks.
+/// The smallest block size of any file system, in bytes.
 const SECTOR: u64 = 512;
 
-/// Makes `target`, an empty file open for writing, share all that `source` has at one moment.
+/// Makes `target`, an empty file open for writing, share the whole content that `source` has at one moment.
 ///
-/// `FICLONE` answers success even where it had to stop in the midst of the file, for want of room or quota: it
-/// counts what it did and is asked for no number. So the sizes are compared, and the rest is asked for, which has the
-/// errno.
+/// If the disk is full or a quota is exceeded, `FICLONE` stops in the middle of the file and still returns success: the
+/// kernel counts the cloned bytes, but the ioctl does not return the number. This function therefore compares the sizes. If
+/// `target` is shorter, it clones the rest with a second call, which returns the errno.
 pub(crate) fn share_content(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
     let expected = size_of_file(source)?;
     reflink::clone(source, target)?;
     let mut reached = size_of_file(target)?;
-    // It stops between two blocks; an end that is in the midst of one is the end that the source had.
+    // An interrupted call stops at a block boundary. A size that is no multiple of a sector is the size of the source.
     while reached < expected && reached.is_multiple_of(SECTOR) && reached < size_of_file(source)? {
         reflink::clone_rest(source, reached, target)?;
         let now = size_of_file(target)?;

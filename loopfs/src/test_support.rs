@@ -1,4 +1,4 @@
-//! What tests ask of the kernel that the library does not. Not part of the API.
+//! Calls to the kernel that only tests need. This module is not part of the API.
 
 use std::ffi::CString;
 use std::io::Result;
@@ -18,14 +18,14 @@ pub fn discard(device: impl AsFd, start: u64, length: u64) -> Result<()> {
     Ok(sys::discard::discard(device, start, length)?)
 }
 
-/// `FS_XFLAG_*` of a file or directory, and its hints of the size of extents in bytes; without the flag that belongs
-/// to the project and those that only report.
+/// Returns the `FS_XFLAG_*` of a file or directory and its two extent size hints in bytes. The project inheritance flag and
+/// the read-only flags are left out.
 pub fn flags(file: impl AsFd) -> Result<(u32, u32, u32)> {
     let read = fsxattr::get(file)?;
     Ok((read.fsx_xflags & !NOT_CHOSEN, read.fsx_extsize, read.fsx_cowextsize))
 }
 
-/// Sets what [`flags`] reads.
+/// Sets the flags and hints that [`flags`] returns.
 pub fn set_flags(file: impl AsFd, (flags, extent, cow_extent): (u32, u32, u32)) -> Result<()> {
     let mut stored = fsxattr::get(&file)?;
     stored.fsx_xflags = stored.fsx_xflags & NOT_CHOSEN | flags;
@@ -43,8 +43,8 @@ pub fn set_project_inheritance(directory: impl AsFd, inherit: bool) -> Result<()
     Ok(fsxattr::set(directory, &stored)?)
 }
 
-/// Binds `source` to `target` with owners mapped by a user namespace (`MOUNT_ATTR_IDMAP`), as a container runtime mounts
-/// the volumes of a pod that has one.
+/// Bind-mounts `source` at `target` with owners mapped by a user namespace (`MOUNT_ATTR_IDMAP`). A container runtime mounts
+/// the volumes of a pod with a user namespace in this way.
 pub fn bind_mount_idmapped(source: impl AsFd, target: &Path, user_namespace: impl AsFd) -> Result<()> {
     let target = CString::new(target.as_os_str().as_bytes())?;
     let attributes = mount_attr {
@@ -58,7 +58,7 @@ pub fn bind_mount_idmapped(source: impl AsFd, target: &Path, user_namespace: imp
     Ok(sys::mount::attach_tree(tree, &target)?)
 }
 
-/// How many extents a file lies in, and how many of them are shared with others.
+/// Returns the number of extents of a file, and how many of them are shared with other files.
 pub fn extents(file: impl AsFd) -> Result<(usize, usize)> {
     let (mut all, mut position) = (Vec::new(), 0);
     loop {
@@ -70,7 +70,8 @@ pub fn extents(file: impl AsFd) -> Result<(usize, usize)> {
     Ok((all.len(), all.iter().filter(|extent| extent.flags & fiemap::SHARED != 0).count()))
 }
 
-/// Binds a file to the lowest free index as other programs do, without a trace of this library. Returns the index.
+/// Binds a file to the lowest free index as other programs do, without the locks and records of this library. Returns the
+/// index.
 pub fn bind_as_another_program(file: impl AsFd) -> Result<u32> {
     let index = loop_dev::get_free(loop_dev::open_control()?)?;
     let device = loop_dev::open_device(index, true)?;

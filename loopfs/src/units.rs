@@ -1,4 +1,4 @@
-//! Quantities with a type. The only place that rounds or multiplies by a block size.
+//! Types for quantities. Only this module rounds or multiplies by a block size.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ pub struct Bytes(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inodes(pub u64);
 
-/// XFS counts quota in its blocks and refuses nothing finer; images keep the same step so that
-/// both kinds of volume round alike. 4096 is also the largest sector size in common use.
+/// The unit of volume sizes in bytes. XFS enforces quotas in units of its blocks. Images use the same unit, so that both
+/// kinds of volume round alike. 4096 is also the largest sector size in common use.
 const ALLOCATION_UNIT: u64 = 4096;
 
 /// `struct fs_disk_quota` counts space in units of 512 bytes.
 const BASIC_BLOCK: u64 = 512;
 
-/// File offsets are signed.
+/// The largest size that can be rounded up, because file offsets are signed.
 const LARGEST: u64 = i64::MAX as u64 - (ALLOCATION_UNIT - 1);
 
 impl Bytes {
@@ -28,20 +28,19 @@ impl Bytes {
     /// 1 GiB.
     pub const GIB: Self = Self(1 << 30);
 
-    /// This many bytes or the few more that make a whole number of 4096-byte units. None where
-    /// that is more than a file offset can say.
+    /// Rounds up to a multiple of 4096 bytes. Returns `None` if the result exceeds the largest file offset.
     #[must_use]
     pub fn round_up(self) -> Option<Self> {
         (self.0 <= LARGEST).then(|| Self(self.0.next_multiple_of(ALLOCATION_UNIT)))
     }
 
-    /// `self - other`, or zero.
+    /// Returns `self - other`, or zero if `other` is larger.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// `self + other`, or the largest number.
+    /// Returns `self + other`, or the largest number if the sum overflows.
     #[must_use]
     pub fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
@@ -57,7 +56,7 @@ impl Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// Exact, and readable where that costs nothing: `1048576 bytes (1 MiB)`.
+    /// Writes the exact number, and a larger unit in brackets: `1048576 bytes (1 MiB)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0)?;
         let units = [(Self::GIB, "GiB"), (Self::MIB, "MiB"), (Self::KIB, "KiB")];
@@ -75,12 +74,12 @@ impl fmt::Display for Inodes {
     }
 }
 
-/// A block device's number, `dev_t`.
+/// The number of a block device, `dev_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
-    /// Which driver.
+    /// The number of the driver.
     pub major: u32,
-    /// Which device of that driver.
+    /// The number of the device among those of the driver.
     pub minor: u32,
 }
 
@@ -99,7 +98,7 @@ impl fmt::Display for DeviceNumber {
 impl std::str::FromStr for DeviceNumber {
     type Err = std::num::ParseIntError;
 
-    /// `major:minor`, as in sysfs and `/proc/self/mountinfo`.
+    /// Parses `major:minor`, the format of sysfs and `/proc/self/mountinfo`.
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let (major, minor) = text.split_once(':').unwrap_or((text, ""));
         Ok(Self { major: major.parse()?, minor: minor.parse()? })
@@ -114,26 +113,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rounding_never_gives_less_than_asked(asked in 0..=LARGEST) {
-            let rounded = Bytes(asked).round_up().unwrap().0;
-            prop_assert!(rounded >= asked && rounded - asked < ALLOCATION_UNIT);
+        fn round_up_returns_the_next_multiple_of_the_unit(size in 0..=LARGEST) {
+            let rounded = Bytes(size).round_up().unwrap().0;
+            prop_assert!(rounded >= size && rounded - size < ALLOCATION_UNIT);
             prop_assert_eq!(rounded % ALLOCATION_UNIT, 0);
             prop_assert!(i64::try_from(rounded).is_ok());
         }
 
         #[test]
-        fn basic_blocks_never_lose_a_byte(asked in 0..=LARGEST) {
-            prop_assert!(Bytes::from_basic_blocks(Bytes(asked).to_basic_blocks()) >= Bytes(asked));
+        fn basic_blocks_hold_at_least_the_size(size in 0..=LARGEST) {
+            prop_assert!(Bytes::from_basic_blocks(Bytes(size).to_basic_blocks()) >= Bytes(size));
         }
 
         #[test]
-        fn too_large_is_refused_not_wrapped(asked in LARGEST + 1..=u64::MAX) {
-            prop_assert_eq!(Bytes(asked).round_up(), None);
+        fn round_up_returns_none_for_a_size_that_is_too_large(size in LARGEST + 1..=u64::MAX) {
+            prop_assert_eq!(Bytes(size).round_up(), None);
         }
     }
 
     #[test]
-    fn bytes_read_as_people_write_them() {
+    fn bytes_are_printed_exactly_and_in_a_larger_unit() {
         assert_eq!(Bytes(512).to_string(), "512 bytes");
         assert_eq!(Bytes::MIB.to_string(), "1048576 bytes (1 MiB)");
         assert_eq!(Bytes(1_234_567).to_string(), "1234567 bytes (1.2 MiB)");

@@ -29,7 +29,7 @@ impl Size {
     }
 }
 
-/// `directory` is the root of an XFS with project quotas, with nothing else on it.
+/// Runs the benchmark. `directory` must be the root of an empty XFS with project quotas.
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
     let plan = size.image_plan();
@@ -37,8 +37,7 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     let images: Result<Vec<Image>> =
         plan.mebibytes.iter().map(|mebibytes| Image::make(&store, *mebibytes)).collect();
     let mut images = images?;
-    // In turn, so that whatever else this machine does meanwhile is the same to all. What is measured first finds the
-    // caches cold.
+    // The images take turns, so that other load on this machine affects all of them alike. Run 0 fills the caches.
     for run in 0..=plan.runs {
         eprintln!("run {run} of {}", plan.runs);
         for image in &mut images {
@@ -54,7 +53,7 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     Ok(())
 }
 
-/// An image, and how long it took to copy it.
+/// An image, and the times of its copies.
 struct Image {
     id: VolumeId,
     spec: VolumeSpec,
@@ -66,7 +65,7 @@ impl Image {
     fn make(store: &VolumeStore, mebibytes: u64) -> Result<Image> {
         let id = VolumeId::parse(&format!("bench-{mebibytes}"))?;
         let spec = VolumeSpec::new(VolumeKind::Block, Bytes(mebibytes << 20));
-        // One that a killed run left.
+        // A killed run may have left this volume.
         remove(store, &id)?;
         let volume = store.create(&id, &spec)?;
         fill(&volume.open_image(Access::ReadWrite)?.into(), mebibytes << 20)?;
@@ -86,7 +85,7 @@ impl Image {
     }
 }
 
-/// Written in full: what is only preallocated is not shared.
+/// Writes the whole image, because clones do not share preallocated blocks.
 fn fill(image: &std::fs::File, size: u64) -> Result<()> {
     let chunk = vec![0x5a; CHUNK.min(size as usize)];
     for offset in (0..size).step_by(CHUNK) {

@@ -1,6 +1,6 @@
-//! Measures copies that share blocks: clones and snapshots of images of several sizes, and clones of directory trees
-//! beside a copy that reads and writes. Run by `cargo harness bench clone`, which makes tables and a plot of what this
-//! prints: one JSON object in a line, the machine first.
+//! Measures copies that share blocks: clones and snapshots of images of several sizes, and clones of directory trees. It
+//! compares the latter with a copy that reads and writes. `cargo harness bench clone` runs this program and creates tables and
+//! a plot from its output: one JSON object per line, the description of the machine first.
 //!
 //! ```console
 //! # cargo bench -p loopfs --features bench --bench clone -- images /mnt/xfs-with-prjquota

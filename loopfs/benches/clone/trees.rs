@@ -1,4 +1,4 @@
-//! Clones of directory trees, beside copies that read and write, and beside cp(1) where there is one.
+//! Clones of directory trees, compared with copies that read and write, and with cp(1) if it is installed.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{Read, Write};
@@ -30,11 +30,11 @@ impl Size {
     }
 }
 
-/// `directory` is on an XFS.
+/// Runs the benchmark. `directory` must be on an XFS.
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
     let directory = directory.join("loopfs-bench-trees");
-    // What a killed run left.
+    // A killed run may have left this directory.
     if directory.exists() {
         fs::remove_dir_all(&directory)?;
     }
@@ -53,7 +53,7 @@ fn measure(directory: &Path, files: usize, runs: usize) -> Result<()> {
     let mut cp = Samples::per_inode("cp_reflink", files);
     let inodes = files + files.div_ceil(FILES_OF_A_DIRECTORY) + 1;
     let has_cp = Command::new("cp").arg("--version").output().is_ok_and(|output| output.status.success());
-    // What is measured first finds the caches cold.
+    // Run 0 fills the caches and does not count.
     for run in 0..=runs {
         stop::check()?;
         eprintln!("{files} files: run {run} of {runs}");
@@ -94,7 +94,7 @@ fn plant(source: &Path, files: usize) -> Result<()> {
     Ok(syncfs(File::open(source)?)?)
 }
 
-/// An empty directory for the next run, and nothing left to be written of the one before.
+/// Creates an empty directory for the next run, and writes back the dirty data of the run before.
 fn empty(directory: &Path) -> Result<PathBuf> {
     let target = directory.join("target");
     if target.exists() {
@@ -105,7 +105,7 @@ fn empty(directory: &Path) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// What any copy must do: content, owner, mode and times. `std::fs::copy` would share blocks.
+/// Copies content, owner, mode and times, the minimum of any copy. `std::fs::copy` is not used, because it would share blocks.
 fn copy_tree(source: &Path, target: &Path) -> Result<()> {
     let mut content = vec![0; FILE_BYTES];
     for entry in fs::read_dir(source)? {

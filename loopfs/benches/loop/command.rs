@@ -1,4 +1,4 @@
-//! The command line that benchmarks share: what to measure, where, and how long.
+//! The command line that benchmarks share: the subject of the measurement, its directory, and its length.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,18 +7,18 @@ use crate::stop;
 
 pub(crate) type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-/// How long a run is.
+/// The length of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Size {
     Full,
     Quick,
 }
 
-/// Something to measure by its name, in a directory.
+/// The name of a measurement and the function that runs it in a directory.
 pub(crate) type Subject = (&'static str, fn(&Path, Size) -> Result<()>);
 
 pub(crate) fn run(subjects: [Subject; 2]) -> ExitCode {
-    // Cargo itself adds the first of these.
+    // Cargo itself adds `--bench`.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let size = if args.iter().any(|arg| arg == "--quick") { Size::Quick } else { Size::Full };
     let words: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with("--")).collect();

@@ -1,4 +1,4 @@
-//! Attaching, finding, detaching and removing, with more and more devices attached.
+//! Attaching, finding, detaching and removing devices, with an increasing number of devices attached.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,13 +18,13 @@ use crate::{Result, Size, machine, stop};
 
 struct Plan {
     counts: &'static [usize],
-    /// Visits of each count, so that a disk that is slow for a while is slow for all of them.
+    /// Number of rounds. Each round measures every count once, so that a temporarily slow disk affects all counts alike.
     rounds: usize,
-    /// Of the library and the bare calls, in turn, in one visit.
+    /// Number of alternating runs of the library and of the bare calls for each count in a round.
     runs: usize,
-    /// Each so many of those the other programs have theirs, in the first round: later there are idle devices.
+    /// In the first round, the methods of other programs are measured once in this many runs. Later rounds have idle devices.
     others_every: usize,
-    /// Rounds of attaching the largest count and removing all of them.
+    /// Number of rounds of attaching the largest count of devices and removing all of them.
     removals: usize,
     removed_one_at_a_time: usize,
 }
@@ -70,7 +70,7 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     scene.measure_removal(&mut population, &plan)
 }
 
-/// All that is measured with `n` devices attached.
+/// All measurements with `n` devices attached.
 struct Series {
     n: usize,
     floor_attach: Samples,
@@ -105,7 +105,7 @@ impl Series {
     }
 }
 
-/// The files that are attached and detached again, one for each method.
+/// The files that the runs attach and detach, one for each method.
 struct Scene {
     configuration: baseline::Configuration,
     image: File,
@@ -147,7 +147,7 @@ impl Scene {
         others_every: Option<usize>,
     ) -> Result<()> {
         let Series { floor_attach, attach_pool, find_device, floor_detach, detach, .. } = series;
-        // Brings one device into the pool and everything into the caches.
+        // A warm-up run puts one device into the pool and fills the caches.
         population.control.detach(population.control.attach(self.image.as_fd(), &options())?)?;
         population.control.find(self.image.as_fd())?;
 
@@ -158,7 +158,7 @@ impl Scene {
             let ours = |samples: &mut Samples| {
                 samples.time(|| population.control.attach(self.image.as_fd(), &options()))
             };
-            // Whoever is first after a pause has the colder caches.
+            // The two methods take turns, because the first one after a pause has colder caches.
             let (floor_device, device) = if run % 2 == 0 {
                 let floor_device = bare(floor_attach)?;
                 (floor_device, ours(attach_pool)?)
@@ -171,7 +171,7 @@ impl Scene {
                 return Err("the device of the file was not found".into());
             }
             drop(found);
-            // While no device is idle, as where all of them come from LOOP_CTL_GET_FREE.
+            // This must run while no device is idle, as on a machine where all devices come from LOOP_CTL_GET_FREE.
             if others_every.is_some_and(|every| run % every == 0) {
                 let port = series.attach_get_free.time(|| self.attach_by_get_free(population))?;
                 if self.has_losetup {
@@ -198,8 +198,8 @@ impl Scene {
         Ok(())
     }
 
-    /// `LOOP_CTL_GET_FREE`, open, `LOOP_CONFIGURE`, and again when another was faster. Its users remove a device
-    /// when they detach it, so it has to be made each time.
+    /// Attaches with `LOOP_CTL_GET_FREE`, open and `LOOP_CONFIGURE`, and tries again if another program was faster. Programs
+    /// that use this method remove a device when they detach it, so the kernel has to create a device each time.
     fn attach_by_get_free(&self, population: &Population) -> Result<(OwnedFd, u32)> {
         loop {
             let index = population.raw.get_free()?;

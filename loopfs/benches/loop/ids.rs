@@ -1,4 +1,4 @@
-//! Allocating a project id, with more and more ids in use.
+//! Allocating a project id, with an increasing number of ids in use.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -11,14 +11,14 @@ use loopfs::{Bytes, Inodes, baseline};
 use crate::samples::Samples;
 use crate::{Result, Size, machine, stop};
 
-/// A mebi of ids, as of a driver on a machine where others have theirs.
+/// The first of 2^20 ids. The range is large, like that of a driver on a machine where other programs use ids too.
 const FIRST: u32 = 1 << 24;
 const LAST: u32 = FIRST + (1 << 20) - 1;
 
 struct Plan {
     counts: &'static [u32],
     runs: usize,
-    /// System calls that all scans for a gap may make with one count: each makes one for every id in use.
+    /// Maximum number of system calls of all gap scans with one count. A scan makes one call for each id in use.
     scan_calls: usize,
 }
 
@@ -31,12 +31,12 @@ impl Size {
     }
 }
 
-/// `directory` is on an XFS with project quotas and nobody else.
+/// Runs the benchmark. `directory` must be on an XFS with project quotas that no other program uses.
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
     let plan = size.id_plan();
     let fs = File::open(directory)?;
-    // Ids that a killed run left, which are all that the range has.
+    // Removes the ids of a killed run. The range contains no other ids.
     remove(&fs)?;
     let result = measure(directory, &fs, &plan);
     remove(&fs)?;
@@ -58,11 +58,11 @@ fn measure(directory: &Path, fs: &File, plan: &Plan) -> Result<()> {
             baseline::limit_id(fs, FIRST + in_use, Bytes::MIB.0, 1000)?;
             in_use += 1;
         }
-        // As a driver that has just been started: it knows no more than the file system does.
+        // Like a driver that has just started, this allocator has no state beyond that of the file system.
         let ids = ProjectIds::new(fs.as_fd(), lock.as_fd(), range.clone())?;
         let mut ours = Samples::new("id_alloc", count as usize);
         let mut scan = Samples::new("id_gap_scan", count as usize);
-        // Seldom, for what follows one finds the caches cold.
+        // Scans are rare, because a scan leaves cold caches for the next measurement.
         let scans = (plan.scan_calls / count as usize).clamp(1, plan.runs / 10);
         for run in 0..plan.runs {
             stop::check()?;
@@ -82,7 +82,8 @@ fn measure(directory: &Path, fs: &File, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The first id that is not in use, found by asking for each the next that is, and limited as ours.
+/// Finds the first id that is not in use, by querying the next used id from each candidate on. Sets the same limits as the
+/// allocator and returns the id.
 fn first_gap(fs: &File) -> Result<u32> {
     let mut candidate = FIRST;
     while baseline::next_id(fs, candidate)? == Some(candidate) {

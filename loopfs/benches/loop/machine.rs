@@ -1,4 +1,4 @@
-//! What was measured on.
+//! A description of the machine on which the benchmark runs.
 
 use crate::Result;
 
@@ -6,7 +6,7 @@ use crate::Result;
 pub(crate) fn print(directory: &std::path::Path) -> Result<()> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo")?;
     let field = |name: &str| cpuinfo.lines().find(|line| line.starts_with(name))?.split(':').nth(1);
-    // Not every architecture has a model name.
+    // Some architectures have no model name.
     let cpu = field("model name").or_else(|| field("CPU part")).unwrap_or("unknown").trim();
     let cpus = std::thread::available_parallelism()?;
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;

@@ -1,6 +1,6 @@
-//! Measures attaching, finding, detaching and removing loop devices, and allocating project ids, each beside the bare
-//! system calls and beside the methods that other programs use. Run by `cargo harness bench loop`, which makes tables
-//! and a plot of what this prints: one JSON object in a line, the machine first.
+//! Measures attaching, finding, detaching and removing loop devices, and allocating project ids. Each is compared with the
+//! bare system calls and with the methods of other programs. `cargo harness bench loop` runs this program and creates tables
+//! and a plot from its output: one JSON object per line, the description of the machine first.
 //!
 //! ```console
 //! # cargo bench -p loopfs --features bench --bench loop -- devices /var/tmp

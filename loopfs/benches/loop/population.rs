@@ -1,4 +1,4 @@
-//! The devices that are attached while others are measured, their files, and the way back to a machine without them.
+//! The devices that are attached during a measurement, their files, and their removal.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,13 +14,15 @@ use nix::unistd::syncfs;
 
 use crate::{Result, stop};
 
-/// On every device of a run, and part of the path of every file: by it the next run finds what a killed one left.
+/// The label of every device of a run, and a part of the path of every file. The next run uses it to find the devices and files
+/// of a killed run.
 pub(crate) const LABEL: &str = "loopfs-bench";
-/// Away from those of a driver that runs on the same machine; `max_part` up to 3 leaves them valid minor numbers.
+/// The range of indices, apart from that of a driver on the same machine. The indices have valid minor numbers with `max_part` up
+/// to 3.
 const RANGE: Range<u32> = 0x2_0000..0x3_0000;
-/// Of the range, what the library gets as its pool; the rest is bound by number.
+/// The part of the range that the library uses as its pool. The benchmark binds the other indices by number.
 const POOL: Range<u32> = 0x2_0000..0x2_f000;
-/// The idle device that the bare calls bind.
+/// The index of the idle device that the bare calls bind.
 pub(crate) const FLOOR_INDEX: u32 = POOL.end;
 
 pub(crate) struct Population {
@@ -28,13 +30,13 @@ pub(crate) struct Population {
     pub(crate) raw: baseline::Control,
     directory: PathBuf,
     attached: Vec<File>,
-    /// Detached, to be attached again.
+    /// Detached files, which can be attached again.
     spare: Vec<File>,
     images: usize,
-    /// Devices that other programs may have had before, were idle, and are bound for the time being, so that
-    /// `LOOP_CTL_GET_FREE` finds what it finds on a machine where all devices come from it: none idle.
+    /// Idle devices from before the run, perhaps of other programs. The run binds them temporarily, so that
+    /// `LOOP_CTL_GET_FREE` finds no idle device, as on a machine where all devices come from it.
     borrowed: Vec<u32>,
-    /// All devices there were.
+    /// All devices that existed before the run.
     before: Vec<u32>,
     _alone: Flock<File>,
 }
@@ -70,17 +72,18 @@ impl Population {
         self.directory.join(name)
     }
 
-    /// A sparse file of 1 MiB, such as the store makes for a volume.
+    /// Creates a sparse file of 1 MiB, as the store does for a volume.
     pub(crate) fn image(&self, name: &str) -> Result<File> {
         let image = File::options().read(true).write(true).create_new(true).open(self.path(name))?;
         image.set_len(1 << 20)?;
         baseline::mark_new_file_tracked(&image)?;
-        // Open for reading only, as a driver gives it: one that is open for writing looks like another program's device.
+        // The file is open for reading only, as in a driver. If it were open for writing, the library would take the open file
+        // description for the device of another program.
         drop(image);
         Ok(File::open(self.path(name))?)
     }
 
-    /// Attaches or detaches files until `count` are attached. The devices stay, idle.
+    /// Attaches or detaches files until `count` files are attached. Devices of detached files stay idle.
     pub(crate) fn resize(&mut self, count: usize) -> Result<()> {
         while self.attached.len() > count
             && let Some(image) = self.attached.pop()
@@ -101,12 +104,12 @@ impl Population {
             self.control.attach(image.as_fd(), &options().index(index))?;
             self.attached.push(image);
         }
-        // What is still to be written would slow down each flush of the file system.
+        // Dirty data would slow down each flush of the file system.
         syncfs(File::open(&self.directory)?)?;
         Ok(())
     }
 
-    /// Detaches all of them, each as a caller does, and waits until the devices are removed. Answers how many were.
+    /// Detaches each file as a caller does, and waits until the devices are removed. Returns the number of removed devices.
     pub(crate) fn remove(&mut self) -> Result<usize> {
         let count = pool()?;
         let control = LoopControl::with_pool(PoolOptions { range: POOL, keep_idle: 0 })?;
@@ -121,7 +124,7 @@ impl Population {
                 return Err("devices are left that nobody removes".into());
             }
             if control.remove_idle(0) == 0 {
-                // The thread in the background has the rest in hand.
+                // The background thread removes the other devices.
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -129,7 +132,7 @@ impl Population {
     }
 }
 
-/// How many devices the pool has, bound or idle.
+/// Returns the number of devices in the pool, bound or idle.
 fn pool() -> Result<usize> {
     Ok(baseline::indices()?.into_iter().filter(|index| POOL.contains(index)).count())
 }
@@ -147,13 +150,12 @@ impl Drop for Population {
     }
 }
 
-/// As a driver attaches the image of a volume.
+/// Returns the options with which a driver attaches the image of a volume.
 pub(crate) fn options() -> AttachOptions {
     AttachOptions::new(Access::ReadWrite).label(LABEL)
 }
 
-/// Removes everything that a run makes, whether this one or one that was killed. Answers which devices were still
-/// attached.
+/// Removes everything that this run or a killed one created. Returns the indices of the devices that were still attached.
 fn clean_up(directory: &Path) -> Result<Vec<u32>> {
     let mut detached = Vec::new();
     let control = LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 })?;

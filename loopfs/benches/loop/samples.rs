@@ -1,8 +1,8 @@
-//! Times of one measured thing, and the line they are reported in.
+//! The samples of one measurement, and the line that reports them.
 
 use std::time::{Duration, Instant};
 
-/// All runs of `name` with `n` of whatever it may depend on.
+/// The times of all runs of measurement `name`. `n` is the quantity on which the time may depend, such as the number of devices.
 #[derive(Debug)]
 pub(crate) struct Samples {
     name: &'static str,
@@ -16,20 +16,29 @@ impl Samples {
         Self { name, n, unit: "us", microseconds: Vec::new() }
     }
 
-    /// Of work on many devices, the share of one.
-    #[allow(dead_code, reason = "of those who include this file, only benches/loop measures devices")]
+    /// Creates samples of the time per device, for work on many devices.
+    #[allow(
+        dead_code,
+        reason = "of the benchmarks that include this file, only benches/loop measures devices"
+    )]
     pub(crate) fn per_device(name: &'static str, n: usize) -> Self {
         Self { unit: "us/device", ..Self::new(name, n) }
     }
 
-    /// Of work on a tree, the share of one inode.
-    #[allow(dead_code, reason = "of those who include this file, only benches/clone measures trees")]
+    /// Creates samples of the time per inode, for work on a tree.
+    #[allow(
+        dead_code,
+        reason = "of the benchmarks that include this file, only benches/clone measures trees"
+    )]
     pub(crate) fn per_inode(name: &'static str, n: usize) -> Self {
         Self { unit: "us/inode", ..Self::new(name, n) }
     }
 
-    /// Times work on `parts` of what is measured; a run to warm up does not count.
-    #[allow(dead_code, reason = "of those who include this file, only benches/clone warms up so")]
+    /// Runs `work` and records its time divided by `parts`. If `counts` is `false`, it records nothing, for a warm-up run.
+    #[allow(
+        dead_code,
+        reason = "of the benchmarks that include this file, only benches/clone warms up in this way"
+    )]
     pub(crate) fn share<T>(&mut self, counts: bool, parts: usize, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let result = work();
@@ -41,7 +50,7 @@ impl Samples {
 
     #[allow(
         dead_code,
-        reason = "of those who include this file, only benches/loop measures without warming up"
+        reason = "of the benchmarks that include this file, only benches/loop measures without warming up"
     )]
     pub(crate) fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
@@ -54,7 +63,7 @@ impl Samples {
         self.microseconds.push(time.as_secs_f64() * 1e6);
     }
 
-    /// Nothing where nothing was measured.
+    /// Prints the report line, or nothing if there are no samples.
     pub(crate) fn print(mut self) {
         self.microseconds.sort_by(f64::total_cmp);
         let (Some(median), Some(p99)) = (self.quantile(0.5), self.quantile(0.99)) else { return };
@@ -65,7 +74,7 @@ impl Samples {
         );
     }
 
-    /// By the nearest rank.
+    /// Returns a quantile by the nearest-rank method.
     fn quantile(&self, share: f64) -> Option<f64> {
         let rank = (share * self.microseconds.len() as f64).ceil() as usize;
         self.microseconds.get(rank.saturating_sub(1)).copied()

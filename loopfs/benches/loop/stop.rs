@@ -1,4 +1,4 @@
-//! A signal ends the run at the next measurement, and what was made is cleaned up on the way out.
+//! Stopping a run with a signal. The run ends at the next measurement and removes everything that it created.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,21 +6,22 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::Result;
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// Before any other thread starts, for threads inherit what is blocked.
+/// Blocks the signals and waits for them in a thread. Call it before any other thread starts, because threads inherit the
+/// signal mask.
 pub(crate) fn on_signals() {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     if signals.thread_block().is_ok() {
         std::thread::spawn(move || {
             if signals.wait().is_ok() {
-                ASKED.store(true, Ordering::Relaxed);
+                STOP_REQUESTED.store(true, Ordering::Relaxed);
             }
         });
     }
 }
 
-/// An error once a signal has come.
+/// Returns an error if a signal has arrived.
 pub(crate) fn check() -> Result<()> {
-    if ASKED.load(Ordering::Relaxed) { Err("stopped by a signal".into()) } else { Ok(()) }
+    if STOP_REQUESTED.load(Ordering::Relaxed) { Err("stopped by a signal".into()) } else { Ok(()) }
 }

@@ -88,8 +88,8 @@ impl MountFlags {
     /// All words that [`from_options`](Self::from_options) knows, for people.
     pub const OPTIONS: &str = "ro, rw, nosuid, suid, nodev, dev, noexec, exec, noatime, relatime, strictatime, nodiratime, diratime";
 
-    /// Reads options, a word each. What is not asked is as in any plain mount: `rw,suid,dev,exec,relatime`,
-    /// whatever the file system that is shown is mounted with.
+    /// Parses options, one word each. Properties without an option get the defaults of mount(8), `rw,suid,dev,exec,relatime`,
+    /// even if the source file system is mounted with other options.
     ///
     /// # Errors
     /// [`MountOptionError`]: a word that is none of [`OPTIONS`](Self::OPTIONS), or two that contradict each other.

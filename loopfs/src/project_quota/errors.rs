@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sys;
 
 /// The inode of the initial user namespace in nsfs, the same on every kernel (`USER_NS_INIT_INO` of
-/// linux/nsfs.h). A map of all ids in `/proc/self/uid_map` would not tell: a namespace inside can have it too.
+/// linux/nsfs.h). A map of all ids in `/proc/self/uid_map` is no evidence, because a nested namespace can have one too.
 const INITIAL_USER_NAMESPACE: u64 = 0xefff_fffd;
 
 /// Which interface refused.

@@ -15,10 +15,10 @@ pub enum Limit<T> {
     Keep,
     /// Remove it, the soft one too.
     Unlimited,
-    /// Never more than this; no soft limit. Not 0, which is how the kernel says unlimited.
+    /// Set a hard limit and no soft limit. The limit must not be 0, which the kernel interprets as unlimited.
     Hard(T),
-    /// Never more than `hard`, and more than `soft` only for the file system's grace period (a week unless
-    /// somebody changed it).
+    /// Set both limits. Usage never exceeds `hard`, and exceeds `soft` only for the grace period of the file system (a week by
+    /// default).
     ///
     /// statfs(2) of the directory shows `soft` as its size.
     SoftHard {

@@ -1,4 +1,4 @@
-//! A tree compared with the project it should be in.
+//! Comparing a tree with the project to which it should belong.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -11,60 +11,61 @@ use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::Result;
 use crate::project_quota::ProjectId;
 
-/// An inode that is not in the project of its tree as it should be.
+/// An inode with another project id than its tree, or a directory without project inheritance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StrayInode {
-    /// Relative to the root of the tree, which is `.`; any bytes, and as long as the tree is deep.
+    /// The path relative to the root of the tree, which is `.`. It can contain any bytes and exceed `PATH_MAX`.
     pub path: PathBuf,
-    /// The project id found, 0 for none.
+    /// The project id of the inode, 0 for none.
     pub project: u32,
-    /// `true` for a directory whose new entries inherit its id; `false` for other inodes.
+    /// `true` for a directory whose new entries inherit its id, otherwise `false`.
     pub inherits: bool,
 }
 
-/// How a tree compares with a project.
+/// The result of comparing a tree with a project.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeAudit {
-    /// Names visited, the root among them. A file with two names counts twice.
+    /// Number of names visited, including the root. A file with two hard links counts twice.
     pub names: u64,
-    /// Directories among them.
+    /// Number of directories among these names.
     pub directories: u64,
-    /// Names of inodes with another project id: their blocks and inodes are charged elsewhere, or nowhere.
+    /// Number of names of inodes with another project id. Their blocks and inodes are charged to another project or to none.
     pub other_project: u64,
-    /// Directories without the project inheritance flag (`FS_XFLAG_PROJINHERIT`), whatever their id is: what is made in
-    /// them is in no project.
+    /// Number of directories without the project inheritance flag (`FS_XFLAG_PROJINHERIT`), with any id. New entries of such
+    /// directories are in no project.
     pub not_inheriting: u64,
-    /// The first [`EXAMPLES`](Self::EXAMPLES) of both.
+    /// The first [`EXAMPLES`](Self::EXAMPLES) inodes that [`other_project`](Self::other_project) or
+    /// [`not_inheriting`](Self::not_inheriting) counts.
     pub strays: Vec<StrayInode>,
-    /// What could not be looked at.
+    /// The entries that could not be checked.
     pub skipped: Skipped,
-    /// Directories were moved while the walk was in them, so parts of the tree may not have been seen.
+    /// `true` if directories were moved while the walk was in them. The walk may then have missed parts of the tree.
     pub disturbed: bool,
 }
 
 impl TreeAudit {
-    /// How many examples are kept.
+    /// The maximum number of examples.
     pub const EXAMPLES: usize = 16;
 
-    /// Whether all that could be looked at is in the project. Whether that was all: [`skipped`](Self::skipped)
-    /// and [`disturbed`](Self::disturbed).
+    /// Returns `true` if every inode that the audit could check is in the project. [`skipped`](Self::skipped) and
+    /// [`disturbed`](Self::disturbed) show whether it could check the whole tree.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.other_project == 0 && self.not_inheriting == 0
     }
 }
 
-/// Finds what is not in the project in the tree below `root`, a directory: what its owner moved to another
-/// project, or to none. Changes nothing. `O_PATH` is enough for `root`.
+/// Finds the inodes of the tree below `root`, a directory, that are not in the project, because their owner moved them to
+/// another project or to none. It changes nothing. `root` may be an `O_PATH` descriptor.
 ///
 /// Symbolic links, sockets, FIFOs and devices are compared from Linux 6.17 on (`file_getattr(2)`). proc(5) must be
 /// mounted on /proc.
 ///
 /// # Errors
-/// EACCES, as [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied): the root may not be read. ENOTTY
-/// or EOPNOTSUPP, as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): a file system without project ids.
-/// ENOTDIR, as [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): not a directory. ENOENT, as
-/// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): no proc(5) on /proc. EIO and the like.
+/// EACCES, as [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied): the caller may not read the root. ENOTTY
+/// or EOPNOTSUPP, as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the file system has no project ids.
+/// ENOTDIR, as [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): `root` is not a directory. ENOENT, as
+/// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound): proc(5) is not mounted on /proc. Errors of the file system such as EIO.
 #[doc(alias = "xfs_quota project -c")]
 #[doc(alias = "file_getattr")]
 #[doc(alias = "FS_IOC_FSGETXATTR")]
@@ -72,7 +73,7 @@ pub fn audit_tree(root: BorrowedFd<'_>, id: ProjectId) -> Result<TreeAudit> {
     audit_tree_reporting(root, id, &mut |_| {})
 }
 
-/// [`audit_tree`], reporting how far it is every 1024 names.
+/// Audits a tree as [`audit_tree`] does, and reports its progress every 1024 names.
 ///
 /// # Errors
 /// As [`audit_tree`].

@@ -1,4 +1,4 @@
-//! A tree copied with its files' blocks shared.
+//! Copying a tree with shared blocks (reflink).
 
 use std::os::fd::BorrowedFd;
 
@@ -14,77 +14,80 @@ use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::file_handle;
 
-/// What a clone of a tree holds.
+/// The content of a clone of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloneReport {
-    /// Names visited in the source, the root among them. A file with two names counts twice.
+    /// Number of names visited in the source, including the root. A file with two hard links counts twice.
     pub names: u64,
-    /// Directories created, and the root.
+    /// Number of directories created, plus the root.
     pub directories: u64,
-    /// Regular files created.
+    /// Number of regular files created.
     pub files: u64,
     /// Special files and symbolic links created.
     pub special_files: SpecialFiles,
-    /// Additional hard links created.
+    /// Number of additional hard links created.
     pub hard_links: u64,
-    /// Entries that are not in the clone. [`Skipped::refused`](field@Skipped::refused) counts also directories, and files with several names, that are
-    /// there and lack their times or flags.
+    /// Entries that are not in the clone. [`Skipped::refused`](field@Skipped::refused) also counts directories, and files with
+    /// several hard links, that are in the clone but lack their times or flags.
     pub skipped: Skipped,
-    /// Directories were moved, or names recreated, during the walk: parts of the source may be missing.
+    /// `true` if directories were moved or names recreated during the walk. Parts of the source may then be missing.
     pub disturbed: bool,
 }
 
 impl CloneReport {
-    /// Whether all of the source that its file system has is in the clone. What is mounted in it never is, nor what
-    /// a mount covers; [`skipped`](Self::skipped) tells.
+    /// Returns `true` if the clone contains the whole source. A clone never contains mounted trees or the trees that a mount
+    /// covers; [`skipped`](Self::skipped) counts them.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.skipped.is_empty() && !self.disturbed
     }
 }
 
-/// Copies the tree below `source`, a directory, into `target`, an empty directory of the same file system, with the
-/// blocks of its files shared until one of the two is written. `O_PATH` is enough for both.
+/// Copies the tree below `source`, a directory, into `target`, an empty directory of the same file system. The files share
+/// their blocks until one of the two copies is written. Both descriptors may be `O_PATH`.
 ///
-/// # What the clone is
-/// Directories, regular files, symbolic links, FIFOs, sockets and device nodes, with their hard links to each other,
-/// owners, modes, access and modification times, extended attributes (`user`, `security` with capabilities, POSIX
-/// ACLs, and `trusted` but for this crate's own, `trusted.loopfs.*`) and flags (ioctl_xfs_fsgetxattr(2): immutable,
-/// append-only, no dump, extent size hints and the rest; those of special files from Linux 6.17 on). Holes stay
-/// holes; post-EOF blocks are not copied. The root gets all this too, except that it is
-/// neither immutable nor append-only, so that its caller can still move and mark it. Inode numbers, the time of
-/// birth and of the last change are new.
+/// # Content of the clone
+/// The clone contains directories, regular files, symbolic links, FIFOs, sockets and device nodes, with their hard links to
+/// each other. It preserves owners, modes, access and modification times, extended attributes and flags. Extended attributes
+/// are `user`, `security` with capabilities, POSIX ACLs, and `trusted` except this crate's own, `trusted.loopfs.*`. Flags
+/// are those of ioctl_xfs_fsgetxattr(2), such as immutable, append-only, no dump and extent size hints. The flags of special
+/// files are copied from Linux 6.17 on. Holes stay holes; post-EOF blocks are not copied. The root gets the same attributes,
+/// but is neither immutable nor append-only, so that the caller can still move and mark it. Inode numbers, the time of birth
+/// and the time of the last status change are new.
 ///
-/// All of it is in the project that `target` hands down, whatever projects its sources are in. Each file counts with
-/// all its blocks against the limits of that project, as if they were not shared.
+/// All inodes of the clone are in the project that `target` passes on, regardless of the projects of their sources. All
+/// blocks of each file count against the limits of that project, as if they were not shared.
 ///
 /// # A tree that is in use
-/// Each file is what it was at one moment between two writes, and each at another: the tree is not one moment. A
-/// program that keeps several files in step (a database and its log) must be stopped, or told to hold still, while
-/// it lasts. The owner of the source may change it in any way meanwhile and nothing outside it is read; whether
-/// that kept parts from being seen is in [`CloneReport::disturbed`]. The source is not changed, except that the
-/// access times of its symbolic links move as whenever they are read.
+/// Each file is copied as it was at one moment between two writes, but different files at different moments. The clone is
+/// therefore not a consistent image of the tree. A program that keeps several files consistent, such as a database and its
+/// log, must be stopped or paused during the call. The owner of the source may change it in any way concurrently, and the
+/// call still reads nothing outside it. [`CloneReport::disturbed`] shows whether such changes may have hidden parts of the
+/// source. The call does not change the source, except for the access times of its symbolic links, which every read updates.
 ///
-/// `target` must be out of reach of everybody else until the call is over. After an error it holds a part, and is to
-/// be removed.
+/// No other process may reach `target` until the call returns. After an error `target` contains a part of the clone, and the
+/// caller must remove it.
 ///
 /// # Durability
-/// Nothing is. Call syncfs(2) on the file system before the clone gets a name that others rely on.
+/// The clone is not durable when the call returns. Call syncfs(2) on the file system before the clone gets its final name.
 ///
 /// # Errors
-/// ENOSPC or EDQUOT, as [`ErrorKind::NoSpace`]: the limit of the target's project, or the file system, leaves no
-/// room. EOPNOTSUPP, as [`ErrorKind::Unsupported`]: the file system cannot share blocks. EXDEV, as
-/// [`ErrorKind::InvalidInput`]: the two are on different file systems, or before Linux 5.18 on different mounts of
-/// one. [`ErrorKind::InvalidInput`]: not directories, or the target lies in the source.
-/// [`ErrorKind::AlreadyExists`]: the target is not empty. [`ErrorKind::Busy`]: directories were moved ahead of the
-/// walk without end. EPERM or EACCES, as [`ErrorKind::PermissionDenied`]: at the root; elsewhere it is counted in
-/// [`CloneReport::skipped`], as is EAGAIN, a file on which its owner has a lease (fcntl(2)), ETXTBSY, one that is
-/// swapped to, and E2BIG, one whose attributes have more names than listxattr(2) can tell. ENOENT, as
-/// [`ErrorKind::NotFound`]: no proc(5) on /proc.
+/// ENOSPC or EDQUOT, as [`ErrorKind::NoSpace`]: the limit of the target's project is exceeded, or the file system is full.
+/// EOPNOTSUPP, as [`ErrorKind::Unsupported`]: the file system cannot share blocks. EXDEV, as [`ErrorKind::InvalidInput`]:
+/// the two are on different file systems, or before Linux 5.18 on different mounts of one.
+/// [`ErrorKind::InvalidInput`]: one of the two is not a directory, or the target is inside the source.
+/// [`ErrorKind::AlreadyExists`]: the target is not empty. [`ErrorKind::Busy`]: another process kept moving directories ahead
+/// of the walk. EPERM or EACCES, as [`ErrorKind::PermissionDenied`]: the root is not accessible. ENOENT, as
+/// [`ErrorKind::NotFound`]: proc(5) is not mounted on /proc.
 ///
-/// It needs `CAP_CHOWN`, `CAP_DAC_OVERRIDE`, `CAP_DAC_READ_SEARCH` (hard links), `CAP_FOWNER`, `CAP_FSETID`,
-/// `CAP_LINUX_IMMUTABLE`, `CAP_MKNOD`, `CAP_SETFCAP` and `CAP_SYS_ADMIN` (`trusted.*`), each only for trees that have
-/// what it is for. Without `CAP_SYS_ADMIN` the attributes in `trusted.*` are not seen, and not counted either.
+/// Below the root, EPERM and EACCES are counted in [`CloneReport::skipped`]. The same applies to EAGAIN (the owner of the
+/// file has a lease on it, fcntl(2)), ETXTBSY (the file is used as swap space), and E2BIG (the file has more attribute names
+/// than listxattr(2) can return).
+///
+/// The call needs `CAP_CHOWN`, `CAP_DAC_OVERRIDE`, `CAP_DAC_READ_SEARCH` (hard links), `CAP_FOWNER`, `CAP_FSETID`,
+/// `CAP_LINUX_IMMUTABLE`, `CAP_MKNOD`, `CAP_SETFCAP` and `CAP_SYS_ADMIN` (`trusted.*`), each only if the tree has entries
+/// that require it. Without `CAP_SYS_ADMIN` the kernel does not list attributes in `trusted.*`, so they are not counted
+/// either.
 #[doc(alias = "FICLONE")]
 #[doc(alias = "reflink")]
 #[doc(alias = "cp -a --reflink=always")]
@@ -92,7 +95,7 @@ pub fn clone_tree(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<Clon
     clone_tree_reporting(source, target, &mut |_| {})
 }
 
-/// [`clone_tree`], reporting how far it is every 1024 names.
+/// Clones a tree as [`clone_tree`] does, and reports its progress every 1024 names.
 ///
 /// # Errors
 /// As [`clone_tree`].
@@ -115,7 +118,7 @@ pub fn clone_tree_reporting(
 struct Cloning<'a> {
     target: Target,
     hard_links: HardLinks,
-    /// Directories that the walk is in and the clone is not: one that was left out, and those below it.
+    /// Number of skipped directories on the path of the walk: one that could not be cloned, and those below it.
     skipped: u64,
     progress: &'a mut dyn FnMut(&CloneReport),
     report: CloneReport,
@@ -206,7 +209,7 @@ impl Visitor for Cloning<'_> {
         let Err(refusal) = done else { return Ok(()) };
         self.skipped += u64::from(directory);
         if refusal.errno == Errno::EEXIST {
-            // The list of a directory that changes can have a name twice; one of the two is in the clone.
+            // The list of a changing directory can contain a name twice. The clone already contains one of the two entries.
             self.report.disturbed = true;
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! The attributes of an inode that are neither its project nor the kernel's own: its owner's to choose.
+//! The attributes of an inode that its owner can choose. The project and the flags that the kernel maintains are not among
+//! them.
 
 use linux_raw_sys::general::{
     FS_XFLAG_APPEND, FS_XFLAG_COWEXTSIZE, FS_XFLAG_DAX, FS_XFLAG_EXTSIZE, FS_XFLAG_EXTSZINHERIT,
@@ -6,12 +7,12 @@ use linux_raw_sys::general::{
     FS_XFLAG_NOSYMLINKS, FS_XFLAG_REALTIME, FS_XFLAG_RTINHERIT, FS_XFLAG_SYNC,
 };
 
-/// What keeps an inode from being changed, linked or moved.
+/// Flags that prevent changing, linking or moving an inode.
 pub(super) const FREEZING: u32 = FS_XFLAG_IMMUTABLE | FS_XFLAG_APPEND;
-/// How a file is allocated: only taken by one that has no blocks.
+/// Flags that control block allocation. The kernel accepts them only for a file without blocks.
 pub(super) const ALLOCATION: u32 =
     FS_XFLAG_REALTIME | FS_XFLAG_EXTSIZE | FS_XFLAG_COWEXTSIZE | FS_XFLAG_DAX | FS_XFLAG_FILESTREAM;
-/// All that an owner, or who may act as one, can choose.
+/// All flags that the owner of an inode, or a process with `CAP_FOWNER`, can choose.
 pub(super) const CHOSEN: u32 = FREEZING
     | ALLOCATION
     | FS_XFLAG_SYNC
@@ -22,7 +23,7 @@ pub(super) const CHOSEN: u32 = FREEZING
     | FS_XFLAG_EXTSZINHERIT
     | FS_XFLAG_NODEFRAG;
 
-/// Flags (`FS_XFLAG_*`) and the hints that belong to them, in bytes.
+/// Flags (`FS_XFLAG_*`) and the extent size hints that belong to them, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Flags {
     bits: u32,
@@ -73,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neither_the_project_nor_what_is_only_reported_is_the_owners() {
+    fn project_inheritance_and_read_only_flags_are_dropped() {
         let reported = FS_XFLAG_PREALLOC | FS_XFLAG_HASATTR | FS_XFLAG_PROJINHERIT;
         assert!(Flags::new(u64::from(reported) | 1 << 40, 8, 8).are_none());
         assert_eq!(Flags::new(u64::from(reported), 8, 8), Flags::default());
     }
 
     #[test]
-    fn a_hint_goes_with_its_flag() {
+    fn a_hint_is_zero_without_its_flag() {
         let both = Flags::new(u64::from(FS_XFLAG_EXTSIZE | FS_XFLAG_COWEXTSIZE | FS_XFLAG_SYNC), 8192, 4096);
         assert_eq!(both.hints(), (8192, 4096));
         assert_eq!(both.only(FS_XFLAG_COWEXTSIZE).hints(), (0, 4096));

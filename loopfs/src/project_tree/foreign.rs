@@ -1,4 +1,4 @@
-//! A tree searched for inodes that are charged to a project other than its own.
+//! Searching a tree for inodes that are charged to another project.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::BorrowedFd;
@@ -14,26 +14,26 @@ use crate::project_quota::ProjectId;
 /// Inodes of one tree that have the same project id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignInodes {
-    /// Names of such inodes. A file with two names counts twice.
+    /// Number of names of these inodes. A file with two hard links counts twice.
     pub(crate) names: u64,
-    /// The first one, relative to the root of the tree, which is `.`.
+    /// The path of the first one, relative to the root of the tree, which is `.`.
     pub(crate) example: PathBuf,
 }
 
-/// The result of a search.
+/// The result of [`find_foreign`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ForeignSearch {
     /// Inodes with one of the ids that were searched for.
     pub(crate) known: BTreeMap<ProjectId, ForeignInodes>,
     /// Inodes with any other id, or with none.
     pub(crate) other: Option<ForeignInodes>,
-    /// The walk saw the whole tree: no directory was moved in the meantime, and all entries could be read.
+    /// `true` if the walk saw the whole tree: no directory was moved in the meantime, and all entries could be read.
     pub(crate) complete: bool,
 }
 
-/// Searches the tree below `root` for inodes that have another project id than `own`. Inodes with an id in `known` are
-/// counted for each id, so that an owner who gives his files very many ids costs no memory. `progress` is called every
-/// 1024 names. Changes nothing; `O_PATH` is enough for `root`.
+/// Searches the tree below `root` for inodes that have another project id than `own`. The search counts inodes per id only
+/// for the ids in `known`, so an owner who sets very many ids cannot exhaust its memory. It calls `progress` every 1024
+/// names and changes nothing. `root` may be an `O_PATH` descriptor.
 ///
 /// # Errors
 /// As [`audit_tree`](super::audit_tree).

@@ -1,15 +1,15 @@
-//! Which files of a clone get additional hard links.
+//! Files of a clone that get additional hard links.
 //!
-//! A file is known by its handle, which holds the number and the generation of its inode: a number alone could be
-//! another file's by the time the walk meets it again. The clone's file is reached by a handle too. It needs no
-//! name for that, so nothing lies about in the tree while it is made, and nothing is left of it after a crash.
+//! A source file is identified by its handle, which contains the number and the generation of its inode. The number alone
+//! could belong to another file by the time the walk meets it again. The file of the clone is also opened by its handle. It
+//! therefore needs no temporary name in the tree, and a crash leaves none behind.
 
 use std::collections::HashMap;
 
 use super::flags::Flags;
 use crate::sys::file_handle::FileHandle;
 
-/// Files with several names, from the first name on until the last.
+/// Files with several hard links, from their first name in the walk to their last.
 #[derive(Default)]
 pub(super) struct HardLinks {
     made: HashMap<FileHandle, Made>,
@@ -19,9 +19,9 @@ pub(super) struct HardLinks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Made {
     pub(super) handle: FileHandle,
-    /// What it gets when it has all its names: they would keep it from getting one.
+    /// The flags to set once all its hard links exist, because they prevent linking.
     pub(super) flags: Flags,
-    /// Names that its source has beyond those met.
+    /// Number of names of its source that the walk has not met yet.
     missing: u64,
 }
 
@@ -34,14 +34,14 @@ impl HardLinks {
         self.made.get(source).map(|made| &made.handle)
     }
 
-    /// One more name was made; the file, if it was the last.
+    /// Records that another name was created. Returns the file if this was its last name.
     pub(super) fn met(&mut self, source: &FileHandle) -> Option<Made> {
         let made = self.made.get_mut(source)?;
         made.missing = made.missing.saturating_sub(1);
         if made.missing == 0 { self.made.remove(source) } else { None }
     }
 
-    /// Those whose further names were not met: they are outside the tree.
+    /// Removes and returns the files with names that the walk did not meet, because they are outside the tree.
     pub(super) fn rest(&mut self) -> impl Iterator<Item = Made> {
         std::mem::take(&mut self.made).into_values()
     }
@@ -53,7 +53,7 @@ mod tests {
     use crate::sys::file_handle;
 
     #[test]
-    fn a_file_is_forgotten_with_its_last_name() {
+    fn a_file_is_removed_after_its_last_name() {
         let directory = tempfile::tempdir().unwrap();
         let handle = |name: &str| {
             file_handle::of(std::fs::File::create(directory.path().join(name)).unwrap()).unwrap()

@@ -1,4 +1,4 @@
-//! One inode of a tree: held while it is looked at, whatever becomes of its name.
+//! One inode of a tree. A descriptor holds it while it is processed, so renames and deletions of its name do not matter.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::sys::file_attr;
 use crate::sys::fsxattr::{self, FS_XFLAG_PROJINHERIT};
 use crate::sys::generation;
 
-/// What sort of inode.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Directory,
@@ -57,7 +57,7 @@ impl Identity {
     }
 }
 
-/// Opens an entry of a directory, and nothing else: no symbolic link, no other mount (EXDEV).
+/// Opens an entry of a directory. It follows no symbolic link, and returns EXDEV if the entry is on another mount.
 pub(super) fn open_entry(
     directory: BorrowedFd<'_>,
     name: &CStr,
@@ -69,7 +69,7 @@ pub(super) fn open_entry(
     openat2(directory, name, OpenHow::new().flags(flags).resolve(resolve))
 }
 
-/// Opens a directory for reading, with its access time left alone where the caller may ask for that.
+/// Opens a directory for reading, with `O_NOATIME` if the caller is permitted to use it.
 pub(super) fn open_directory(directory: BorrowedFd<'_>, name: &CStr) -> std::result::Result<OwnedFd, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
     match open_entry(directory, name, flags | OFlag::O_NOATIME) {
@@ -78,7 +78,7 @@ pub(super) fn open_directory(directory: BorrowedFd<'_>, name: &CStr) -> std::res
     }
 }
 
-/// The directory above, if it is on the same mount; its access time too is left alone where that may be asked for.
+/// Opens the parent directory if it is on the same mount, with `O_NOATIME` if the caller is permitted to use it.
 pub(super) fn open_parent(directory: &OwnedFd) -> std::result::Result<OwnedFd, Errno> {
     let resolve = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -91,18 +91,20 @@ pub(super) fn open_parent(directory: &OwnedFd) -> std::result::Result<OwnedFd, E
 
 const LINKS: &str = "/proc/thread-self/fd";
 
-/// How attributes of inodes that are not open can be had on this kernel.
+/// The method by which this kernel gives access to the attributes of inodes that are not open.
 ///
-/// An entry is first opened with `O_PATH`, which has no effect on what it is, and looked at. From then on it is
-/// reached by the link that proc(5) has for that descriptor, never by its name, which may be another's by now.
+/// An entry is first opened with `O_PATH`, which has no side effects on the inode, and its status is read. From then on it is
+/// accessed by the link of that descriptor in proc(5), never by its name, which may refer to another inode by then.
 pub(super) struct Attributes {
     links: OwnedFd,
     by_path: bool,
 }
 
 impl Attributes {
+    /// Opens the directory of links in proc(5).
+    ///
     /// # Errors
-    /// ENOENT where proc(5) is not mounted on /proc.
+    /// ENOENT: proc(5) is not mounted on /proc.
     pub(super) fn new() -> Result<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let links = open(LINKS, flags, Mode::empty())
@@ -111,7 +113,7 @@ impl Attributes {
         Ok(Self { links, by_path: file_attr::exists() })
     }
 
-    /// Where the links are: for calls that take a directory and a name in it.
+    /// Returns the directory of the links, for calls that take a directory and a name in it.
     pub(super) fn links(&self) -> BorrowedFd<'_> {
         self.links.as_fd()
     }
@@ -122,18 +124,18 @@ impl Attributes {
         CString::new(digits).unwrap_or_default()
     }
 
-    /// The link to what is held, for calls that take a path only. They end at the inode, also where that is a
-    /// symbolic link.
+    /// Returns the path of the link to the held inode, for calls that take only a path. The path leads to the inode itself, even
+    /// if that is a symbolic link.
     pub(super) fn path(held: impl AsFd) -> CString {
         let path = format!("{LINKS}/{}", held.as_fd().as_raw_fd());
         CString::new(path).unwrap_or_default()
     }
 }
 
-/// An inode of the tree that is held.
+/// An inode of the tree, held by a descriptor.
 pub(super) struct Inode<'a> {
     pub(super) kind: Kind,
-    /// How many names it has.
+    /// Number of hard links.
     pub(super) links: u64,
     /// The descriptor by which it is held: `O_PATH` unless it is a directory.
     pub(super) held: BorrowedFd<'a>,
@@ -142,26 +144,26 @@ pub(super) struct Inode<'a> {
 
 enum Access<'a> {
     Directory(BorrowedFd<'a>),
-    /// Before Linux 6.17 what can be opened without effect: a regular file.
+    /// Before Linux 6.17: a regular file, which can be opened without side effects.
     Open(OwnedFd),
-    /// From Linux 6.17 on everything.
+    /// From Linux 6.17 on: any inode that is not a directory.
     Link {
         links: BorrowedFd<'a>,
         held: &'a OwnedFd,
     },
-    /// Before Linux 6.17 the rest.
+    /// Before Linux 6.17: a special file or symbolic link, whose attributes cannot be accessed.
     OutOfReach,
 }
 
 impl<'a> Inode<'a> {
-    /// A directory that is open for reading.
+    /// Creates the inode of a directory that is open for reading.
     pub(super) fn directory(directory: &'a OwnedFd) -> Self {
         let held = directory.as_fd();
         Self { kind: Kind::Directory, links: 1, held, access: Access::Directory(held) }
     }
 
-    /// Anything else, held by `O_PATH`. A regular file is opened with `O_NONBLOCK`: its owner could have a lease
-    /// on it (fcntl(2)); the call then returns EAGAIN.
+    /// Creates an inode that is not a directory, held by an `O_PATH` descriptor. A regular file is opened with `O_NONBLOCK`,
+    /// because its owner could have a lease on it (fcntl(2)). The call then returns EAGAIN instead of blocking.
     pub(super) fn other(
         attributes: &'a Attributes,
         held: &'a OwnedFd,
@@ -181,7 +183,8 @@ impl<'a> Inode<'a> {
         Ok(Self { kind, links: status.st_nlink as u64, held: held.as_fd(), access })
     }
 
-    /// A regular file, open for reading with its access time left alone. EAGAIN where its owner has a lease on it.
+    /// Opens a regular file for reading, with `O_NOATIME` if the caller is permitted to use it. Returns EAGAIN if its owner has
+    /// a lease on it.
     pub(super) fn open_file(&self) -> std::result::Result<Reading<'_>, Errno> {
         let Access::Link { links, held } = &self.access else {
             return match &self.access {
@@ -206,14 +209,15 @@ impl<'a> Inode<'a> {
             Access::Open(file) => Stored::Open(fsxattr::get(file)?),
             Access::Link { links, held } => match file_attr::get(links, &Attributes::link(*held)) {
                 Err(Errno::EOPNOTSUPP | Errno::ENOTTY) if self.kind != Kind::File => return Ok(None),
-                answer => Stored::Path(answer?),
+                read => Stored::Path(read?),
             },
             Access::OutOfReach => return Ok(None),
         };
         Ok(Some(Project { stored }))
     }
 
-    /// Writes back what [`Project::with`] has changed; every other attribute stays as it was read.
+    /// Writes the attributes of `project` to the inode. Attributes that [`Project`] did not change keep the values that were
+    /// read.
     pub(super) fn set(&self, project: &Project) -> std::result::Result<(), Errno> {
         match (&self.access, &project.stored) {
             (Access::Directory(directory), Stored::Open(stored)) => fsxattr::set(directory, stored),
@@ -278,7 +282,7 @@ impl Project {
         }
     }
 
-    /// With its owner's flags replaced, and the project as it was.
+    /// Returns a copy with the flags of the owner replaced and the project unchanged.
     pub(super) fn with_flags(mut self, flags: Flags) -> Self {
         match &mut self.stored {
             Stored::Open(stored) => {
@@ -315,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_project_is_changed_and_nothing_else() {
+    fn changing_the_project_keeps_all_other_attributes() {
         let read = fsxattr::fsxattr {
             fsx_xflags: 0x8000_0008,
             fsx_extsize: 1,

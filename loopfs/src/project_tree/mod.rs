@@ -1,20 +1,21 @@
-//! Whole directory trees: put an existing one into a project, find what has left it, and clone it into another.
+//! Operations on whole directory trees: tagging an existing tree with a project id, finding inodes that have left the project,
+//! and cloning a tree into another project.
 //!
-//! In XFS new files inherit the id of their directory, and existing files keep theirs. So a tree is tagged inode by inode, its
-//! root first, and files that are created in the meantime inherit the id. The tree may be its owner's to change at the
-//! same time, and its owner may be hostile:
+//! In XFS, new files inherit the id of their directory, and existing files keep theirs. A tree is therefore tagged inode by
+//! inode, its root first, and files that are created in the meantime inherit the id. The owner of the tree may change it
+//! concurrently and may be hostile:
 //!
-//! - Symbolic links are never followed, and what is mounted in the tree is never entered.
-//! - No device, FIFO or socket is opened. Every inode is held before it is looked at, and what is changed is what
-//!   was looked at, whatever stands under its name by then.
-//! - The walk takes four descriptors at any depth, and no stack. It does not follow a directory that is moved out
-//!   of the tree to what is there.
-//! - Each walk ends, and how often it is repeated is bounded.
+//! - The walk never follows symbolic links and never enters a mount in the tree.
+//! - The walk opens no device, FIFO or socket. It holds a descriptor of each inode before it reads the inode's status, and
+//!   changes only the inode that it holds, even if the name refers to another inode by then.
+//! - The walk needs four descriptors at any depth, and no recursion. It does not follow a directory that is moved out of the
+//!   tree.
+//! - Each walk ends, and the number of its repetitions is bounded.
 //!
 //! [`clone_tree`] reads the source in the same way, and writes to a tree that no other process can reach.
 //!
-//! The owner of a file may change its project id at any time (see [the crate](crate)): a tree that was tagged, or
-//! found clean, may be different a moment later. Those who must not be able to need an image.
+//! The owner of a file may change its project id at any time (see [the crate](crate)). A tree that was tagged or found clean
+//! may therefore differ a moment later. Use an image for tenants who must not be able to do this.
 
 mod audit;
 mod clone;

@@ -19,12 +19,12 @@ pub struct SpecialFiles {
     pub sockets: u64,
     /// FIFOs.
     pub fifos: u64,
-    /// Block and character devices, and an overlay's whiteouts, which are such.
+    /// Block and character devices, including the whiteouts of an overlay, which are character devices.
     pub devices: u64,
 }
 
 impl SpecialFiles {
-    /// Returns the sum.
+    /// Returns the number of all special files.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.symlinks + self.sockets + self.fifos + self.devices
@@ -41,48 +41,49 @@ impl SpecialFiles {
     }
 }
 
-/// Why an entry of a tree was skipped.
+/// The reason why an entry of a tree was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// The file has several hard links, by [`HardLinks::Skip`](super::HardLinks::Skip).
+    /// The file has several hard links, and the caller chose [`HardLinks::Skip`](super::HardLinks::Skip).
     HardLink,
-    /// Something else is mounted there.
+    /// The entry is a mount point.
     Mount,
-    /// The kernel refused it, with this errno.
+    /// The kernel refused the operation with this errno.
     Refused(i32),
 }
 
 /// A skipped entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// Relative to the root of the tree, which is `.`; any bytes, and as long as the tree is deep.
+    /// The path relative to the root of the tree, which is `.`. It can contain any bytes and exceed `PATH_MAX`.
     pub path: PathBuf,
-    /// Why it was skipped.
+    /// The reason.
     pub reason: SkipReason,
 }
 
 /// The skipped entries of a tree, in the last pass through it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// Names of files with further names, which may lie outside the tree, that are not in the project.
+    /// Number of names of files with several hard links that are not in the project. Some of the links may be outside the
+    /// tree.
     pub hard_links: u64,
-    /// Special files whose project id can neither be read nor set: those whose file system does not keep one,
-    /// and all of them before Linux 6.17, which has no call for it. Made in a tagged directory they are in its
-    /// project all the same.
+    /// Special files whose project id can neither be read nor set. These are all special files before Linux 6.17, which
+    /// introduced the calls, and those whose file system stores no id for them. If they were created in a tagged directory,
+    /// they are nevertheless in its project.
     pub special_files: SpecialFiles,
-    /// Mount points; neither what is mounted nor what it covers was visited.
+    /// Number of mount points. The walk visited neither the mounted tree nor the covered one.
     pub mounts: u64,
-    /// What the kernel refused to open, read or change: a directory counts once, with all that is in it. EPERM is
-    /// a file of somebody else's without `CAP_FOWNER`, EACCES one that may not be opened without
-    /// `CAP_DAC_READ_SEARCH`, EAGAIN one with a lease on it (fcntl(2), before Linux 6.17).
+    /// Number of entries that the kernel refused to open, read or change. A directory counts once, together with its
+    /// content. EPERM: the file belongs to another user and the caller lacks `CAP_FOWNER`. EACCES: the caller may not open
+    /// the file and lacks `CAP_DAC_READ_SEARCH`. EAGAIN: the file has a lease (fcntl(2), before Linux 6.17).
     pub refused: u64,
-    /// The first [`EXAMPLES`](Self::EXAMPLES) of all but the special files.
+    /// The first [`EXAMPLES`](Self::EXAMPLES) skipped entries, without the special files.
     pub examples: Vec<SkippedEntry>,
 }
 
 impl Skipped {
-    /// How many examples are kept.
+    /// The maximum number of examples.
     pub const EXAMPLES: usize = 16;
 
     /// Returns `true` if no entry was skipped.
@@ -105,7 +106,8 @@ impl Skipped {
         self.example(at, SkipReason::Mount);
     }
 
-    /// Counts what concerns one inode alone; anything else, and whatever befalls the root, ends the walk.
+    /// Counts an error that concerns only one inode. Any other error, and every error at the root, is returned and ends the
+    /// walk.
     pub(super) fn refused(
         &mut self,
         operation: &'static str,
@@ -115,7 +117,7 @@ impl Skipped {
         if self.count_refused(errno, at) { Ok(()) } else { Err(failure(operation, errno, at)) }
     }
 
-    /// Counts what concerns one inode alone; false where it does not, or befell the root.
+    /// Counts an error that concerns only one inode. Returns `false` for any other error, and for every error at the root.
     pub(super) fn count_refused(&mut self, errno: Errno, at: &EntryPath<'_>) -> bool {
         let counts = !at.is_root() && concerns_one_inode(errno);
         if counts {
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_left_out_is_nothing_of_any_sort() {
+    fn skipped_is_empty_only_if_every_count_is_zero() {
         assert!(Skipped::default().is_empty());
         let one = SpecialFiles { fifos: 1, ..SpecialFiles::default() };
         for skipped in [
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn special_files_are_counted_by_their_sort() {
+    fn special_files_are_counted_by_type() {
         let mut counted = SpecialFiles::default();
         for kind in [Kind::Symlink, Kind::Socket, Kind::Fifo, Kind::Device, Kind::File, Kind::Directory] {
             counted.count(kind);
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_befalls_the_file_system_is_no_matter_of_one_inode() {
+    fn errors_of_the_file_system_do_not_concern_one_inode_only() {
         for errno in [Errno::EROFS, Errno::EIO, Errno::ENOSPC, Errno::EUCLEAN, Errno::EMFILE, Errno::ENOMEM] {
             assert!(!concerns_one_inode(errno), "{errno}");
         }

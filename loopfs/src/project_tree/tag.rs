@@ -10,30 +10,30 @@ use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::project_quota::ProjectId;
 
-/// What to do with a file that has several hard links, of which some may be outside the tree.
+/// How to treat a file that has several hard links, some of which may be outside the tree.
 ///
-/// A file has one project id, whatever its names. Tagged, it is charged to the project under all of them; and who
-/// may link another tenant's file into the tree (it may write to it, or `fs.protected_hardlinks` is off) would
-/// pull it into its own project. XFS allows no link and no rename into a tagged directory from another project,
-/// so this is about the names that a tree has before it is tagged.
+/// A file has one project id for all its names. If it is tagged, it is charged to the project under all of them. A user who
+/// can link another tenant's file into the tree could therefore pull it into his own project. Linux allows such a link if
+/// the user may write to the file, or if `fs.protected_hardlinks` is off. XFS allows no link and no rename from another
+/// project into a tagged directory, so only links that exist before the tree is tagged matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HardLinks {
-    /// Leave it in its project, and count it ([`Skipped::hard_links`]): nothing outside the tree is changed.
+    /// Leave the file in its project and count it ([`Skipped::hard_links`]). Nothing outside the tree changes.
     #[default]
     Skip,
-    /// Put it into the project: for trees without hard links from outside.
+    /// Put the file into the project. This is for trees without hard links from outside.
     Tag,
-    /// Fail with [`ErrorKind::InvalidInput`]. The tree is searched for such files before anything is changed.
+    /// Fail with [`ErrorKind::InvalidInput`]. The call searches the tree for such files before it changes anything.
     Refuse,
 }
 
-/// How a tree is tagged.
+/// Options for tagging a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagOptions {
-    /// Files with several names. [`HardLinks::Skip`] unless said otherwise.
+    /// The treatment of files with several hard links. The default is [`HardLinks::Skip`].
     pub hard_links: HardLinks,
-    /// How often the tree is gone through at most, until there is nothing left to change; 8 unless said
-    /// otherwise, and at least 2 are needed where there is something.
+    /// The maximum number of passes through the tree until a pass finds nothing to change. The default is 8. A tree with
+    /// anything to change needs at least 2 passes.
     pub most_passes: u32,
 }
 
@@ -43,42 +43,42 @@ impl Default for TagOptions {
     }
 }
 
-/// What tagging a tree did.
+/// The result of tagging a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeReport {
     /// Number of passes through the tree.
     pub passes: u32,
-    /// Inodes changed, in all passes.
+    /// Number of inodes changed in all passes.
     pub changed: u64,
-    /// Names visited in the last pass, the root among them. A file with two names counts twice.
+    /// Number of names visited in the last pass, including the root. A file with two hard links counts twice.
     pub names: u64,
-    /// Directories among them.
+    /// Number of directories among these names.
     pub directories: u64,
-    /// Entries that were skipped, and are not in the project.
+    /// The skipped entries, which are not in the project.
     pub skipped: Skipped,
 }
 
-/// Puts every inode of the tree below `root`, a directory, into a project, and its directories so that what is made
-/// in them inherits it (`FS_XFLAG_PROJINHERIT`). `O_PATH` is enough for `root`.
+/// Puts every inode of the tree below `root`, a directory, into a project. It also sets the project inheritance flag
+/// (`FS_XFLAG_PROJINHERIT`) of each directory, so that new entries inherit the project. `root` may be an `O_PATH` descriptor.
 ///
-/// It is repeated until a pass finds nothing to change, which is also what reads the ids back. Other attributes
-/// stay as they are. What it was not to or could not change is counted in [`TreeReport::skipped`] with its path.
-/// A limit does not stand in the way of who has `CAP_FOWNER`: a project may have more than it may grow to. While
-/// it lasts, the owner of the tree can see EXDEV from rename(2) and link(2) between parts that are tagged and parts
-/// that are not yet.
+/// The call repeats the pass until one finds nothing to change; that pass also verifies the ids. Other attributes stay
+/// unchanged. [`TreeReport::skipped`] counts the entries that the call could not or was not to change, with their paths.
+/// Limits do not block a caller with `CAP_FOWNER`, so tagging can take a project over its limit. During the call, the owner
+/// of the tree can get EXDEV from rename(2) and link(2) between tagged parts and parts that are not tagged yet.
 ///
 /// Symbolic links, sockets, FIFOs and devices are tagged from Linux 6.17 on (`file_setattr(2)`). proc(5) must be
 /// mounted on /proc.
 ///
 /// # Errors
 /// [`ErrorKind::Busy`]: another process kept changing ids, or moving directories, through
-/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: a file with several names, by
-/// [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: a read-only mount. EPERM, as
-/// [`ErrorKind::PermissionDenied`]: the caller neither owns the root nor has `CAP_FOWNER`. EACCES, as the same: it
-/// may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]: project ids can be changed only in
-/// the initial user namespace only. ENOTTY or EOPNOTSUPP, as [`ErrorKind::Unsupported`]: a file system without
-/// project ids. ENOTDIR, as [`ErrorKind::InvalidInput`]: not a directory. ENOENT, as [`ErrorKind::NotFound`]: no
-/// proc(5) on /proc. What was tagged before an error stays so, and the call can be repeated.
+/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: a file has several hard links, and the caller chose
+/// [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as
+/// [`ErrorKind::PermissionDenied`]: the caller neither owns the root nor has `CAP_FOWNER`. EACCES, as
+/// [`ErrorKind::PermissionDenied`]: the caller may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]:
+/// project ids can be changed only in the initial user namespace. ENOTTY or EOPNOTSUPP, as [`ErrorKind::Unsupported`]: the
+/// file system has no project ids. ENOTDIR, as [`ErrorKind::InvalidInput`]: `root` is not a directory. ENOENT, as
+/// [`ErrorKind::NotFound`]: proc(5) is not mounted on /proc. After an error, the inodes that were tagged before stay tagged,
+/// and the caller can repeat the call.
 #[doc(alias = "xfs_quota project -s")]
 #[doc(alias = "file_setattr")]
 #[doc(alias = "FS_IOC_FSSETXATTR")]
@@ -86,7 +86,7 @@ pub fn tag_tree(root: BorrowedFd<'_>, id: ProjectId, options: &TagOptions) -> Re
     tag_tree_reporting(root, id, options, &mut |_| {})
 }
 
-/// [`tag_tree`], reporting how far it is every 1024 names and after each pass.
+/// Tags a tree as [`tag_tree`] does, and reports its progress every 1024 names and after each pass.
 ///
 /// # Errors
 /// As [`tag_tree`].
@@ -185,14 +185,14 @@ impl Visitor for Tagging<'_> {
     }
 }
 
-/// Looks for files with several names that would have to be tagged, and changes nothing.
+/// A visitor that fails at a file with several hard links that would have to be tagged. It changes nothing.
 struct Survey {
     id: u32,
 }
 
 impl Visitor for Survey {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
-        // One that cannot be read cannot be tagged either.
+        // An inode whose id cannot be read cannot be tagged either.
         let Ok(Some(project)) = inode.project() else { return Ok(()) };
         if inode.links > 1 && project.id() != self.id { Err(has_further_names(at)) } else { Ok(()) }
     }

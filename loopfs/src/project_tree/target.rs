@@ -19,7 +19,7 @@ use crate::reflink;
 use crate::sys::file_handle::{self, FileHandle};
 use crate::sys::getdents;
 
-/// What was being done to an inode when the kernel refused.
+/// An operation on an inode that the kernel refused, and its errno.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpError {
     pub(super) operation: &'static str,
@@ -38,16 +38,16 @@ impl<T> OpContext<T> for Result<T, Errno> {
     }
 }
 
-/// The tree, with the directory that is being filled.
+/// The target tree, with the directory that is being filled.
 pub(super) struct Target {
     root: OwnedFd,
     here: OwnedFd,
-    /// One for each directory from the root to here: what it gets when it is full.
+    /// For each directory from the root to `here`, the attributes to set once it is full.
     levels: Vec<Finish>,
     attributes: Attributes,
 }
 
-/// What would change, or stand in the way, while a directory is filled.
+/// The attributes of a directory that filling it would change, or that would prevent filling it.
 #[derive(Clone, Copy)]
 struct Finish {
     accessed: TimeSpec,
@@ -56,7 +56,7 @@ struct Finish {
 }
 
 impl Target {
-    /// `root` must be an empty directory.
+    /// Opens the target tree. `root` must be an empty directory.
     pub(super) fn open(root: BorrowedFd<'_>) -> Result<Self> {
         const TARGET: &str = "the directory to clone into";
         let root = open_directory(root, c".").context("open", TARGET)?;
@@ -86,7 +86,7 @@ impl Target {
     ) -> Result<(), OpError> {
         self.set_flags(&Inode::directory(&self.root), Flags::default())?;
         self.copy_attributes(source, status, &self.root)?;
-        // Its caller has yet to give it its place.
+        // The caller still has to move the root to its final place.
         self.levels.push(Finish::new(status, flags.without(FREEZING)));
         Ok(())
     }
@@ -109,8 +109,8 @@ impl Target {
         Ok(())
     }
 
-    /// Back into the directory above, when this one is full. An error leaves it without its times or flags, and
-    /// no less below.
+    /// Sets the times and flags of the current directory and returns to its parent. On error, the directory lacks its times or
+    /// flags, but its content is complete.
     pub(super) fn leave_directory(&mut self) -> Result<(), OpError> {
         let Some(level) = self.levels.pop() else { return Ok(()) };
         let finished = self
@@ -123,7 +123,8 @@ impl Target {
         finished
     }
 
-    /// Anything but a directory. `frozen` says whether it gets the flags that keep it from being linked now.
+    /// Creates the copy of an entry that is not a directory. `flags` must not contain [`FREEZING`] flags if the copy is to get
+    /// further hard links.
     pub(super) fn make(
         &self,
         name: &CStr,
@@ -176,7 +177,7 @@ impl Target {
         })
     }
 
-    /// One more name for a file of the tree.
+    /// Creates another hard link to a file of the tree.
     pub(super) fn link(&self, name: &CStr, made: &FileHandle) -> Result<(), OpError> {
         let held = file_handle::open(&self.root, made).during("find the copy of")?;
         let (links, link) = (self.attributes.links(), Attributes::link(&held));
@@ -184,13 +185,13 @@ impl Target {
             .during("link the copy of")
     }
 
-    /// The flags of a file that has all its names.
+    /// Sets the flags of a file that has all its hard links.
     pub(super) fn freeze(&self, made: &FileHandle, flags: Flags) -> Result<(), OpError> {
         self.set_flags_of(&file_handle::open(&self.root, made).during("find the copy of")?, flags)
     }
 
-    /// Owner, then what a change of the owner would clear: capabilities and the bits of the mode. An ACL says the
-    /// group's bits in the mode too, so the mode comes last.
+    /// Copies the owner first, because a change of the owner clears capabilities and mode bits. An ACL also sets the group bits
+    /// of the mode, so the mode comes last.
     fn copy_attributes(&self, source: &Inode<'_>, status: &FileStat, made: &OwnedFd) -> Result<(), OpError> {
         let (links, link) = (self.attributes.links(), Attributes::link(made));
         let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));

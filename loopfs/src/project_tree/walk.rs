@@ -1,10 +1,9 @@
-//! The walk: every inode of a tree, also while its owner moves its directories.
+//! The walk visits every inode of a tree, even while the owner of the tree moves directories.
 //!
-//! It holds the directory it is in, and remembers of those above their names, their identity and how far their
-//! lists were read. So the depth of a tree costs memory (for each level its name, and no more names out of its
-//! list than one getdents64(2) answers) and no descriptor. On the way up `..` is believed only if it is the
-//! directory that it went down from; if not, the tree is entered again from its root, and what is not found there
-//! any more is left.
+//! The walk holds a descriptor only of the current directory. For each directory above, it stores the name, the identity and
+//! the position in the list of entries. The depth of a tree therefore costs memory but no descriptors: each level needs its
+//! name and at most the names of one getdents64(2) call. On the way up, the walk uses `..` only if it is the directory from
+//! which it descended. Otherwise it descends again from the root, and drops the levels that it no longer finds there.
 //!
 //! `docs/decisions/0015-trees-of-tenants.md` gives the reasons.
 
@@ -23,44 +22,44 @@ use crate::error::{Error, Result};
 use crate::sys::getdents;
 use crate::sys::xfs;
 
-/// Names between two reports of progress.
+/// Number of names between two progress reports.
 pub(super) const REPORT_EVERY: u64 = 1024;
 
 /// Added to the number of directories that a file system of this size can have, for those that are created during the walk.
 const SLACK: u64 = 1 << 16;
 /// The most times that a pass enters the tree again after a concurrent move. Then the walk ends as raced.
-const MOST_RETURNS: u32 = 1000;
+const MAX_RETURNS: u32 = 1000;
 
 /// Processes the inodes of a tree. An error ends the walk.
 pub(super) trait Visitor {
     /// Processes an inode of the tree: the root first, and every directory before its entries.
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()>;
-    /// Another mount, or a file or directory that another one covers: not entered.
+    /// Processes a mount point, a directory or file that a mount covers. The walk does not enter it.
     fn mount(&mut self, at: &EntryPath<'_>) -> Result<()>;
-    /// An entry that could not be looked at, or a directory not listed.
+    /// Processes an entry that could not be opened, or a directory that could not be listed.
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()>;
-    /// The end of a directory that was visited, the root last: all that was found in it has been visited. Not
-    /// called for directories that the walk is in when it ends before its time.
+    /// Processes the end of a directory, after all its entries were visited; the root comes last. If the walk ends early, it
+    /// does not call this for the directories on its path.
     fn left(&mut self, _at: &EntryPath<'_>) -> Result<()> {
         Ok(())
     }
 }
 
-/// Where in the tree the walk is.
+/// The path of an entry of the tree.
 pub(super) struct EntryPath<'a> {
     above: &'a [Level],
     name: Option<&'a CString>,
 }
 
 impl EntryPath<'_> {
-    /// Relative to the root, which is `.`.
+    /// Returns the path relative to the root, which is `.`.
     pub(super) fn path(&self) -> PathBuf {
         let names = self.above.iter().skip(1).map(|level| &level.name).chain(self.name);
         let path: PathBuf = names.map(|name| OsStr::from_bytes(name.as_bytes())).collect();
         if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }
     }
 
-    /// The last part of the path; None for the root.
+    /// Returns the last component of the path, or `None` for the root.
     pub(super) fn name(&self) -> Option<&CStr> {
         self.name.map(CString::as_c_str)
     }
@@ -70,13 +69,13 @@ impl EntryPath<'_> {
     }
 }
 
-/// A directory that the walk is in, or below.
+/// A directory on the path of the walk.
 struct Level {
     name: CString,
     identity: Identity,
     /// The position in its list of entries.
     next: i64,
-    /// Names read and not yet visited.
+    /// Names that were read but not visited yet.
     names: std::vec::IntoIter<getdents::Entry>,
     listed: u64,
 }
@@ -87,7 +86,7 @@ impl Level {
         Ok(Self { name, identity, next: 0, names: Vec::new().into_iter(), listed: 0 })
     }
 
-    /// The next name; None at the end.
+    /// Returns the next name, or `None` at the end of the list.
     fn next_name(&mut self, directory: &OwnedFd) -> std::result::Result<Option<CString>, Errno> {
         loop {
             if let Some(entry) = self.names.next() {
@@ -99,7 +98,7 @@ impl Level {
             }
             let names = match getdents::read(directory) {
                 Ok(names) => names,
-                // It was removed.
+                // The directory was removed.
                 Err(Errno::ENOENT) => Vec::new(),
                 Err(errno) => return Err(errno),
             };
@@ -109,8 +108,8 @@ impl Level {
         }
     }
 
-    /// Returns `true` if more names were listed than a directory of this size can have: each takes at least one byte.
-    /// Then names are moved ahead of the walk.
+    /// Returns `true` if the walk listed more names than a directory of this size can have, because each name takes at least one
+    /// byte. Another process then keeps moving names ahead of the walk.
     fn is_endless(&self, directory: &OwnedFd) -> std::result::Result<bool, Errno> {
         Ok(self.listed > SLACK
             && self.listed.is_multiple_of(SLACK)
@@ -118,12 +117,12 @@ impl Level {
     }
 }
 
-/// How a pass through the tree went.
+/// The outcome of a pass through the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WalkOutcome {
-    /// Every directory was where it was found.
+    /// No directory was moved while the walk was in it.
     Stable,
-    /// Directories were moved while the walk was in them: parts may not have been seen.
+    /// Directories were moved while the walk was in them, so it may have missed parts of the tree.
     Raced,
 }
 
@@ -208,13 +207,13 @@ impl Walk<'_> {
                 self.directories.count += 1;
                 Ok(())
             }
-            // Removed since it was looked at.
+            // The directory was removed after its status was read.
             Err(Errno::ENOENT) => Ok(()),
             Err(errno) => visitor.unreadable(errno, &entry),
         }
     }
 
-    /// Back into the directory above, when the list of this one is at its end.
+    /// Returns to the parent directory at the end of the list of entries.
     fn leave(&mut self, visitor: &mut dyn Visitor) -> Result<()> {
         self.pop(visitor)?;
         let Some(level) = self.levels.last() else { return Ok(()) };
@@ -223,7 +222,7 @@ impl Walk<'_> {
             _ => self.return_from_root(visitor)?,
         };
         let Some(level) = self.levels.last() else { return Ok(()) };
-        // The directories have been read before: an error of this call would be one of the program.
+        // The position came from an earlier read of this directory, so an error here is a defect of this program.
         lseek(&self.here, level.next, Whence::SeekSet)
             .map(drop)
             .map_err(|errno| Error::sys("walk", format!("{:?}", self.path()), errno))
@@ -256,10 +255,10 @@ impl Walk<'_> {
         Ok(here)
     }
 
-    /// Checks the number of directories. A directory has one name, so a walk that meets more directories than the file system has
-    /// inodes meets some of them again.
+    /// Returns `true` if the walk would not end. A directory has one name. If the walk visits more directories than the file
+    /// system has inodes, it visits some of them repeatedly.
     fn has_no_end(&mut self) -> bool {
-        self.returns > MOST_RETURNS || self.directories.is_exceeded(|| inodes_in_use(self.root))
+        self.returns > MAX_RETURNS || self.directories.is_exceeded(|| inodes_in_use(self.root))
     }
 
     fn path(&self) -> PathBuf {
@@ -267,7 +266,7 @@ impl Walk<'_> {
     }
 }
 
-/// A count and its bound. The bound is read again only when the count comes near it.
+/// A count and its upper bound. The bound is read again only when the count exceeds it.
 struct Bound {
     count: u64,
     most: u64,
@@ -286,8 +285,8 @@ impl Bound {
     }
 }
 
-/// Of the whole file system: statfs(2) of a directory in a project shows the project. No bound where the file
-/// system does not tell.
+/// Returns the number of allocated inodes of the whole file system. statfs(2) cannot be used, because for a directory in a
+/// project it returns the counts of the project. Returns `u64::MAX`, no bound, if the file system does not report the number.
 fn inodes_in_use(root: BorrowedFd<'_>) -> u64 {
     let Ok(directory) = open_directory(root, c".") else { return u64::MAX };
     xfs::counts(&directory).map_or(u64::MAX, |counts| counts.allocated_inodes)
@@ -298,14 +297,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_is_looked_up_again_before_it_is_enforced() {
+    fn a_bound_is_read_again_before_it_is_enforced() {
         let mut bound = Bound::new();
         bound.count = SLACK;
-        assert!(!bound.is_exceeded(|| unreachable!("it is not near")));
+        assert!(!bound.is_exceeded(|| unreachable!("the count does not exceed the bound")));
         bound.count = SLACK + 1;
         assert!(!bound.is_exceeded(|| 1));
         bound.count = SLACK + 2;
-        assert!(!bound.is_exceeded(|| 2), "there are more by now");
+        assert!(!bound.is_exceeded(|| 2), "the bound has grown in the meantime");
         bound.count = SLACK + 3;
         assert!(bound.is_exceeded(|| 2));
         assert!(!bound.is_exceeded(|| u64::MAX));

@@ -1,4 +1,4 @@
-//! Extended attributes taken over from one inode to another.
+//! Copying extended attributes from one inode to another.
 
 use std::ffi::CStr;
 
@@ -6,8 +6,8 @@ use nix::errno::Errno;
 
 use crate::sys::xattr;
 
-/// Makes the attributes of `source` those of `target`, both paths that end at the inode. What `target` inherited
-/// from a default ACL above it goes if `source` has no ACL of that sort.
+/// Copies the attributes of `source` to `target`. Both paths must lead directly to the inode. If `target` inherited an ACL
+/// from a default ACL and `source` has no such ACL, the function removes it.
 pub(super) fn copy_attributes(source: &CStr, target: &CStr) -> Result<(), Errno> {
     let names: Vec<_> = xattr::list_at(source)?.into_iter().filter(|name| is_content(name)).collect();
     for name in xattr::list_at(target)? {
@@ -16,7 +16,7 @@ pub(super) fn copy_attributes(source: &CStr, target: &CStr) -> Result<(), Errno>
         }
     }
     for name in names {
-        // Removed meanwhile, there is nothing to take over.
+        // `None`: the attribute was removed in the meantime.
         if let Some(value) = xattr::get_at(source, &name)? {
             xattr::set_at(target, &name, &value)?;
         }
@@ -28,7 +28,8 @@ fn is_acl(name: &CStr) -> bool {
     name == c"system.posix_acl_access" || name == c"system.posix_acl_default"
 }
 
-/// Neither what this crate keeps on volumes, nor the form in which XFS stores ACLs and lists them a second time.
+/// Returns `true` for an attribute that belongs to the content of a tree. Excluded are the attributes that this crate sets on
+/// volumes, and `trusted.SGI_ACL_*`, the names under which XFS stores ACLs and lists them a second time.
 fn is_content(name: &CStr) -> bool {
     let bytes = name.to_bytes();
     match bytes.strip_prefix(b"trusted.") {
@@ -55,7 +56,7 @@ mod tests {
     #[case(c"system.posix_acl_access", true)]
     #[case(c"system.posix_acl_default", true)]
     #[case(c"system.nfs4_acl", false)]
-    fn what_is_the_tenants_is_taken_over(#[case] name: &CStr, #[case] expected: bool) {
+    fn attributes_of_the_tenant_are_content(#[case] name: &CStr, #[case] expected: bool) {
         assert_eq!(is_content(name), expected, "{name:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! `BLKDISCARD` (linux/fs.h), for the tests of what devices make of it.
+//! `BLKDISCARD` (linux/fs.h), for tests of how devices handle it.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -11,7 +11,8 @@ use super::result::Result;
 // The request number encodes neither size nor direction, which is the "bad" form.
 ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
 
-/// `BLKDISCARD`: what is in the range of the device, in bytes, is of no use any more. EOPNOTSUPP where the device takes none.
+/// `BLKDISCARD`: discards the content of a range of the device, in bytes. Returns EOPNOTSUPP if discards are disabled or
+/// unsupported on the device.
 pub(crate) fn discard(device: impl AsFd, start: u64, length: u64) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: BLKDISCARD reads two u64, which the argument is.

@@ -1,5 +1,5 @@
-//! `FS_IOC_FIEMAP` (linux/fiemap.h; Documentation/filesystems/fiemap.rst of the kernel): where a file's
-//! blocks are.
+//! `FS_IOC_FIEMAP` (linux/fiemap.h; Documentation/filesystems/fiemap.rst of the kernel): lists the extents of a
+//! file.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -23,7 +23,7 @@ pub(crate) struct Extent {
     reserved: [u32; 3],
 }
 
-/// Extents asked for at once: some 28 KiB of them.
+/// Number of extents requested per call. They take about 28 KiB.
 const BATCH: usize = 512;
 
 /// `struct fiemap` with its array of extents.
@@ -40,7 +40,8 @@ struct Request {
 
 ioctl!(bad read fs_ioc_fiemap with FS_IOC_FIEMAP; Request);
 
-/// The extents of a file from offset `start` on, in order, at most 512 of them; none where there are no more.
+/// Returns the extents of a file from offset `start` on, in order. It returns at most 512 extents, and none if the file
+/// has no more.
 pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<Extent>> {
     let fd = file.as_fd().as_raw_fd();
     let mut request = Request {
@@ -52,7 +53,7 @@ pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<Extent>> {
         reserved: 0,
         extents: [Extent::default(); BATCH],
     };
-    // SAFETY: FS_IOC_FIEMAP reads a `struct fiemap` and writes it and as many extents as it says follow.
+    // SAFETY: FS_IOC_FIEMAP reads a `struct fiemap`, and writes that structure and at most `extent_count` extents after it.
     let result = unsafe { fs_ioc_fiemap(fd, &mut request) };
     Errno::result(result)?;
     Ok(request.extents[..request.mapped_extents as usize].to_vec())
@@ -67,7 +68,7 @@ mod tests {
         assert_eq!(size_of::<Extent>(), 56);
         assert_eq!(std::mem::offset_of!(Extent, flags), 40);
         assert_eq!(std::mem::offset_of!(Request, extents), 32);
-        // The size in the number is that of the structure without its extents.
+        // The request number encodes the size of the structure without its extents.
         assert_eq!(ioctl_sys::iorw!(b'f', 11, 32), FS_IOC_FIEMAP);
     }
 }

@@ -1,5 +1,5 @@
-//! `file_getattr(2)` and `file_setattr(2)` (Linux 6.17, linux/fs.h): what `FS_IOC_FSGETXATTR` and
-//! `FS_IOC_FSSETXATTR` read and write, also of inodes that cannot be opened.
+//! `file_getattr(2)` and `file_setattr(2)` (Linux 6.17, linux/fs.h). They read and write the same attributes as
+//! `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`, but also work on inodes that cannot be opened.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,21 +11,21 @@ use super::result::Result;
 
 pub(crate) use linux_raw_sys::general::file_attr;
 
-/// Whether the kernel has the calls. A filter of system calls (seccomp(2)) that does not know them may answer
-/// EPERM in its stead.
+/// Returns `true` if the kernel has the calls. It also returns `false` on EPERM, because a system call filter (seccomp(2))
+/// that does not know the calls may return EPERM instead of ENOSYS.
 pub(crate) fn exists() -> bool {
     !matches!(getattr(-1, c"", &mut empty()), Err(Errno::ENOSYS | Errno::EPERM))
 }
 
-/// `file_getattr(directory, path)`, following symbolic links. EOPNOTSUPP where the file system does not keep
-/// them for this sort of inode.
+/// `file_getattr(directory, path)`, following symbolic links. Returns EOPNOTSUPP if the file system does not store
+/// these attributes for this type of inode.
 pub(crate) fn get(directory: impl AsFd, path: &CStr) -> Result<file_attr> {
     let mut attributes = empty();
     getattr(directory.as_fd().as_raw_fd(), path, &mut attributes).map(|()| attributes)
 }
 
 fn getattr(directory: i32, path: &CStr, attributes: &mut file_attr) -> Result<()> {
-    // SAFETY: file_getattr reads a NUL-terminated path and writes one `struct file_attr` of the size told.
+    // SAFETY: file_getattr reads a NUL-terminated path and writes one `struct file_attr` of the given size.
     let result = unsafe {
         libc::syscall(
             libc::c_long::from(__NR_file_getattr),
@@ -39,11 +39,11 @@ fn getattr(directory: i32, path: &CStr, attributes: &mut file_attr) -> Result<()
     Errno::result(result).map(drop)
 }
 
-/// `file_setattr(directory, path)`, following symbolic links. The flags that only report (`FS_XFLAG_HASATTR`,
-/// `FS_XFLAG_PREALLOC`) are ignored, so that what was read can be written back.
+/// `file_setattr(directory, path)`, following symbolic links. The kernel ignores the read-only flags
+/// (`FS_XFLAG_HASATTR`, `FS_XFLAG_PREALLOC`), so a caller can write back the attributes that it has read.
 pub(crate) fn set(directory: impl AsFd, path: &CStr, attributes: &file_attr) -> Result<()> {
     let directory = directory.as_fd().as_raw_fd();
-    // SAFETY: file_setattr reads a NUL-terminated path and one `struct file_attr` of the size told.
+    // SAFETY: file_setattr reads a NUL-terminated path and one `struct file_attr` of the given size.
     let result = unsafe {
         libc::syscall(
             libc::c_long::from(__NR_file_setattr),
@@ -71,13 +71,13 @@ mod tests {
     fn layout_and_numbers_match_the_kernel_headers() {
         assert_eq!(size_of::<file_attr>(), linux_raw_sys::general::FILE_ATTR_SIZE_VER0 as usize);
         assert_eq!(offset_of!(file_attr, fa_projid), 16);
-        // The same on every architecture but alpha.
+        // The numbers are the same on every architecture except alpha.
         assert_eq!((__NR_file_getattr, __NR_file_setattr), (468, 469));
     }
 
     #[test]
-    fn a_descriptor_that_is_none_is_told_from_a_call_that_is_none() {
-        let answer = getattr(-1, c"", &mut empty());
-        assert_eq!(exists(), answer == Err(Errno::EBADF) || answer == Err(Errno::ENOENT), "{answer:?}");
+    fn the_call_exists_if_it_rejects_the_descriptor_or_the_path() {
+        let result = getattr(-1, c"", &mut empty());
+        assert_eq!(exists(), result == Err(Errno::EBADF) || result == Err(Errno::ENOENT), "{result:?}");
     }
 }

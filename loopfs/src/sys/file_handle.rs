@@ -1,4 +1,5 @@
-//! `name_to_handle_at(2)` and `open_by_handle_at(2)` (Linux 2.6.39): an inode, whatever its names.
+//! `name_to_handle_at(2)` and `open_by_handle_at(2)` (Linux 2.6.39): they identify and open an inode independently of
+//! its names.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -7,31 +8,31 @@ use nix::errno::Errno;
 use super::result::Result;
 
 /// `MAX_HANDLE_SZ` of linux/exportfs.h.
-const MOST: usize = 128;
+const MAX_HANDLE_SIZE: usize = 128;
 
-/// Which inode, among all that the file system ever had: a number with its generation.
+/// The identity of an inode among all inodes that the file system ever had: its number and its generation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileHandle {
     kind: i32,
     bytes: Box<[u8]>,
 }
 
-/// `struct file_handle` with as many bytes as any file system takes.
+/// `struct file_handle` with the largest number of bytes that any file system uses.
 #[repr(C)]
 struct Raw {
     handle_bytes: u32,
     handle_type: i32,
-    handle: [u8; MOST],
+    handle: [u8; MAX_HANDLE_SIZE],
 }
 
-/// `name_to_handle_at(file, "", AT_EMPTY_PATH)`, of an O_PATH descriptor too. EOPNOTSUPP where the file system has
-/// no handles.
+/// `name_to_handle_at(file, "", AT_EMPTY_PATH)`. It also accepts an `O_PATH` descriptor. Returns EOPNOTSUPP if the file
+/// system has no handles.
 pub(crate) fn of(file: impl AsFd) -> Result<FileHandle> {
     let fd = file.as_fd().as_raw_fd();
-    let mut raw = Raw { handle_bytes: MOST as u32, handle_type: 0, handle: [0; MOST] };
+    let mut raw = Raw { handle_bytes: MAX_HANDLE_SIZE as u32, handle_type: 0, handle: [0; MAX_HANDLE_SIZE] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: name_to_handle_at reads the empty path, writes a `struct file_handle` with as many bytes as it says
-    // there is room for, and an int.
+    // SAFETY: name_to_handle_at reads the empty path. It writes an int, and a `struct file_handle` of at most
+    // `handle_bytes` bytes.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -46,18 +47,21 @@ pub(crate) fn of(file: impl AsFd) -> Result<FileHandle> {
     Ok(FileHandle { kind: raw.handle_type, bytes: raw.handle[..raw.handle_bytes as usize].into() })
 }
 
-/// `open_by_handle_at` with `O_PATH`; `mount` is any descriptor of the file system that is not an O_PATH one, and
-/// says through which mount. ESTALE where the inode is gone, EPERM without `CAP_DAC_READ_SEARCH`.
+/// `open_by_handle_at` with `O_PATH`. `mount` is any descriptor of the file system except an `O_PATH` one, and selects the
+/// mount. Returns ESTALE if the inode was deleted, and EPERM without `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open(mount: impl AsFd, handle: &FileHandle) -> Result<OwnedFd> {
     let mount = mount.as_fd().as_raw_fd();
-    let mut raw =
-        Raw { handle_bytes: handle.bytes.len() as u32, handle_type: handle.kind, handle: [0; MOST] };
+    let mut raw = Raw {
+        handle_bytes: handle.bytes.len() as u32,
+        handle_type: handle.kind,
+        handle: [0; MAX_HANDLE_SIZE],
+    };
     raw.handle[..handle.bytes.len()].copy_from_slice(&handle.bytes);
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: open_by_handle_at reads a `struct file_handle` with as many bytes as it says.
+    // SAFETY: open_by_handle_at reads a `struct file_handle` of `handle_bytes` bytes.
     let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount, &raw const raw, flags) };
     let fd = Errno::result(fd)?;
-    // SAFETY: open_by_handle_at answered a descriptor that nobody else owns.
+    // SAFETY: open_by_handle_at returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -71,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_that_of_its_inode_and_no_other() {
+    fn hard_links_have_the_same_handle_and_other_files_do_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let file = std::fs::File::create(&path).unwrap();

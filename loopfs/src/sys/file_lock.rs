@@ -1,4 +1,5 @@
-//! Locks on files: of ranges, which belong to an open file description (F_OFD_SETLK, fcntl(2)), and of the whole file (flock(2)).
+//! File locks: byte-range locks that belong to an open file description (F_OFD_SETLK, fcntl(2)), and locks of the whole file
+//! (flock(2)).
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -6,7 +7,8 @@ use nix::errno::Errno;
 
 use super::result::Result;
 
-/// A lock of `length` bytes from `start`, or up to any end where that is 0; `kind` is `F_WRLCK` and the like.
+/// Describes a lock of `length` bytes from `start`. Length 0 extends the lock to any end of the file. `kind` is a lock type such
+/// as `F_WRLCK`.
 pub(crate) fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -17,7 +19,8 @@ pub(crate) fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
     }
 }
 
-/// flock(2), exclusive, without waiting. EAGAIN: another open file description has the lock. EBADF: an `O_PATH` descriptor.
+/// flock(2), exclusive, without waiting. Returns EAGAIN if another open file description holds the lock, and EBADF on an
+/// `O_PATH` descriptor.
 pub(crate) fn try_lock_whole(file: impl AsFd) -> Result<()> {
     flock(file, libc::LOCK_EX | libc::LOCK_NB)
 }

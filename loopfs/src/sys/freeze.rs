@@ -10,18 +10,19 @@ use super::result::Result;
 ioctl!(readwrite fifreeze with b'X', 119; libc::c_int);
 ioctl!(readwrite fithaw with b'X', 120; libc::c_int);
 
-/// `FIFREEZE`: writes wait from now on. EBUSY if it is frozen, EPERM without `CAP_SYS_ADMIN`.
+/// `FIFREEZE`: blocks all writes to the file system. Returns EBUSY if it is already frozen, and EPERM without
+/// `CAP_SYS_ADMIN`.
 pub(crate) fn freeze(file: impl AsFd) -> Result<()> {
     let mut unused = 0;
-    // SAFETY: FIFREEZE does not use its argument, which is one int by its declaration.
+    // SAFETY: FIFREEZE does not use its argument, which the header declares as one int.
     let result = unsafe { fifreeze(file.as_fd().as_raw_fd(), &mut unused) };
     Errno::result(result).map(drop)
 }
 
-/// `FITHAW`: writes go on. EINVAL if it is not frozen.
+/// `FITHAW`: unblocks the writes to the file system. Returns EINVAL if it is not frozen.
 pub(crate) fn thaw(file: impl AsFd) -> Result<()> {
     let mut unused = 0;
-    // SAFETY: FITHAW does not use its argument, which is one int by its declaration.
+    // SAFETY: FITHAW does not use its argument, which the header declares as one int.
     let result = unsafe { fithaw(file.as_fd().as_raw_fd(), &mut unused) };
     Errno::result(result).map(drop)
 }

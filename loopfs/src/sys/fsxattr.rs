@@ -12,7 +12,7 @@ pub(crate) use linux_raw_sys::general::{FS_XFLAG_PROJINHERIT, fsxattr};
 ioctl!(read fs_get_xattr with b'X', 31; fsxattr);
 ioctl!(write fs_set_xattr with b'X', 32; fsxattr);
 
-/// `FS_IOC_FSGETXATTR`. EBADF on an O_PATH descriptor.
+/// `FS_IOC_FSGETXATTR`. Returns EBADF on an `O_PATH` descriptor.
 pub(crate) fn get(file: impl AsFd) -> Result<fsxattr> {
     let fd = file.as_fd().as_raw_fd();
     let mut attributes = fsxattr {

@@ -1,4 +1,5 @@
-//! `FS_IOC_GETVERSION` (linux/fs.h, ioctl_iflags(2)): which of the inodes that had a number in turn this is.
+//! `FS_IOC_GETVERSION` (linux/fs.h, ioctl_iflags(2)): the generation of an inode. It distinguishes inodes that had the same
+//! number one after the other.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -9,11 +10,11 @@ use super::result::Result;
 
 ioctl!(read fs_ioc_getversion with b'v', 1; libc::c_long);
 
-/// `FS_IOC_GETVERSION`. ENOTTY where the file system does not tell; EBADF on an O_PATH descriptor.
+/// `FS_IOC_GETVERSION`. Returns ENOTTY if the file system does not support the ioctl, and EBADF on an `O_PATH` descriptor.
 pub(crate) fn get(file: impl AsFd) -> Result<libc::c_long> {
     let fd = file.as_fd().as_raw_fd();
     let mut generation = 0;
-    // SAFETY: FS_IOC_GETVERSION writes an int, by its number a long, and there is room for the larger.
+    // SAFETY: FS_IOC_GETVERSION writes an int, although its number declares a long. `generation` holds the larger of the two.
     let result = unsafe { fs_ioc_getversion(fd, &mut generation) };
     Errno::result(result).map(|_| generation)
 }

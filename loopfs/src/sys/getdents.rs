@@ -1,5 +1,5 @@
-//! `getdents64(2)`, for its position after each name: a directory can be closed in the midst of its list and
-//! taken up there again.
+//! `getdents64(2)`. It returns a position after each name, so a caller can close a directory in the middle of its list
+//! and continue there later.
 
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
@@ -14,22 +14,22 @@ use super::result::Result;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: CString,
-    /// Where the list goes on after it: for lseek(2) on any descriptor of the directory.
+    /// The position of the next entry, for lseek(2) on any descriptor of the directory.
     pub(crate) next: i64,
 }
 
-/// The next names, as many as fit into 32 KiB, `.` and `..` among them; empty at the end. ENOENT on a directory
-/// that was removed.
+/// Reads the next names, as many as fit into 32 KiB, including `.` and `..`. Returns an empty list at the end, and ENOENT
+/// if the directory was removed.
 pub(crate) fn read(directory: impl AsFd) -> Result<Vec<Entry>> {
     let fd = directory.as_fd().as_raw_fd();
     let mut buffer = vec![0u8; 32 << 10];
-    // SAFETY: getdents64 writes at most the length told.
+    // SAFETY: getdents64 writes at most the given length.
     let length = unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
     let length = Errno::result(length)?;
     Ok(parse(&buffer[..length as usize]))
 }
 
-/// Records of `struct linux_dirent64`, up to the first that is none.
+/// Parses records of `struct linux_dirent64` up to the first invalid one.
 fn parse(mut bytes: &[u8]) -> Vec<Entry> {
     const NAME: usize = offset_of!(linux_dirent64, d_name);
     let mut entries = Vec::new();
@@ -79,29 +79,29 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_one_after_the_other_and_broken_ones_end_the_list() {
+    fn an_invalid_record_ends_the_list() {
         let entry = |name: &str, next| Entry { name: CString::new(name).unwrap(), next };
         let two = [record_of(b"a", 7, 24), record_of(b"line\nfeed", -1, 32)].concat();
         assert_eq!(parse(&two), [entry("a", 7), entry("line\nfeed", -1)]);
         assert_eq!(parse(&[]), []);
-        assert_eq!(parse(&two[..30]), [entry("a", 7)], "cut short");
-        assert_eq!(parse(&record_of(b"", 1, 0xff)[..24]), [], "longer than what there is");
+        assert_eq!(parse(&two[..30]), [entry("a", 7)], "truncated");
+        assert_eq!(parse(&record_of(b"", 1, 0xff)[..24]), [], "longer than the buffer");
         let mut endless = record_of(b"a", 7, 24);
         endless[16..18].copy_from_slice(&0u16.to_ne_bytes());
-        assert_eq!(parse(&endless), [], "of no length");
+        assert_eq!(parse(&endless), [], "length 0");
         let mut unterminated = record_of(b"a", 7, 24);
         unterminated[19..].fill(b'x');
         assert_eq!(parse(&unterminated), []);
     }
 
     #[test]
-    fn a_list_goes_on_where_another_descriptor_left_it() {
+    fn another_descriptor_continues_the_list_at_a_saved_position() {
         let directory = tempfile::tempdir().unwrap();
         for name in 0..2000 {
             File::create(directory.path().join(format!("{name:0>40}"))).unwrap();
         }
         let first = read(File::open(directory.path()).unwrap()).unwrap();
-        assert!(first.len() < 2000, "32 KiB do not hold them all");
+        assert!(first.len() < 2000, "all names fit into 32 KiB");
         let again = File::open(directory.path()).unwrap();
         nix::unistd::lseek(&again, first.last().unwrap().next, nix::unistd::Whence::SeekSet).unwrap();
         let mut names: Vec<CString> = first.into_iter().map(|entry| entry.name).collect();
@@ -114,6 +114,6 @@ mod tests {
         }
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 2002, "each once, with . and ..");
+        assert_eq!(names.len(), 2002, "a name is missing or listed twice; . and .. count");
     }
 }

@@ -8,14 +8,14 @@ pub(crate) const READ_ONLY: u32 = uapi::LO_FLAGS_READ_ONLY as u32;
 pub(crate) const AUTOCLEAR: u32 = uapi::LO_FLAGS_AUTOCLEAR as u32;
 pub(crate) const DIRECT_IO: u32 = uapi::LO_FLAGS_DIRECT_IO as u32;
 
-/// Bytes of a label; the kernel ends it with a NUL of its own.
+/// Maximum length of a label in bytes. The kernel adds the terminating NUL.
 pub(crate) const LABEL_SIZE: usize = uapi::LO_NAME_SIZE as usize - 1;
 
 /// Minor numbers have 20 bits (linux/kdev_t.h).
 const MINOR_BITS: u32 = 20;
 
-/// The first index that no device can have. With the module parameter `max_part` a device takes as many minor numbers as the next
-/// power of two above it.
+/// Returns the first index that no device can have. With the module parameter `max_part`, a device takes as many minor numbers as
+/// the next power of two above `max_part`.
 pub(crate) const fn index_limit_of(max_part: u32) -> u32 {
     let shift = u32::BITS - max_part.leading_zeros();
     if shift < MINOR_BITS { 1 << (MINOR_BITS - shift) } else { 1 }

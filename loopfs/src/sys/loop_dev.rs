@@ -1,6 +1,6 @@
-//! All that is asked of the loop driver: `/dev/loop-control`, `/dev/loopN` (loop(4), linux/loop.h), sysfs.
+//! All calls to the loop driver: `/dev/loop-control`, `/dev/loopN` (loop(4), linux/loop.h) and sysfs.
 //!
-//! Unit tests get `loop_model.rs` in its place, a model of the driver with the same functions.
+//! Unit tests replace this module with `loop_model.rs`, a model of the driver with the same functions.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -20,27 +20,28 @@ ioctl!(arg loop_ctl_remove with b'L', 0x81);
 ioctl!(none loop_ctl_get_free with b'L', 0x82);
 ioctl!(none loop_clr_fd with b'L', 0x01);
 ioctl!(none loop_set_capacity with b'L', 0x07);
-// These carry a pointer, yet their request numbers encode neither size nor direction
-// (linux/loop.h predates that habit), which is the "bad" form.
+// These take a pointer, but their request numbers encode neither size nor direction, because linux/loop.h predates that
+// convention. The macro calls this the "bad" form.
 ioctl!(bad read loop_get_status64 with uapi::LOOP_GET_STATUS64; loop_info64);
 ioctl!(bad write loop_set_status64 with uapi::LOOP_SET_STATUS64; loop_info64);
 ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
-// BLKGETSIZE64 is declared with size_t but answers a u64 everywhere, so it is taken by number.
+// The header declares BLKGETSIZE64 with size_t, but the kernel writes a u64 on every architecture, so the number is used here.
 ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
 ioctl!(bad read blk_ssz_get with block::BLKSSZGET; libc::c_int);
 ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
 ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
 
 const CONTROL: &str = "/dev/loop-control";
-/// Its device number (Documentation/admin-guide/devices.txt): linux/miscdevice.h is no header for programs.
+/// The device number of `/dev/loop-control` (Documentation/admin-guide/devices.txt). The kernel does not export
+/// linux/miscdevice.h to user space.
 const CONTROL_NUMBER: u64 = makedev(10, 237);
 
-/// Opens `/dev/loop-control`, and loads the loop module if that is why the node is missing. ENODEV where there is a node
-/// and no module for it.
+/// Opens `/dev/loop-control`. If the node is missing, it first loads the loop module. Returns ENODEV if the node exists but
+/// the kernel has no module for it.
 pub(crate) fn open_control() -> Result<OwnedFd> {
     match open_node(CONTROL) {
         Err(Errno::ENOENT) => {
-            // Why that failed is not the caller's concern: the node is still missing then.
+            // An error here is ignored: the node is then still missing, and the second attempt returns ENOENT.
             load_module().ok();
             open_node(CONTROL)
         }
@@ -48,13 +49,13 @@ pub(crate) fn open_control() -> Result<OwnedFd> {
     }
 }
 
-/// Has the kernel load the loop module. A process that opens a device number without a driver makes the kernel run
-/// modprobe(8), in the root file system of the host, also where the caller is in a container. systemd creates the node that
-/// it takes for that at boot (`kmod static-nodes`), and other init systems do not: here a directory below `/dev` has it for
-/// a moment. Once the module is loaded, the kernel creates `/dev/loop-control` itself. EPERM, EACCES: without the right to
-/// create nodes there.
+/// Makes the kernel load the loop module. If a process opens a device number that has no driver, the kernel runs modprobe(8)
+/// in the root file system of the host, even if the process is in a container. This needs a device node. systemd creates it
+/// at boot (`kmod static-nodes`), but other init systems do not. This function therefore creates the node in a temporary
+/// directory below `/dev`. Once the module is loaded, the kernel creates `/dev/loop-control` itself. Returns EPERM or EACCES
+/// if the process may not create nodes there.
 fn load_module() -> Result<()> {
-    // Only this process may enter it. A process that dies here leaves it, and it is gone with the next boot.
+    // mkdtemp(3) creates the directory with mode 0700. If the process dies here, the directory stays until the next boot.
     let directory = mkdtemp("/dev/.loopfs-XXXXXX")?;
     let node = directory.join("loop-control");
     let made = mknod(&node, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, CONTROL_NUMBER);
@@ -68,18 +69,18 @@ fn open_node<P: NixPath + ?Sized>(node: &P) -> Result<OwnedFd> {
     open(node, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// Opens `/dev/loopN`. ENXIO while the device is being torn down, ENOENT without a node.
+/// Opens `/dev/loopN`. Returns ENXIO while the kernel unbinds or removes the device, and ENOENT without a node.
 pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     let access = if writable { OFlag::O_RDWR } else { OFlag::O_RDONLY };
     open(format!("/dev/loop{index}").as_str(), access | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty())
 }
 
-/// `st_rdev` of an open device.
+/// Returns `st_rdev` of an open device.
 pub(crate) fn device_number(device: impl AsFd) -> Result<u64> {
     fstat(device.as_fd()).map(|status| status.st_rdev)
 }
 
-/// Every index the kernel has, bound or not, in order.
+/// Returns the indices of all loop devices, bound or not, in ascending order.
 pub(crate) fn indices() -> Result<Vec<u32>> {
     let mut indices = Vec::new();
     for entry in std::fs::read_dir("/sys/block").map_err(errno_of)? {
@@ -90,30 +91,30 @@ pub(crate) fn indices() -> Result<Vec<u32>> {
     Ok(indices)
 }
 
-/// The first index that no device can have, by `max_part` of the loop module in sysfs. Where it cannot be read, devices have no
-/// partitions, as by default.
+/// Returns the first index that no device can have, from `max_part` of the loop module in sysfs. If the parameter cannot be read,
+/// the function assumes the default, devices without partitions.
 pub(crate) fn index_limit() -> u32 {
     let text = std::fs::read_to_string("/sys/module/loop/parameters/max_part").unwrap_or_default();
     index_limit_of(text.trim_end().parse().unwrap_or(0))
 }
 
-/// Whether the kernel has the device, node or no node.
+/// Returns `true` if the kernel has the device, with or without a node.
 pub(crate) fn exists(index: u32) -> bool {
     std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
 }
 
-/// How much a device takes in one discard, in bytes.
+/// A limit of the discards that a device accepts, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiscardLimit {
-    /// What is set; 0 is none at all.
+    /// The largest discard that is currently enabled; 0 disables discards.
     Set,
-    /// What the driver can.
+    /// The largest discard that the driver supports.
     Hardware,
-    /// What others must be multiples of.
+    /// The granularity: other limits must be multiples of it.
     Unit,
 }
 
-/// `queue/discard_max_bytes`, `discard_max_hw_bytes` or `discard_granularity` of device `index` in sysfs.
+/// Reads `queue/discard_max_bytes`, `discard_max_hw_bytes` or `discard_granularity` of device `index` in sysfs.
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     let name = match limit {
         DiscardLimit::Set => "discard_max_bytes",
@@ -124,9 +125,9 @@ pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     text.trim_end().parse().or(Err(Errno::EIO))
 }
 
-/// Whether a device takes discards; None where its descriptor cannot tell, for one that is open for reading only cannot. Nothing is
-/// discarded: `BLKDISCARD` looks at the limit of the queue (EOPNOTSUPP) before it looks at the range (EINVAL), which
-/// is empty and no multiple of a sector.
+/// Returns `true` if discards are enabled on a device. Returns `None` if `device` is open for reading only, because the kernel
+/// then refuses the call. The call discards nothing: its range is empty and not aligned to a sector, and `BLKDISCARD` checks
+/// the limit of the queue (EOPNOTSUPP) before it checks the range (EINVAL).
 pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: BLKDISCARD reads two u64, which the argument is.
@@ -138,11 +139,12 @@ pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
     }
 }
 
-/// `queue/discard_max_bytes` of device `index` in sysfs, set. EINVAL where it is no multiple of the unit, or 2^32 or more.
+/// Sets `queue/discard_max_bytes` of device `index` in sysfs. Returns EINVAL if the limit is not a multiple of the granularity or
+/// if it is 2^32 or more.
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
     let path = queue_file(index, "discard_max_bytes");
     let file = std::fs::File::options().write(true).open(path).map_err(errno_of)?;
-    // One write: the kernel takes each as a limit.
+    // The limit must be a single write, because the kernel interprets each write as a limit.
     std::io::Write::write(&mut &file, bytes.to_string().as_bytes()).map_err(errno_of).map(drop)
 }
 
@@ -154,16 +156,17 @@ fn errno_of(error: std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Whether a device does direct I/O, as sysfs has it; None of one that is bound to nothing.
+/// Returns `true` if a device uses direct I/O, according to sysfs. Returns `None` if the device is not bound.
 pub(crate) fn direct_io(index: u32) -> Option<bool> {
     std::fs::read(format!("/sys/block/loop{index}/loop/dio")).ok().map(|text| text.starts_with(b"1"))
 }
 
-/// Whether a device that is bound stays so when it is closed, as sysfs has it. Where sysfs is not mounted it may.
+/// Returns `true` if a device is bound and stays bound at its last close, according to sysfs. If sysfs is not mounted, it
+/// returns `true`, because the device may stay bound.
 pub(crate) fn stays_bound(index: u32) -> bool {
     match std::fs::read(format!("/sys/block/loop{index}/loop/autoclear")) {
         Ok(flag) => !flag.starts_with(b"1"),
-        // It is bound to nothing (any more).
+        // The device is not bound, or no longer.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             !std::path::Path::new("/sys/block").exists()
         }
@@ -171,7 +174,7 @@ pub(crate) fn stays_bound(index: u32) -> bool {
     }
 }
 
-/// `LOOP_CTL_ADD`: makes device `index`; answers the index. EEXIST if it is there already.
+/// `LOOP_CTL_ADD`: creates device `index` and returns the index. Returns EEXIST if the device exists already.
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     let fd = control.as_fd().as_raw_fd();
     // SAFETY: LOOP_CTL_ADD takes its argument by value.
@@ -179,7 +182,7 @@ pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
     Errno::result(result).map(|made| made as u32)
 }
 
-/// `LOOP_CTL_REMOVE`: removes device `index`; waits for RCU grace periods (about 45 ms).
+/// `LOOP_CTL_REMOVE`: removes device `index`. The kernel waits for RCU grace periods (about 45 ms).
 pub(crate) fn remove(control: impl AsFd, index: u32) -> Result<()> {
     let fd = control.as_fd().as_raw_fd();
     // SAFETY: LOOP_CTL_REMOVE takes its argument by value.
@@ -187,7 +190,7 @@ pub(crate) fn remove(control: impl AsFd, index: u32) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-/// `LOOP_CTL_GET_FREE`: the lowest unbound index, made if need be. Not a reservation.
+/// `LOOP_CTL_GET_FREE`: returns the lowest unbound index and creates the device if necessary. It does not reserve the index.
 pub(crate) fn get_free(control: impl AsFd) -> Result<u32> {
     let fd = control.as_fd().as_raw_fd();
     // SAFETY: LOOP_CTL_GET_FREE takes no argument.
@@ -195,7 +198,7 @@ pub(crate) fn get_free(control: impl AsFd) -> Result<u32> {
     Errno::result(result).map(|index| index as u32)
 }
 
-/// `LOOP_CONFIGURE` (Linux 5.8): binds the device to a file with all properties at once.
+/// `LOOP_CONFIGURE` (Linux 5.8): binds the device to a file with all properties in one call.
 pub(crate) fn configure(device: impl AsFd, config: &loop_config) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `config` is.
@@ -203,7 +206,7 @@ pub(crate) fn configure(device: impl AsFd, config: &loop_config) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-/// `LOOP_GET_STATUS64`: ENXIO when the device is not bound.
+/// `LOOP_GET_STATUS64`. Returns ENXIO if the device is not bound.
 pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
     let fd = device.as_fd().as_raw_fd();
     let mut info = empty_info();
@@ -212,7 +215,7 @@ pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
     Errno::result(result).map(|_| info)
 }
 
-/// `LOOP_SET_STATUS64`: changes what may change while bound, such as the AUTOCLEAR flag.
+/// `LOOP_SET_STATUS64`: changes the properties that may change while the device is bound, such as the AUTOCLEAR flag.
 pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`, which `info` is.
@@ -220,7 +223,7 @@ pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-/// `LOOP_CLR_FD`: unbinds now or at the last close, as the kernel version has it.
+/// `LOOP_CLR_FD`: unbinds the device, immediately or at its last close, depending on the kernel version.
 pub(crate) fn clear(device: impl AsFd) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: LOOP_CLR_FD takes no argument.
@@ -228,7 +231,7 @@ pub(crate) fn clear(device: impl AsFd) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-/// `LOOP_SET_CAPACITY`: makes the device as large as its file is now.
+/// `LOOP_SET_CAPACITY`: sets the capacity of the device to the current size of its file.
 pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
     let fd = device.as_fd().as_raw_fd();
     // SAFETY: LOOP_SET_CAPACITY takes no argument.
@@ -236,7 +239,7 @@ pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
     Errno::result(result).map(drop)
 }
 
-/// `BLKGETSIZE64`: size of the device in bytes.
+/// `BLKGETSIZE64`: returns the size of the device in bytes.
 pub(crate) fn size(device: impl AsFd) -> Result<u64> {
     let fd = device.as_fd().as_raw_fd();
     let mut bytes = 0u64;
@@ -245,7 +248,7 @@ pub(crate) fn size(device: impl AsFd) -> Result<u64> {
     Errno::result(result).map(|_| bytes)
 }
 
-/// `BLKSSZGET`: logical block size in bytes.
+/// `BLKSSZGET`: returns the logical block size in bytes.
 pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
     let fd = device.as_fd().as_raw_fd();
     let mut bytes: libc::c_int = 0;
@@ -254,8 +257,8 @@ pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
     Errno::result(result).map(|_| bytes as u32)
 }
 
-/// `BLKGETDISKSEQ` (Linux 5.15): a number that no other attachment on this machine has had
-/// since boot.
+/// `BLKGETDISKSEQ` (Linux 5.15): returns a sequence number that is unique among all attachments on this machine since
+/// boot.
 pub(crate) fn disk_sequence(device: impl AsFd) -> Result<u64> {
     let fd = device.as_fd().as_raw_fd();
     let mut sequence = 0u64;

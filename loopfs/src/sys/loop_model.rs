@@ -1,7 +1,7 @@
-//! A model of the loop driver, in place of `loop_dev.rs` in unit tests: what a schedule of calls, a lost race, an errno or a
-//! crash at any point does to the policy above. It says nothing about the kernel; the tests in `tests/kernel` do.
+//! A model of the loop driver that replaces `loop_dev.rs` in unit tests. It shows how the library reacts to a schedule of calls,
+//! a lost race, an errno or a crash at any point. It proves nothing about the kernel; the tests in `tests/kernel` do.
 //!
-//! A thread has a model of its own. An open device is the write end of a pipe, so that the model sees it closed.
+//! Each thread has its own model. An open device is the write end of a pipe, so that the model can detect its close.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -16,10 +16,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::loop_abi::{AUTOCLEAR, DIRECT_IO, index_limit_of, loop_config, loop_info64};
 use super::result::Result;
 
-/// Who makes a call. Bindings remember who made them.
+/// The process that makes a call. Each binding records its actor.
 pub(crate) type Actor = u32;
 
-/// Somebody who uses the driver without this library.
+/// A process that uses the driver without this library.
 pub(crate) const FOREIGN: Actor = 99;
 
 #[derive(Debug, Default)]
@@ -27,47 +27,47 @@ pub(crate) struct Model {
     devices: BTreeMap<u32, Device>,
     handles: Vec<Handle>,
     last_sequence: u64,
-    /// From Linux 6.11 a device is unbound at its last close, not by the call.
+    /// From Linux 6.11 on, LOOP_CLR_FD takes effect at the last close of the device, not immediately.
     pub(crate) unbinds_at_last_close: bool,
-    /// Before Linux 5.15 there are no sequence numbers.
+    /// Before Linux 5.15, devices have no sequence numbers.
     pub(crate) lacks_sequences: bool,
-    /// Grants buffered I/O whatever is asked.
+    /// The driver always grants buffered I/O, even if the caller requests direct I/O.
     pub(crate) lacks_direct_io: bool,
-    /// Before Linux 6.9 a limit of discards does not outlast LOOP_CONFIGURE and LOOP_SET_STATUS64.
+    /// Before Linux 6.9, LOOP_CONFIGURE and LOOP_SET_STATUS64 reset the discard limit.
     pub(crate) forgets_discard_limits: bool,
-    /// From some version before Linux 6.18 on a mask of discards stays until the device is removed.
+    /// From some version before Linux 6.18 on, disabled discards stay disabled until the device is removed.
     pub(crate) keeps_discard_masks: bool,
-    /// Takes a limit of discards and does not keep it.
+    /// The driver accepts a discard limit but does not store it.
     pub(crate) ignores_discard_limits: bool,
-    /// What the next calls of a name answer instead of doing anything.
+    /// The errnos that the next calls of a name return instead of having an effect.
     pub(crate) failures: HashMap<&'static str, VecDeque<Errno>>,
-    /// Calls until the process dies.
+    /// Number of calls until the process dies.
     pub(crate) crash_after: Option<usize>,
-    /// Calls until another program binds the index that this process touches next.
+    /// Number of calls until another program binds the index of this process's next call.
     pub(crate) foreign_binds_after: Option<usize>,
-    /// What must never happen.
+    /// Forbidden calls that were made, as messages.
     pub(crate) violations: Vec<String>,
-    /// How often each call was made.
+    /// Number of calls by name.
     pub(crate) calls: HashMap<&'static str, usize>,
-    /// Partitions of each device, which leave fewer indices.
+    /// The module parameter `max_part`. Partitions take minor numbers and reduce the number of indices.
     pub(crate) max_part: u32,
-    /// What the file has when it is bound, in bytes; it has another size before and after.
+    /// If set, the file is resized to this many bytes when it is bound, as if another process changed its size concurrently.
     pub(crate) size_when_bound: Option<u64>,
-    /// The node of the first index is that of the second.
+    /// The node of the first index opens the device of the second index.
     pub(crate) wrong_node: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Default)]
 struct Device {
     bound: Option<Bound>,
-    /// Unbound by LOOP_CLR_FD, and not yet closed.
+    /// LOOP_CLR_FD has unbound the device, but it is still open.
     rundown: bool,
     sequence: u64,
-    /// Set in sysfs; None where it never was.
+    /// The discard limit set in sysfs, `None` if it was never set.
     discard_limit: Option<u64>,
 }
 
-/// What the driver takes at once.
+/// The largest discard that the driver supports, in bytes.
 const DISCARD_HARDWARE: u64 = (u32::MAX as u64 >> 9) << 9;
 const DISCARD_UNIT: u64 = 4096;
 
@@ -95,17 +95,17 @@ thread_local! {
     static ACTOR: RefCell<Actor> = const { RefCell::new(0) };
 }
 
-/// Threads that only have the control descriptor find their model by it.
+/// Models by control descriptor, for threads that share only the control descriptor with the thread of the model.
 static BY_CONTROL: LazyLock<Mutex<HashMap<RawFd, Shared>>> = LazyLock::new(Mutex::default);
 
-/// Starts this thread on a new machine.
+/// Gives this thread a new, empty model and configures it with `change`.
 pub(crate) fn reset(change: impl FnOnce(&mut Model)) {
     MODEL.set(Shared::default());
     ACTOR.set(0);
     with(change);
 }
 
-/// Looks at the model, or changes it, from outside.
+/// Reads or changes the model of this thread directly.
 pub(crate) fn with<T>(look: impl FnOnce(&mut Model) -> T) -> T {
     let model = MODEL.with_borrow(Arc::clone);
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +113,7 @@ pub(crate) fn with<T>(look: impl FnOnce(&mut Model) -> T) -> T {
     look(&mut model)
 }
 
-/// Makes the calls of `work` those of `actor`.
+/// Runs `work` with `actor` as the actor of its calls.
 pub(crate) fn acting<T>(actor: Actor, work: impl FnOnce() -> T) -> T {
     let before = ACTOR.replace(actor);
     let result = work();
@@ -122,7 +122,7 @@ pub(crate) fn acting<T>(actor: Actor, work: impl FnOnce() -> T) -> T {
 }
 
 impl Model {
-    /// Index and inode of everything that is bound.
+    /// Returns index, inode and actor of every bound device.
     pub(crate) fn bound(&self) -> Vec<(u32, u64, Actor)> {
         let bound = |(index, device): (&u32, &Device)| {
             device.bound.as_ref().map(|b| (*index, b.info.lo_inode, b.owner))
@@ -161,9 +161,9 @@ impl Model {
         if forgets {
             device.discard_limit = None;
         }
-        // SAFETY: the caller holds the descriptor that it configures the device with.
+        // SAFETY: the caller keeps the descriptor of the file open during the call.
         let descriptor = unsafe { BorrowedFd::borrow_raw(config.fd as RawFd) };
-        // As the driver does: the open file description stays as long as the device, and with it its locks.
+        // The driver, too, keeps the open file description, and with it its locks, as long as the device is bound.
         let file = File::from(descriptor.try_clone_to_owned().or(Err(Errno::EBADF))?);
         if let Some(size) = self.size_when_bound {
             file.set_len(size).or(Err(Errno::EIO))?;
@@ -193,7 +193,7 @@ impl Model {
         self.handles.iter().filter(|handle| handle.index == index).count()
     }
 
-    /// Notices what was closed since the last call, and does what the driver does at a last close.
+    /// Detects descriptors that were closed since the last call, and unbinds devices at their last close as the driver does.
     fn reap(&mut self) {
         let closed = |handle: &Handle| {
             let mut polled = [PollFd::new(handle.reader.as_fd(), PollFlags::empty())];
@@ -211,7 +211,7 @@ impl Model {
         }
     }
 
-    /// What happens at any call: an injected errno, a crash, another program that is faster.
+    /// Runs at the start of each call: injects an errno, a crash, or another program that wins a race.
     fn enter(&mut self, call: &'static str, index: Option<u32>) -> Result<()> {
         self.reap();
         *self.calls.entry(call).or_default() += 1;

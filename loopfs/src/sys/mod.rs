@@ -1,6 +1,5 @@
-//! The only unsafe code of the workspace: one function for each system call or ioctl that
-//! neither `std` nor `nix` wraps. No policy, no retry, no paths made up here; errors are the
-//! kernel's errno and nothing else.
+//! The only unsafe code of the workspace: one function for each system call or ioctl that neither `std` nor `nix` wraps.
+//! The functions contain no policy and no retries. Their only error is the kernel's errno.
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 
 #[cfg(feature = "kernel-tests")]

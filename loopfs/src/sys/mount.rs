@@ -13,20 +13,20 @@ pub(crate) use uapi::{
     MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MOUNT_ATTR_STRICTATIME, mount_attr,
 };
 
-/// `open_tree(source, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)`: a detached bind mount of `source`.
+/// `open_tree(source, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)`: creates a detached bind mount of `source`.
 pub(crate) fn clone_tree(source: BorrowedFd<'_>) -> Result<OwnedFd> {
     let flags = uapi::OPEN_TREE_CLONE | uapi::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
     // SAFETY: open_tree reads a NUL-terminated path, here the empty one.
     let fd = unsafe { libc::syscall(libc::SYS_open_tree, source.as_raw_fd(), c"".as_ptr(), flags) };
     let fd = Errno::result(fd)?;
-    // SAFETY: open_tree answered a descriptor that nobody else owns.
+    // SAFETY: open_tree returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 /// `mount_setattr(tree, "", AT_EMPTY_PATH, attributes)`.
 pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result<()> {
     let fd = tree.as_fd().as_raw_fd();
-    // SAFETY: mount_setattr reads a NUL-terminated path and one `struct mount_attr` of the size told.
+    // SAFETY: mount_setattr reads a NUL-terminated path and one `struct mount_attr` of the given size.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -40,8 +40,8 @@ pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result
     Errno::result(result).map(drop)
 }
 
-/// `move_mount(tree, "", target)`: the detached mount becomes visible. A symbolic link in the
-/// last part of `target` is not followed.
+/// `move_mount(tree, "", target)`: attaches the detached mount at `target`. The kernel does not follow a symbolic link in
+/// the last component of `target`.
 pub(crate) fn attach_tree(tree: impl AsFd, target: &CStr) -> Result<()> {
     let fd = tree.as_fd().as_raw_fd();
     // SAFETY: move_mount reads two NUL-terminated paths.

@@ -1,7 +1,7 @@
 //! `quotactl_fd(2)` (Linux 5.14) with the `Q_X*` commands of `linux/dqblk_xfs.h`.
 //!
-//! The kernel translates `Q_X*` for every file system with quotas, and, unlike `Q_GETQUOTA`,
-//! its reads do not block on a frozen file system.
+//! The kernel translates `Q_X*` for every file system with quotas. Unlike `Q_GETQUOTA`, the reads of `Q_X*` do not block on
+//! a frozen file system.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
@@ -21,13 +21,13 @@ pub(crate) const FS_DQ_ISOFT: u16 = 1 << 0;
 pub(crate) const FS_DQ_IHARD: u16 = 1 << 1;
 pub(crate) const FS_DQ_BSOFT: u16 = 1 << 2;
 pub(crate) const FS_DQ_BHARD: u16 = 1 << 3;
-/// The `_hi` timers count (Linux 5.10).
+/// The `_hi` fields hold the upper bits of the timers (Linux 5.10).
 pub(crate) const FS_DQ_BIGTIME: u16 = 1 << 15;
 pub(crate) const FS_QUOTA_PDQ_ACCT: u16 = 1 << 4;
 pub(crate) const FS_QUOTA_PDQ_ENFD: u16 = 1 << 5;
 const FS_QSTATV_VERSION1: i8 = 1;
 
-/// `struct fs_disk_quota`. Block counts are in units of 512 bytes whatever the file system.
+/// `struct fs_disk_quota`. Block counts are in units of 512 bytes on every file system.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DiskQuota {
@@ -98,18 +98,19 @@ fn quotactl_fd<T>(fd: RawFd, command: u32, id: u32, data: *mut T) -> Result<()> 
     Errno::result(result).map(drop)
 }
 
-/// Whether the kernel has the call at all: ENOSYS from a file system means something else.
+/// Returns `true` if the kernel has the call. ENOSYS for a real descriptor does not mean that the call is missing: a file
+/// system without quota support also returns it.
 pub(crate) fn syscall_exists() -> bool {
     quotactl_fd(-1, Q_XGETQUOTA, 0, &mut DiskQuota::default()) != Err(Errno::ENOSYS)
 }
 
-/// `Q_XGETQUOTA`: ENOENT when the id is unused.
+/// `Q_XGETQUOTA`: returns the limits and usage of `id`. Returns ENOENT if the id is unused.
 pub(crate) fn get(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota> {
     let mut quota = DiskQuota::default();
     quotactl_fd(fs.as_fd().as_raw_fd(), Q_XGETQUOTA, id, &mut quota).map(|()| quota)
 }
 
-/// `Q_XGETNEXTQUOTA` (Linux 4.6): the first used id that is at least `id`.
+/// `Q_XGETNEXTQUOTA` (Linux 4.6): returns the limits and usage of the first used id that is at least `id`.
 pub(crate) fn get_next(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota> {
     let mut quota = DiskQuota::default();
     quotactl_fd(fs.as_fd().as_raw_fd(), Q_XGETNEXTQUOTA, id, &mut quota).map(|()| quota)
@@ -120,7 +121,7 @@ pub(crate) fn set_limits(fs: BorrowedFd<'_>, quota: &mut DiskQuota) -> Result<()
     quotactl_fd(fs.as_fd().as_raw_fd(), Q_XSETQLIM, quota.id, quota)
 }
 
-/// `Q_XGETQSTATV`: what is accounted and enforced.
+/// `Q_XGETQSTATV`: returns which quota types are accounted and enforced.
 pub(crate) fn state(fs: BorrowedFd<'_>) -> Result<QuotaState> {
     let mut state = QuotaState { version: FS_QSTATV_VERSION1, ..QuotaState::default() };
     quotactl_fd(fs.as_fd().as_raw_fd(), Q_XGETQSTATV, 0, &mut state).map(|()| state)

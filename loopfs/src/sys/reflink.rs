@@ -10,11 +10,11 @@ use nix::errno::Errno;
 
 use super::result::Result;
 
-// Declared to write an int, and takes the int itself where its address would be.
+// The header declares a pointer to an int, but the kernel expects the int itself in the place of the pointer.
 ioctl!(bad ficlone with FICLONE);
 
-/// `FICLONE` (Linux 4.5): makes `target`, open for writing, a file that shares all blocks of `source`.
-/// EOPNOTSUPP where the file system cannot share blocks, EXDEV between file systems.
+/// `FICLONE` (Linux 4.5): makes `target`, which must be open for writing, share all blocks of `source`. Returns
+/// EOPNOTSUPP if the file system cannot share blocks, and EXDEV between file systems.
 pub(crate) fn clone(source: impl AsFd, target: impl AsFd) -> Result<()> {
     let (source, target) = (source.as_fd().as_raw_fd(), target.as_fd().as_raw_fd());
     // SAFETY: FICLONE takes a descriptor by value; no memory is read or written.
@@ -24,8 +24,8 @@ pub(crate) fn clone(source: impl AsFd, target: impl AsFd) -> Result<()> {
 
 ioctl!(bad write ficlonerange with FICLONERANGE; file_clone_range);
 
-/// `FICLONERANGE` from `offset`, a multiple of the file system's block, to the end of `source`, and to the same
-/// place of `target`.
+/// `FICLONERANGE`: makes `target` share the blocks of `source` from `offset` to the end, at the same offset. `offset` must
+/// be a multiple of the file system's block size.
 pub(crate) fn clone_rest(source: impl AsFd, offset: u64, target: impl AsFd) -> Result<()> {
     let (source, target) = (source.as_fd().as_raw_fd(), target.as_fd().as_raw_fd());
     let range =

@@ -1,4 +1,4 @@
-//! `statx(2)` for the fields that stat(2) does not have.
+//! `statx(2)`, for the fields that stat(2) does not return.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,8 +7,8 @@ use nix::errno::Errno;
 
 use super::result::Result;
 
-/// `stx_mnt_id` (Linux 5.8): which mount the file was reached through, as in the first field of
-/// a line of `/proc/self/mountinfo`. None on a kernel that does not tell.
+/// Returns `stx_mnt_id` (Linux 5.8), the id of the mount through which the file was opened. It is the first field of a line
+/// of `/proc/self/mountinfo`. Returns `None` if the kernel does not report it.
 pub(crate) fn mount_id(file: impl AsFd) -> Result<Option<u64>> {
     let status = read(file, libc::STATX_MNT_ID)?;
     Ok((status.stx_mask & libc::STATX_MNT_ID != 0).then_some(status.stx_mnt_id))
@@ -21,12 +21,12 @@ pub(crate) fn is_mount_root(file: impl AsFd) -> Result<bool> {
     Ok(status.stx_attributes & status.stx_attributes_mask & MOUNT_ROOT != 0)
 }
 
-/// `stx_dio_offset_align` (Linux 6.1): the unit of direct I/O on the file, in bytes; 512 where
-/// the kernel does not tell.
+/// Returns `stx_dio_offset_align` (Linux 6.1), the alignment of direct I/O on the file in bytes. Returns 512 if the kernel
+/// does not report it.
 pub(crate) fn direct_io_alignment(file: impl AsFd) -> Result<u32> {
     let status = read(file, libc::STATX_DIOALIGN)?;
-    let told = status.stx_mask & libc::STATX_DIOALIGN != 0 && status.stx_dio_offset_align != 0;
-    Ok(if told { status.stx_dio_offset_align } else { 512 })
+    let reported = status.stx_mask & libc::STATX_DIOALIGN != 0 && status.stx_dio_offset_align != 0;
+    Ok(if reported { status.stx_dio_offset_align } else { 512 })
 }
 
 fn read(file: impl AsFd, mask: libc::c_uint) -> Result<libc::statx> {

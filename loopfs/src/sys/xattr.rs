@@ -7,11 +7,11 @@ use nix::errno::Errno;
 
 use super::result::Result;
 
-/// `fgetxattr`: None where the attribute is not set. EBADF on an O_PATH descriptor.
+/// `fgetxattr`: returns `None` if the attribute is not set, and EBADF on an `O_PATH` descriptor.
 pub(crate) fn get(file: impl AsFd, name: &CStr) -> Result<Option<Vec<u8>>> {
     let fd = file.as_fd().as_raw_fd();
     let mut value = vec![0u8; 256];
-    // SAFETY: fgetxattr reads a NUL-terminated name and writes at most the length told.
+    // SAFETY: fgetxattr reads a NUL-terminated name and writes at most the given length.
     let length = unsafe { libc::fgetxattr(fd, name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
     match Errno::result(length) {
         Ok(length) => {
@@ -23,15 +23,15 @@ pub(crate) fn get(file: impl AsFd, name: &CStr) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// `fsetxattr`, creating or replacing.
+/// `fsetxattr`: creates or replaces the attribute.
 pub(crate) fn set(file: impl AsFd, name: &CStr, value: &[u8]) -> Result<()> {
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: fsetxattr reads a NUL-terminated name and the length told.
+    // SAFETY: fsetxattr reads a NUL-terminated name and a value of the given length.
     let result = unsafe { libc::fsetxattr(fd, name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     Errno::result(result).map(drop)
 }
 
-/// `fremovexattr`. An attribute that is not set is no error.
+/// `fremovexattr`: removes the attribute. Succeeds if the attribute is not set.
 pub(crate) fn remove(file: impl AsFd, name: &CStr) -> Result<()> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fremovexattr reads a NUL-terminated name.
@@ -42,26 +42,26 @@ pub(crate) fn remove(file: impl AsFd, name: &CStr) -> Result<()> {
     }
 }
 
-/// The longest list of names, and the longest value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX` of linux/limits.h).
-pub(crate) const MOST: usize = 64 << 10;
+/// The maximum size of a list of names and of a value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX` of linux/limits.h).
+pub(crate) const MAX_SIZE: usize = 64 << 10;
 
-/// `listxattr`: the names that the caller may see, `trusted.*` only with `CAP_SYS_ADMIN`. E2BIG where they take
-/// more than [`MOST`] bytes.
+/// `listxattr`: returns the names that are visible to the caller. The kernel lists `trusted.*` only with `CAP_SYS_ADMIN`.
+/// Returns E2BIG if the names take more than [`MAX_SIZE`] bytes.
 pub(crate) fn list_at(path: &CStr) -> Result<Vec<CString>> {
-    let mut room = 256;
+    let mut size = 256;
     loop {
-        let mut names = vec![0u8; room];
-        // SAFETY: listxattr reads a NUL-terminated path and writes at most the length told.
+        let mut names = vec![0u8; size];
+        // SAFETY: listxattr reads a NUL-terminated path and writes at most the given length.
         let length = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
         match Errno::result(length) {
             Ok(length) => return Ok(split(&names[..length as usize])),
-            Err(Errno::ERANGE) if room < MOST => room = MOST,
+            Err(Errno::ERANGE) if size < MAX_SIZE => size = MAX_SIZE,
             Err(errno) => return Err(errno),
         }
     }
 }
 
-/// Each name ends in NUL.
+/// Splits a list of names, each of which ends with NUL.
 fn split(names: &[u8]) -> Vec<CString> {
     names
         .split_inclusive(|byte| *byte == 0)
@@ -70,12 +70,12 @@ fn split(names: &[u8]) -> Vec<CString> {
         .collect()
 }
 
-/// `getxattr`: None where the attribute is not set.
+/// `getxattr`: returns `None` if the attribute is not set.
 pub(crate) fn get_at(path: &CStr, name: &CStr) -> Result<Option<Vec<u8>>> {
-    let mut room = 256;
+    let mut size = 256;
     loop {
-        let mut value = vec![0u8; room];
-        // SAFETY: getxattr reads two NUL-terminated strings and writes at most the length told.
+        let mut value = vec![0u8; size];
+        // SAFETY: getxattr reads two NUL-terminated strings and writes at most the given length.
         let length =
             unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
         match Errno::result(length) {
@@ -84,21 +84,21 @@ pub(crate) fn get_at(path: &CStr, name: &CStr) -> Result<Option<Vec<u8>>> {
                 return Ok(Some(value));
             }
             Err(Errno::ENODATA) => return Ok(None),
-            Err(Errno::ERANGE) if room < MOST => room = MOST,
+            Err(Errno::ERANGE) if size < MAX_SIZE => size = MAX_SIZE,
             Err(errno) => return Err(errno),
         }
     }
 }
 
-/// `setxattr`, creating or replacing.
+/// `setxattr`: creates or replaces the attribute.
 pub(crate) fn set_at(path: &CStr, name: &CStr, value: &[u8]) -> Result<()> {
-    // SAFETY: setxattr reads two NUL-terminated strings and the length told.
+    // SAFETY: setxattr reads two NUL-terminated strings and a value of the given length.
     let result =
         unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     Errno::result(result).map(drop)
 }
 
-/// `removexattr`; no error where it is not set.
+/// `removexattr`: removes the attribute. Succeeds if the attribute is not set.
 pub(crate) fn remove_at(path: &CStr, name: &CStr) -> Result<()> {
     // SAFETY: removexattr reads two NUL-terminated strings.
     let result = unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) };

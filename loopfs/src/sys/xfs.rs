@@ -1,4 +1,4 @@
-//! ioctls of XFS alone (xfs_fs.h of xfsprogs, ioctl_xfs_fsop_geometry(2)).
+//! ioctls that only XFS has (xfs_fs.h of xfsprogs, ioctl_xfs_fsop_geometry(2)).
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::result::Result;
 
-/// `struct xfs_fsop_geom_v1`: the oldest form of the call, which every kernel answers.
+/// `struct xfs_fsop_geom_v1`: the oldest form of the call, which every kernel supports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Geometry {
@@ -52,7 +52,7 @@ const XFS_EOF_FLAGS_PRID: u32 = 1 << 3;
 
 ioctl!(read xfs_ioc_fsgeometry_v1 with b'X', 100; Geometry);
 
-/// `XFS_IOC_FSGEOMETRY_V1`. ENOTTY or another errno where the file system is not XFS.
+/// `XFS_IOC_FSGEOMETRY_V1`. Returns ENOTTY or another errno if the file system is not XFS.
 pub(crate) fn geometry(file: impl AsFd) -> Result<Geometry> {
     let fd = file.as_fd().as_raw_fd();
     let mut geometry = Geometry::default();
@@ -61,11 +61,11 @@ pub(crate) fn geometry(file: impl AsFd) -> Result<Geometry> {
     Errno::result(result).map(|_| geometry)
 }
 
-// Declared "read" by the header although the kernel is who reads.
+// The header declares the request as "read", although the kernel reads the argument.
 ioctl!(read xfs_ioc_free_eofblocks with b'X', 58; EofBlocks);
 
-/// `XFS_IOC_FREE_EOFBLOCKS` for the files of one project: gives back blocks allocated past their
-/// end, and then waits until every deleted inode of the file system has been freed.
+/// `XFS_IOC_FREE_EOFBLOCKS` for the files of one project: frees their post-EOF blocks, and then waits until the kernel has
+/// freed every deleted inode of the file system (inodegc).
 pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
     let fd = file.as_fd().as_raw_fd();
     let mut scan = EofBlocks {
@@ -82,7 +82,7 @@ pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
 #[cfg(feature = "fault-injection")]
 ioctl!(read xfs_ioc_goingdown with b'X', 125; u32);
 
-/// `XFS_IOC_GOINGDOWN` with `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`. EPERM without `CAP_SYS_ADMIN`.
+/// `XFS_IOC_GOINGDOWN` with `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`. Returns EPERM without `CAP_SYS_ADMIN`.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn go_down(file: impl AsFd) -> Result<()> {
     const NO_LOG_FLUSH: u32 = 2;
@@ -105,8 +105,8 @@ pub(crate) struct Counts {
 
 ioctl!(read xfs_ioc_fscounts with b'X', 113; Counts);
 
-/// `XFS_IOC_FSCOUNTS`: of the whole file system, where statfs(2) would show a project. ENOTTY where it is not
-/// XFS.
+/// `XFS_IOC_FSCOUNTS`: returns the counts of the whole file system, even in a directory where statfs(2) returns those of a
+/// project. Returns ENOTTY if the file system is not XFS.
 pub(crate) fn counts(file: impl AsFd) -> Result<Counts> {
     let fd = file.as_fd().as_raw_fd();
     let mut counts = Counts::default();

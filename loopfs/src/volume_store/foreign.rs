@@ -1,10 +1,10 @@
 //! Files of one volume that are charged to another one.
 //!
-//! The owner of a file can give it the project id of another volume. The file then uses up the limit of that volume, and
-//! after the deletion of that volume its id never drains. No counter of the kernel tells where the files of a project lie,
-//! so finding them means walking the trees of all volumes. [`VolumeStore::foreign_evidence`] costs a constant time for
-//! each volume and shows when that is worthwhile. What a search finds is recorded on the directories of both volumes, where
-//! the condition of a volume is read from.
+//! The owner of a file can give it the project id of another volume. The file then uses up the limit of that volume. After
+//! that volume is deleted, its project id stays in use and cannot be freed. The kernel does not report where the files of a
+//! project are, so finding them requires a walk through the trees of all volumes. [`VolumeStore::foreign_evidence`] takes a
+//! constant time per volume and shows when such a walk is worthwhile. The search records its findings on the directories of
+//! both volumes, from which the condition of a volume is read.
 //!
 //! `docs/decisions/0019-foreign-projects.md` gives the reasons.
 
@@ -25,29 +25,29 @@ use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, Usage};
 use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, tag_tree};
 
-/// Files of a volume that carry another project id than the volume.
+/// Files of a volume that have another project id than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignFiles {
-    /// The volume whose directory holds them.
+    /// The volume whose directory contains the files.
     pub volume: VolumeId,
-    /// What is charged for them instead.
+    /// The object that is charged for the files instead.
     pub charged: ChargedTo,
-    /// How many names such files and directories have.
+    /// Number of names of these files and directories.
     pub names: u64,
-    /// One of them, relative to the directory of the volume.
+    /// The path of one of them, relative to the directory of the volume.
     pub example: PathBuf,
 }
 
-/// What a project id belongs to.
+/// The object to which a project id belongs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChargedTo {
     /// A volume.
     Volume(VolumeId),
     /// A snapshot.
     Snapshot(SnapshotId),
-    /// A deleted volume or snapshot whose id cannot be freed as long as there are files with it: its id and a suffix.
+    /// A deleted volume or snapshot, by its id and a suffix. Its project id cannot be freed while files have it.
     Deleted(String),
-    /// Nothing in the store: the limit of no volume counts them.
+    /// No object of the store. The files count against the limit of no volume.
     Nothing,
 }
 
@@ -65,26 +65,26 @@ impl fmt::Display for ChargedTo {
     }
 }
 
-/// What suggests that files of a volume are charged to another one.
+/// Evidence that files of a volume are charged to another volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForeignEvidence {
-    /// Project ids of deleted volumes that something is still charged to, although their directories are empty: files in
-    /// other volumes, or deleted files that are still open.
+    /// Project ids of deleted volumes that still have usage although their directories are empty. The usage comes from files
+    /// in other volumes, or from deleted files that are still open.
     pub undrained: BTreeSet<ProjectId>,
-    /// Project ids of volumes that have used up their limit of bytes or inodes, or nearly so: by their own files most
-    /// likely, but perhaps by those of others.
+    /// Project ids of volumes whose usage of bytes or inodes is at or close to the limit. The usage most likely comes from
+    /// their own files, but perhaps from files of other volumes.
     pub full: BTreeSet<ProjectId>,
     /// Volumes for which an earlier search recorded such files.
     pub recorded: BTreeSet<VolumeId>,
 }
 
 impl VolumeStore {
-    /// Returns what suggests that files of a volume are charged to another one. It costs a few system calls for each
-    /// volume and for each entry of the trash; no tree is walked. Files that are charged to a volume which still exists
-    /// and is not full leave no evidence: only [`find_foreign_files`](Self::find_foreign_files) finds them.
+    /// Returns evidence that files of a volume are charged to another volume. The call makes a few system calls for each
+    /// volume and for each entry of the trash, and walks no tree. Files that are charged to a volume which still exists and
+    /// is not full leave no evidence. Only [`find_foreign_files`](Self::find_foreign_files) finds them.
     ///
     /// # Errors
-    /// Those of getdents(2), fgetxattr(2) and quotactl_fd(2).
+    /// The errors of getdents(2), fgetxattr(2) and quotactl_fd(2).
     pub fn foreign_evidence(&self) -> Result<ForeignEvidence> {
         let mut evidence = ForeignEvidence::default();
         for name in layout::names(&self.layout.trash, "trash")? {
@@ -109,14 +109,15 @@ impl VolumeStore {
         Ok(evidence)
     }
 
-    /// Searches the directories of Filesystem volumes for files that carry another project id than their volume, and
-    /// records the result for [`Volume::stats`](super::Volume::stats) on the volumes that hold such files and on those that are charged for
-    /// them. Searches all volumes, or those in `volumes`. It takes as long as there are files; `yield_now` is called every
-    /// 1024 names and may wait. The result of a volume whose directories its owner moves in the meantime may be
-    /// incomplete; what an earlier search recorded for it is kept then.
+    /// Searches the directories of Filesystem volumes for files that have another project id than their volume. It searches
+    /// all volumes, or only those in `volumes`. It records the result for [`Volume::stats`](super::Volume::stats), both on the
+    /// volumes that contain such files and on the volumes that are charged for them. The time is proportional to the number
+    /// of files. The search calls `yield_now` every 1024 names, which may wait. If the owner of a volume moves directories in
+    /// the meantime, the result for this volume may be incomplete; the record of an earlier search is then kept.
     ///
     /// # Errors
-    /// Those of [`audit_tree`](crate::project_tree::audit_tree) and fsetxattr(2). Nothing is recorded if the walk of a volume fails.
+    /// The errors of [`audit_tree`](crate::project_tree::audit_tree) and fsetxattr(2). If the walk of a volume fails, the call
+    /// records nothing.
     pub fn find_foreign_files(
         &self,
         volumes: Option<&BTreeSet<VolumeId>>,
@@ -152,24 +153,26 @@ impl VolumeStore {
     }
 
     /// Puts all files and directories of a Filesystem volume back into the project of the volume, as
-    /// [`tag_tree`](crate::project_tree::tag_tree) does, and returns how many were changed. The volume may have more than its limit
-    /// afterwards; the space counts for it, and not twice. The conditions of the volumes change with the next
-    /// [`find_foreign_files`](Self::find_foreign_files).
+    /// [`tag_tree`](crate::project_tree::tag_tree) does, and returns the number of changed inodes. The volume may exceed its
+    /// limit afterwards. Its usage then counts as its reservation, and only once. The conditions of the volumes change with the
+    /// next [`find_foreign_files`](Self::find_foreign_files).
     ///
     /// # Errors
-    /// As [`tag_tree`](crate::project_tree::tag_tree), most of all [`ErrorKind::Busy`](crate::ErrorKind::Busy) if their owner keeps changing the ids.
+    /// The errors of [`tag_tree`](crate::project_tree::tag_tree), above all [`ErrorKind::Busy`](crate::ErrorKind::Busy) if the
+    /// owner of the files keeps changing the ids.
     pub fn repair_project(&self, id: &VolumeId) -> Result<u64> {
         let volume = self.volume(id)?;
         let directory = volume.open_dir()?;
-        // A bind mount lets no name of another volume's file into this one, so all names of a file are in this volume.
+        // Volumes are separate bind mounts, and link(2) does not work across mounts. All hard links of a file are therefore in this
+        // volume.
         let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
         let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options);
-        // What is charged beyond a limit, here or there, is reserved too.
+        // Usage beyond a limit is part of the total of reservations, and it changes for both volumes.
         self.space_book().invalidate_total();
         tagged.map(|report| report.changed)
     }
 
-    /// What each project id of the store belongs to.
+    /// Returns the object to which each project id of the store belongs.
     fn owners(&self) -> Result<HashMap<ProjectId, ChargedTo>> {
         let mut owners = HashMap::new();
         let mut add = |parent: &OwnedFd, owner: &dyn Fn(&str) -> Option<ChargedTo>| -> Result<()> {
@@ -191,8 +194,8 @@ impl VolumeStore {
         Ok(owners)
     }
 
-    /// Writes a record for each volume that holds such files or is charged for them, and removes those that are out of
-    /// date. A volume that is charged for files of a volume which was not searched keeps its record.
+    /// Writes a record for each volume that contains foreign files or is charged for them, and removes outdated records. A
+    /// volume that is charged for files of a volume which was not searched keeps its record.
     fn record_foreign_files(
         &self,
         searched: Option<&BTreeSet<VolumeId>>,
@@ -301,7 +304,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_record_or_none(text in "(holds |charged |names=|other=|example=|[0-9]{0,22}|\\PC){0,8}") {
+        fn any_text_is_parsed_without_panic(text in "(holds |charged |names=|other=|example=|[0-9]{0,22}|\\PC){0,8}") {
             ForeignRecord::parse(&text);
         }
     }

@@ -48,7 +48,8 @@ impl VolumeStore {
             || self.stage_empty(entry, limits),
         )?;
         let staged = Staged { store: self, entry, name, directory, project, limit: bytes };
-        // Before the directory has content: the attributes tell recovery which project that content is charged to.
+        // The attributes must exist before the directory has content, because recovery reads from them to which project the
+        // content is charged.
         match attributes(project).write(&staged) {
             Ok(()) => Ok(staged),
             Err(error) => Err(staged.discard(error)),

@@ -1,4 +1,4 @@
-//! `list`, `attach`, `detach`.
+//! The commands `list`, `attach` and `detach`.
 
 use std::fs::{File, OpenOptions};
 use std::num::NonZeroU64;
@@ -16,16 +16,16 @@ use loopfs::loop_device::{
 };
 use serde::Serialize;
 
-use crate::output::{Answer, Side, Table, yes_no};
+use crate::output::{Output, Side, Table, yes_no};
 use crate::size;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeviceCommand {
     /// Show the loop devices that are bound to a file
     ///
-    /// The kernel is asked about each. FILE is the device and inode number of the bound file, LABEL what whoever
-    /// attached it left as its name. A binding names one attachment: `loopfs detach BINDING` acts on it and on nothing
-    /// else that the device may be bound to by then.
+    /// The command reads the state of each device from the kernel. FILE is the device and inode number of the bound file.
+    /// LABEL is the name that the program which attached the device has set. A binding identifies one attachment:
+    /// `loopfs detach BINDING` detaches only this attachment, even if the device is bound to another file by then.
     ///
     /// JSON: {"devices": [{index, device, size_bytes, block_size_bytes, direct_io, auto_clear, access ("rw" or "ro"),
     /// label, file: {device, inode}, offset_bytes, size_limit_bytes, disk_sequence, binding}], "idle"}
@@ -33,16 +33,17 @@ pub(crate) enum DeviceCommand {
     List(List),
     /// Attach a file to a loop device and print the device's path
     ///
-    /// What is asked is read back from the kernel; what it did not grant is an error, and nothing stays attached. A file
-    /// that has a writable device, whichever program made it, gets no second one.
+    /// The command reads the requested properties back from the kernel. If the kernel did not grant one of them, the
+    /// command fails and detaches the file again. A file that already has a writable device, even of another program,
+    /// gets no second one.
     ///
-    /// JSON: the device, as one of `loopfs list`.
+    /// JSON: the device, in the format of `loopfs list`.
     #[command(verbatim_doc_comment)]
     Attach(Attach),
     /// Detach a file, or one device
     ///
-    /// A device that somebody has open is not gone until its last close: then the exit code is 1. It can be waited for
-    /// (--wait), and taken back (`loopfs attach --ensure FILE`).
+    /// If a device is open in a process, the kernel detaches it at its last close and the exit code is 1. Use --wait to
+    /// wait for the last close, or `loopfs attach --ensure FILE` to cancel the detach.
     ///
     /// JSON: {"outcome" ("gone" or "deferred"), "detached": [binding], "deferred": [binding]}
     #[command(verbatim_doc_comment)]
@@ -51,7 +52,7 @@ pub(crate) enum DeviceCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct List {
-    /// Devices of other programs too, not only those in the range of indices that loopfs takes for itself
+    /// Include the devices of other programs, outside the range of indices that loopfs uses
     #[arg(long)]
     all: bool,
 }
@@ -60,49 +61,49 @@ pub(crate) struct List {
 pub(crate) struct Attach {
     /// The file
     file: PathBuf,
-    /// Let the kernel refuse writes
+    /// Attach the file read-only
     #[arg(long)]
     read_only: bool,
-    /// Where the device begins in the file: a multiple of the block size
+    /// The offset of the device in the file: a multiple of the block size
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse)]
     offset: u64,
-    /// How much of the file the device shows at most: a multiple of the block size
+    /// The maximum size of the device: a multiple of the block size
     #[arg(long, value_name = "SIZE", value_parser = nonzero_size)]
     size_limit: Option<NonZeroU64>,
-    /// Whether I/O bypasses the page cache of the file
+    /// Direct I/O, which bypasses the page cache of the file
     #[arg(long, value_enum, default_value_t = DirectIoArg::Require)]
     direct_io: DirectIoArg,
-    /// 512, 1024, 2048 or 4096; `match`: the smallest for direct I/O on the file; `kernel`: its choice
+    /// 512, 1024, 2048 or 4096; `match`: the smallest for direct I/O on the file; `kernel`: the default of the kernel
     #[arg(long, value_name = "SIZE", default_value = "512", value_parser = block_size)]
     block_size: BlockSize,
-    /// Name that other programs show for the device: at most 63 bytes. The path of the file unless given
+    /// The name of the device in other programs, at most 63 bytes. The default is the path of the file
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
-    /// `pool`: an idle device of loopfs's own range; `any`: one that the kernel names; N: /dev/loopN
+    /// `pool`: an idle device in the range of loopfs; `any`: a device that the kernel selects; N: /dev/loopN
     #[arg(long, value_name = "INDEX", default_value = "pool", value_parser = index)]
     index: IndexPolicy,
-    /// Where the file is attached like that already, answer with its device
+    /// If the file is already attached with these properties, print its device
     #[arg(long)]
     ensure: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct DetachArgs {
-    /// A file, a device such as /dev/loop7, or a binding as `loopfs list` prints it
+    /// A file, a device such as /dev/loop7, or a binding in the format of `loopfs list`
     #[arg(value_name = "FILE|DEVICE|BINDING")]
     target: PathBuf,
-    /// How long to wait for a device that is in use
+    /// The time to wait for the last close of a device in use
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u32,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum DirectIoArg {
-    /// It must
+    /// Use direct I/O, or fail
     Require,
-    /// Where the file system can
+    /// Use direct I/O if the file system supports it
     Prefer,
-    /// It must not
+    /// Use buffered I/O
     Off,
 }
 
@@ -133,7 +134,7 @@ fn index(text: &str) -> Result<IndexPolicy, String> {
 }
 
 impl DeviceCommand {
-    pub(crate) fn run(&self) -> Result<Answer> {
+    pub(crate) fn run(&self) -> Result<Output> {
         match self {
             Self::List(command) => command.run(),
             Self::Attach(command) => command.run(),
@@ -143,19 +144,19 @@ impl DeviceCommand {
 }
 
 impl List {
-    fn run(&self) -> Result<Answer> {
+    fn run(&self) -> Result<Output> {
         let control = LoopControl::open()?;
         let mut bound = control.list()?;
         let ours = PoolOptions::default().range;
         bound.retain(|status| self.all || ours.contains(&status.binding.index));
         bound.sort_by_key(|status| status.binding.index);
         let listing = Listing { devices: bound.iter().map(Device::of).collect(), idle: control.idle() };
-        Ok(Answer::new(listing.text(), &listing)?)
+        Ok(Output::new(listing.text(), &listing)?)
     }
 }
 
 impl Attach {
-    fn run(&self) -> Result<Answer> {
+    fn run(&self) -> Result<Output> {
         let file = open(&self.file)?;
         let control = LoopControl::open()?;
         let options = self.options()?;
@@ -173,13 +174,13 @@ impl Attach {
             anyhow::anyhow!("attach {}: {error}{remedy}", self.file.display())
         })?;
         let device = Device::of(&status);
-        Ok(Answer::new(device.device.clone(), &device)?)
+        Ok(Output::new(device.device.clone(), &device)?)
     }
 
     fn options(&self) -> Result<AttachOptions> {
         let label = match &self.label {
             Some(label) => label.clone(),
-            // As other programs do it. The inode is what counts.
+            // Other programs use the path too. loopfs identifies the file by its inode.
             None => std::path::absolute(&self.file)
                 .with_context(|| self.file.display().to_string())?
                 .to_string_lossy()
@@ -203,7 +204,7 @@ impl Attach {
 }
 
 impl DetachArgs {
-    fn run(&self) -> Result<Answer> {
+    fn run(&self) -> Result<Output> {
         let shown = || format!("detach {}", self.target.display());
         let (before, outcome) = match Target::of(&self.target)? {
             Target::Device(device) => {
@@ -214,7 +215,7 @@ impl DetachArgs {
                 let control = LoopControl::open()?;
                 let found = control.find(file.as_fd()).with_context(shown)?;
                 let bindings: Vec<Binding> = found.iter().map(|device| device.binding().clone()).collect();
-                // Open here, they would be in use.
+                // While they are open here, they count as in use.
                 drop(found);
                 anyhow::ensure!(!bindings.is_empty(), "{}: the file is attached to no loop device", shown());
                 (bindings, control.detach_all(file.as_fd()).with_context(shown)?)
@@ -231,7 +232,7 @@ impl DetachArgs {
             Detach::Deferred(pending) => pending.bindings().to_vec(),
         };
         let detached = Detached::new(&before, &deferred);
-        Ok(Answer::new(detached.text(), &detached)?.good(deferred.is_empty()))
+        Ok(Output::new(detached.text(), &detached)?.good(deferred.is_empty()))
     }
 }
 
@@ -259,8 +260,8 @@ impl Target {
     }
 }
 
-/// Not to be kept waiting by a FIFO that was given by mistake.
-/// Opens a file for reading, whatever it is attached for: one that is open for writing would have every device asked for it.
+/// Opens a file for reading. If it were open for writing, the library would have to search all devices for it.
+/// `O_NONBLOCK` prevents that a FIFO given by mistake blocks the command.
 fn open(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     file.with_context(|| format!("open {}", path.display()))
@@ -276,7 +277,7 @@ struct Listing {
     idle: usize,
 }
 
-/// A bound device, as JSON shows it.
+/// A bound device in JSON.
 #[derive(Debug, Serialize)]
 struct Device {
     index: u32,
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_for_people() {
+    fn list_prints_devices_as_a_table() {
         let labelled = Status { label: "/srv/a\n.img".to_owned(), size: Bytes(1_234_567), ..status(65_537) };
         let listing = Listing { devices: vec![Device::of(&status(7)), Device::of(&labelled)], idle: 3 };
         assert_eq!(
@@ -430,13 +431,13 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     }
 
     #[test]
-    fn one_is_one() {
+    fn list_prints_one_device_in_the_singular() {
         let text = Listing { devices: vec![Device::of(&status(7))], idle: 1 }.text();
         assert!(text.ends_with("\n1 device, 1 idle one of loopfs to bind next\n"), "{text}");
     }
 
     #[test]
-    fn a_device_for_programs() {
+    fn list_prints_a_device_as_json() {
         let json = serde_json::to_value(Device::of(&status(7))).unwrap();
         assert_eq!(
             json,
@@ -459,7 +460,7 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     }
 
     #[test]
-    fn a_detach_says_which_devices_are_gone_and_which_are_not() {
+    fn detach_prints_detached_and_deferred_devices() {
         let bindings = [status(7).binding, status(8).binding];
         let both = Detached::new(&bindings, &bindings[1..]);
         assert_eq!(both.outcome, "deferred");
@@ -480,7 +481,7 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     #[case("1000", None)]
     #[case("8192", None)]
     #[case("", None)]
-    fn block_sizes(#[case] text: &str, #[case] expected: Option<BlockSize>) {
+    fn block_sizes_are_parsed_or_rejected(#[case] text: &str, #[case] expected: Option<BlockSize>) {
         assert_eq!(block_size(text).ok(), expected);
     }
 
@@ -492,7 +493,7 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
     #[case("loop7", None)]
     #[case("4294967296", None)]
     #[case("", None)]
-    fn indices(#[case] text: &str, #[case] expected: Option<IndexPolicy>) {
+    fn indices_are_parsed_or_rejected(#[case] text: &str, #[case] expected: Option<IndexPolicy>) {
         assert_eq!(index(text).ok(), expected);
     }
 }

@@ -1,20 +1,20 @@
-//! What a command answers: text for people, JSON for programs.
+//! The output of a command: text for people, JSON for programs.
 
 use serde::Serialize;
 
 use crate::size;
 
-/// The answer of a command that did what it was told.
+/// The output of a command that completed.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    /// Lines for people; empty for nothing to say.
+pub(crate) struct Output {
+    /// Lines for people. If empty, the command prints nothing.
     pub(crate) text: String,
     pub(crate) json: String,
-    /// Whether it is the one that was hoped for; the exit code says so.
+    /// If `false`, the exit code is 1.
     pub(crate) good: bool,
 }
 
-impl Answer {
+impl Output {
     pub(crate) fn new(text: String, json: &impl Serialize) -> serde_json::Result<Self> {
         Ok(Self { text, json: serde_json::to_string_pretty(json)?, good: true })
     }
@@ -23,7 +23,7 @@ impl Answer {
         Self { good, ..self }
     }
 
-    /// What is written to standard output.
+    /// Returns the text for standard output.
     pub(crate) fn print(&self, as_json: bool) -> String {
         let mut printed = if as_json { self.json.clone() } else { self.text.clone() };
         if !printed.is_empty() && !printed.ends_with('\n') {
@@ -33,14 +33,14 @@ impl Answer {
     }
 }
 
-/// On which side of its column a cell stands.
+/// The alignment of the cells of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
     Right,
 }
 
-/// Aligned columns under a header.
+/// A table with a header and aligned columns.
 #[derive(Debug)]
 pub(crate) struct Table<const N: usize> {
     sides: [Side; N],
@@ -73,11 +73,11 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// Names and labels are their owners' to choose: a terminal must not obey them.
+/// Escapes characters that would control a terminal, because users choose names and labels.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::new();
     for character in text.chars() {
-        // Control characters, and those that turn the direction of the line.
+        // These are control characters, and characters that change the direction of the text.
         match character {
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 shown.extend(character.escape_unicode());
@@ -93,12 +93,12 @@ pub(crate) fn yes_no(value: bool) -> String {
     if value { "yes" } else { "no" }.to_owned()
 }
 
-/// Empty, which a table shows as `-`, for none.
+/// Returns the size as text, or an empty string for `None`. A table prints an empty cell as `-`.
 pub(crate) fn size_or_none(bytes: Option<u64>) -> String {
     bytes.map(size::show).unwrap_or_default()
 }
 
-/// Empty, which a table shows as `-`, for none.
+/// Returns the number as text, or an empty string for `None`. A table prints an empty cell as `-`.
 pub(crate) fn number_or_none(number: Option<u64>) -> String {
     number.map(|number| number.to_string()).unwrap_or_default()
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_none_is_a_dash() {
+    fn columns_fit_their_widest_cell_and_empty_cells_print_a_dash() {
         let mut table = Table::new([("NAME", Side::Left), ("SIZE", Side::Right), ("NOTE", Side::Left)]);
         table.row(["a".to_owned(), "1023.9KiB".to_owned(), String::new()]);
         table.row(["längerer".to_owned(), "4MiB".to_owned(), "ok".to_owned()]);
@@ -121,17 +121,17 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_command_the_terminal_or_make_a_row() {
+    fn control_characters_in_a_name_are_escaped() {
         let mut table = Table::new([("NAME", Side::Left)]);
         table.row(["a\nb\u{1b}[2J\u{202e}c\u{9b}".to_owned()]);
         assert_eq!(table.print(), "NAME\na\\nb\\u{1b}[2J\\u{202e}c\\u{9b}\n");
     }
 
     #[test]
-    fn an_answer_ends_with_one_line_end_in_both_forms() {
-        let answer = Answer::new("text".to_owned(), &[1]).unwrap();
-        assert_eq!(answer.print(false), "text\n");
-        assert_eq!(answer.print(true), "[\n  1\n]\n");
-        assert_eq!(Answer::new(String::new(), &()).unwrap().print(false), "");
+    fn the_output_ends_with_one_newline_in_both_formats() {
+        let output = Output::new("text".to_owned(), &[1]).unwrap();
+        assert_eq!(output.print(false), "text\n");
+        assert_eq!(output.print(true), "[\n  1\n]\n");
+        assert_eq!(Output::new(String::new(), &()).unwrap().print(false), "");
     }
 }

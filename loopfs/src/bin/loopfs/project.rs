@@ -1,4 +1,4 @@
-//! What several commands read of the command line and of a directory: a project id, and the directory itself.
+//! Arguments that several commands share: a project id, and a directory with its project.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;

@@ -1,4 +1,4 @@
-//! `quota show`, `set` and `list`: what projects use and may use.
+//! `quota show`, `set` and `list`: the usage and limits of projects.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -13,60 +13,61 @@ use loopfs::project_quota::{
 use loopfs::{Bytes, Inodes};
 use serde::Serialize;
 
-use crate::output::{Answer, Side, Table, number_or_none, size_or_none};
+use crate::output::{Output, Side, Table, number_or_none, size_or_none};
 use crate::project::{open, project_id, project_of_directory};
 use crate::size;
 use crate::trees::{Audit, Tag};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
-    /// Show what a project uses and may use
+    /// Show the usage and limits of a project
     ///
     /// JSON: {id, enforced, bytes: {used, soft, hard, grace_ends}, inodes: {the same}}
     #[command(verbatim_doc_comment)]
     Show(ProjectArgs),
     /// Set the limits of a project, read them back and show them
     ///
-    /// A limit that is not named stays. XFS rounds bytes up to its blocks. A limit below what is used stops growth and
-    /// nothing else. Ids from 1275068416 to 1291845631 are those of volume stores, and their limits the sizes of volumes:
-    /// leave them to the store.
+    /// Limits without an option stay unchanged. XFS rounds bytes up to its blocks. A limit below the current usage only
+    /// prevents further growth. Ids from 1275068416 to 1291845631 belong to volume stores, which set their limits to the
+    /// sizes of the volumes. Do not change these.
     ///
-    /// JSON: as of `loopfs quota show`.
+    /// JSON: the same as for `loopfs quota show`.
     #[command(verbatim_doc_comment)]
     Set(Set),
-    /// Show every project that uses anything or has limits
+    /// Show every project that has usage or limits
     ///
-    /// JSON: {enforced, projects: [as of `loopfs quota show`]}
+    /// JSON: {enforced, projects: [the same as for `loopfs quota show`]}
     #[command(verbatim_doc_comment)]
     List(List),
-    /// Put a directory and all that is in it into a project
+    /// Put a directory and its content into a project
     ///
-    /// What is made in it later is in the project too. The exit code is 1 where something was left out: files with further
-    /// names (see --hard-links), mount points, and what the kernel refused. Symbolic links, sockets, FIFOs and devices can
-    /// only be tagged from Linux 6.17 on; they are counted. It can be repeated.
+    /// New entries of the directory inherit the project. The exit code is 1 if the command skipped entries: files with
+    /// several hard links (see --hard-links), mount points, and entries that the kernel refused to change. Symbolic
+    /// links, sockets, FIFOs and devices can only be tagged from Linux 6.17 on. Before, the command only counts them.
+    /// The command can be repeated.
     ///
     /// JSON: {id, changed, passes, names, directories, left_out: {hard_links, symlinks, sockets, fifos, devices, mounts,
     /// refused, examples: [{path, reason}]}}
     #[command(verbatim_doc_comment, visible_alias = "assign")]
     Tag(Tag),
-    /// Find what is in a directory and not in its project
+    /// Find files in a directory that are not in its project
     ///
-    /// The owner of a file can change its project id, and so leave the limit. Changes nothing. The exit code is 1 where
-    /// something was found, or parts of the tree could not be looked at.
+    /// The owner of a file can change its project id and thereby evade the limit. The command changes nothing. The exit
+    /// code is 1 if it found such files or could not check parts of the tree.
     ///
     /// JSON: {id, clean, complete, names, directories, other_project, not_inheriting, strays: [{path, id, inherits}],
-    /// left_out: as of `loopfs quota tag`, disturbed}. Of strays and examples the first 16.
+    /// left_out: the same as for `loopfs quota tag`, disturbed}. strays and examples contain the first 16.
     #[command(verbatim_doc_comment)]
     Audit(Audit),
 }
 
-/// Which project.
+/// The arguments that select a project.
 #[derive(Args, Debug)]
 pub(crate) struct ProjectArgs {
-    /// A directory in the project; with --id any directory of the file system
+    /// A directory in the project, or any directory of the file system if --id is given
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// The project, 1 to 4294967294. That of the directory unless given
+    /// The project, 1 to 4294967294. The default is the project of the directory
     #[arg(long, value_parser = project_id)]
     id: Option<ProjectId>,
 }
@@ -76,16 +77,16 @@ pub(crate) struct ProjectArgs {
 pub(crate) struct Set {
     #[command(flatten)]
     project: ProjectArgs,
-    /// How much it may use: a size, `unlimited`, or `keep`
+    /// The limit of its disk usage: a size, `unlimited`, or `keep`
     #[arg(long, value_name = "LIMIT", value_parser = byte_limit)]
     bytes: Option<LimitArg>,
-    /// How much it may use for longer than the grace period; less than --bytes
+    /// The disk usage that it may exceed only for the grace period; at most --bytes
     #[arg(long, value_name = "SIZE", requires = "bytes", value_parser = nonzero_size)]
     soft_bytes: Option<u64>,
-    /// How many inodes it may use: a number, `unlimited`, or `keep`
+    /// The limit of its inodes: a number, `unlimited`, or `keep`
     #[arg(long, value_name = "LIMIT", value_parser = inode_limit)]
     inodes: Option<LimitArg>,
-    /// How many inodes it may use for longer than the grace period; less than --inodes
+    /// The number of inodes that it may exceed only for the grace period; at most --inodes
     #[arg(long, value_name = "NUMBER", requires = "inodes", value_parser = nonzero_number)]
     soft_inodes: Option<u64>,
 }
@@ -139,7 +140,7 @@ fn nonzero_number(text: &str) -> Result<u64, String> {
 }
 
 fn nonzero(number: u64) -> Result<u64, String> {
-    // The kernel takes 0 for no limit.
+    // The kernel interprets 0 as no limit.
     if number == 0 {
         Err("0 cannot be a limit; write `unlimited` if that is meant".to_owned())
     } else {
@@ -148,14 +149,14 @@ fn nonzero(number: u64) -> Result<u64, String> {
 }
 
 impl QuotaCommand {
-    pub(crate) fn run(&self) -> Result<Answer> {
+    pub(crate) fn run(&self) -> Result<Output> {
         match self {
             Self::Show(project) => {
                 let (directory, id) = project.open()?;
                 let quota = ProjectQuota::of(directory.as_fd());
                 let enforced = require_quota(quota, &project.directory)?;
                 let usage = quota.usage(id)?;
-                answer(id, usage, enforced)
+                project_output(id, usage, enforced)
             }
             Self::Set(set) => set.run(),
             Self::List(list) => list.run(),
@@ -166,16 +167,16 @@ impl QuotaCommand {
 }
 
 impl Set {
-    fn run(&self) -> Result<Answer> {
+    fn run(&self) -> Result<Output> {
         let limits = self.limits()?;
         let (directory, id) = self.project.open()?;
         let quota = ProjectQuota::of(directory.as_fd());
         let enforced = require_quota(quota, &self.project.directory)?;
         quota.set_limits(id, limits)?;
-        // Until then a power cut could bring the old limits back.
+        // Without this, a power cut could restore the old limits.
         nix::unistd::syncfs(&directory)
             .with_context(|| format!("sync {}", self.project.directory.display()))?;
-        answer(id, quota.usage(id)?, enforced)
+        project_output(id, quota.usage(id)?, enforced)
     }
 
     fn limits(&self) -> Result<Limits> {
@@ -192,7 +193,7 @@ fn conflict(message: &str) -> anyhow::Error {
     clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, message).into()
 }
 
-/// None where the soft limit has no hard one to go with.
+/// Combines the hard and the soft limit. Returns `None` if there is a soft limit but no hard limit above it.
 fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Option<Limit<T>> {
     match (hard.unwrap_or(LimitArg::Keep), soft) {
         (LimitArg::Keep, None) => Some(Limit::Keep),
@@ -206,7 +207,7 @@ fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Op
 }
 
 impl List {
-    fn run(&self) -> Result<Answer> {
+    fn run(&self) -> Result<Output> {
         if self.from > self.to {
             return Err(conflict("--from is after --to"));
         }
@@ -216,7 +217,7 @@ impl List {
         let usages: Vec<Usage> = quota.ids(self.from..=self.to).collect::<loopfs::Result<_>>()?;
         let listing =
             Listing { enforced, projects: usages.iter().map(|usage| Project::of(usage, enforced)).collect() };
-        Ok(Answer::new(listing.text(SystemTime::now()), &listing)?)
+        Ok(Output::new(listing.text(SystemTime::now()), &listing)?)
     }
 }
 
@@ -231,7 +232,7 @@ impl ProjectArgs {
     }
 }
 
-/// Whether limits are enforced; an error where there are no project quotas at all.
+/// Returns `true` if limits are enforced. Fails if the file system has no project quotas.
 fn require_quota(quota: ProjectQuota<'_>, path: &Path) -> Result<bool> {
     let path = path.display();
     match quota.enforcement().with_context(|| path.to_string())? {
@@ -247,8 +248,8 @@ fn require_quota(quota: ProjectQuota<'_>, path: &Path) -> Result<bool> {
     }
 }
 
-fn answer(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result<Answer> {
-    // An id that nobody has used or limited has no record.
+fn project_output(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result<Output> {
+    // XFS has no quota record for an id without usage and limits.
     let usage = usage.unwrap_or(Usage {
         id,
         bytes: Bytes(0),
@@ -258,7 +259,7 @@ fn answer(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result<Answer>
         inodes_grace_ends: None,
     });
     let project = Project::of(&usage, enforced);
-    Ok(Answer::new(project.text(SystemTime::now()), &project)?)
+    Ok(Output::new(project.text(SystemTime::now()), &project)?)
 }
 
 #[derive(Debug, Serialize)]
@@ -267,7 +268,7 @@ struct Listing {
     projects: Vec<Project>,
 }
 
-/// A project, as JSON shows it.
+/// A project in JSON.
 #[derive(Debug, Serialize)]
 struct Project {
     id: u32,
@@ -281,7 +282,7 @@ struct Resource {
     used: u64,
     soft: Option<u64>,
     hard: Option<u64>,
-    /// Seconds since 1970.
+    /// The end of the grace period in seconds since 1970.
     grace_ends: Option<u64>,
 }
 
@@ -375,7 +376,7 @@ fn not_enforced(enforced: bool) -> &'static str {
     if enforced { "" } else { "; counted only: limits are not enforced, for the mount option is pqnoenforce" }
 }
 
-/// How much longer a soft limit may be exceeded; empty where it is not.
+/// Formats the rest of the grace period of a soft limit. The text is empty if the limit is not exceeded.
 fn grace(ends: Option<u64>, now: SystemTime) -> String {
     let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     match ends.map(|ends| ends.saturating_sub(now)) {
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_project_for_people() {
+    fn show_prints_a_project_as_text() {
         assert_eq!(
             Project::of(&usage(7), false).text(now()),
             "\
@@ -431,7 +432,7 @@ inodes      3     -   100  -
     }
 
     #[test]
-    fn projects_for_people() {
+    fn list_prints_projects_as_a_table() {
         let unlimited =
             Usage { limits: StoredLimits::UNLIMITED, bytes_grace_ends: None, ..usage(u32::MAX - 1) };
         let listing = Listing {
@@ -449,7 +450,7 @@ inodes      3     -   100  -
     }
 
     #[test]
-    fn a_project_for_programs() {
+    fn show_prints_a_project_as_json() {
         assert_eq!(
             serde_json::to_value(Project::of(&usage(7), true)).unwrap(),
             serde_json::json!({
@@ -483,7 +484,7 @@ inodes      3     -   100  -
             inodes: Limit::SoftHard { soft: Inodes(5), hard: Inodes(5) },
         }
     )]
-    fn limits_are_read(#[case] args: &[&str], #[case] expected: Limits) {
+    fn valid_limits_are_parsed(#[case] args: &[&str], #[case] expected: Limits) {
         assert_eq!(limits(args), Some(expected));
     }
 
@@ -499,7 +500,7 @@ inodes      3     -   100  -
     #[case::soft_of_kept(&["--bytes=keep", "--soft-bytes=1MiB"])]
     #[case::soft_of_unlimited(&["--inodes=unlimited", "--soft-inodes=1"])]
     #[case::soft_zero(&["--bytes=1MiB", "--soft-bytes=0"])]
-    fn limits_that_mean_nothing_are_refused(#[case] args: &[&str]) {
+    fn invalid_limits_are_rejected(#[case] args: &[&str]) {
         assert_eq!(limits(args), None);
     }
 
@@ -512,7 +513,7 @@ inodes      3     -   100  -
     #[case("-1", None)]
     #[case("+1", None)]
     #[case("", None)]
-    fn ids(#[case] text: &str, #[case] expected: Option<u32>) {
+    fn project_ids_are_parsed_or_rejected(#[case] text: &str, #[case] expected: Option<u32>) {
         assert_eq!(project_id(text).ok().map(ProjectId::get), expected);
     }
 
@@ -524,7 +525,7 @@ inodes      3     -   100  -
     #[case(Some(1_000_060), "1min")]
     #[case(Some(1_003_600), "1h")]
     #[case(Some(1_604_800), "7d")]
-    fn grace_periods(#[case] ends: Option<u64>, #[case] shown: &str) {
+    fn grace_periods_are_formatted(#[case] ends: Option<u64>, #[case] shown: &str) {
         assert_eq!(grace(ends, UNIX_EPOCH + Duration::from_secs(1_000_000)), shown);
     }
 }

@@ -1,10 +1,10 @@
-//! Sizes as people write and read them. Units are powers of 1024; a unit that could mean 1000 is refused.
+//! Sizes in text form. Units are powers of 1024. The parser rejects units that could mean powers of 1000.
 
-/// Smallest first.
+/// Units with their binary exponents, the smallest first.
 const UNITS: [(&str, u32); 7] =
     [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50), ("EiB", 60)];
 
-/// Reads `4096`, `4096B`, `4MiB`: digits and at most one unit, without sign, space or fraction.
+/// Parses sizes such as `4096`, `4096B` or `4MiB`: digits and at most one unit, without sign, space or fraction.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -23,7 +23,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     value.ok_or_else(|| "more bytes than 64 bits can say".to_owned())
 }
 
-/// As short as can be: `4MiB` is exact, `1.2MiB` is rounded.
+/// Formats a size in its largest unit. `4MiB` is exact; a size with a fraction, such as `1.2MiB`, is rounded.
 pub(crate) fn show(bytes: u64) -> String {
     let unit = UNITS.iter().rposition(|(_, shift)| bytes >> shift > 0).unwrap_or_default();
     let (name, shift) = UNITS[unit];
@@ -55,7 +55,7 @@ mod tests {
     #[case("1GiB", 1 << 30)]
     #[case("15EiB", 15 << 60)]
     #[case("18446744073709551615", u64::MAX)]
-    fn sizes_are_read(#[case] text: &str, #[case] bytes: u64) {
+    fn valid_sizes_are_parsed(#[case] text: &str, #[case] bytes: u64) {
         assert_eq!(parse(text), Ok(bytes));
     }
 
@@ -75,7 +75,7 @@ mod tests {
     #[case::other_digits("٤")]
     #[case::number_too_large("18446744073709551616")]
     #[case::product_too_large("16EiB")]
-    fn nonsense_is_refused(#[case] text: &str) {
+    fn invalid_sizes_are_rejected(#[case] text: &str) {
         assert!(parse(text).is_err());
     }
 
@@ -90,13 +90,13 @@ mod tests {
     #[case((1 << 30) - 1, "1.0GiB")]
     #[case(1536 << 20, "1.5GiB")]
     #[case(u64::MAX, "16.0EiB")]
-    fn sizes_are_shown(#[case] bytes: u64, #[case] text: &str) {
+    fn sizes_are_formatted(#[case] bytes: u64, #[case] text: &str) {
         assert_eq!(show(bytes), text);
     }
 
     proptest! {
         #[test]
-        fn what_is_shown_without_a_fraction_is_exact(bytes: u64, shift in 0..64u32) {
+        fn a_size_formatted_without_a_fraction_is_exact(bytes: u64, shift in 0..64u32) {
             let bytes = bytes >> shift;
             let shown = show(bytes);
             prop_assert!(shown.len() <= "1023.9KiB".len(), "{}", shown);
@@ -106,7 +106,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_size_or_an_error(text in "\\PC{0,30}") {
+        fn any_text_is_parsed_or_rejected_without_panic(text in "\\PC{0,30}") {
             if let Ok(bytes) = parse(&text) {
                 prop_assert_eq!(parse(&bytes.to_string()), Ok(bytes));
             }

@@ -1,4 +1,4 @@
-//! `store list` and `store space`: what a volume store holds. Nothing is changed.
+//! `store list` and `store space`: the content and the available space of a volume store. Both commands change nothing.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -9,25 +9,26 @@ use loopfs::ErrorKind;
 use loopfs::volume_store::{Condition, SnapshotId, StoreOptions, VolumeId, VolumeStats, VolumeStore};
 use serde::Serialize;
 
-use crate::output::{Answer, Side, Table, number_or_none, size_or_none};
+use crate::output::{Output, Side, Table, number_or_none, size_or_none};
 use crate::size;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreCommand {
     /// Show the volumes and snapshots of a store
     ///
-    /// A volume is `healthy` or what is wrong with it. Safe beside a running driver; no store is made where there is none.
+    /// For each volume, the command prints `healthy` or its problem. It is safe while a driver is running. It does not
+    /// create a store if there is none.
     ///
     /// JSON: {filesystem_uuid, volumes: [{id, kind ("Filesystem" or "Block"), capacity_bytes, used_bytes,
     /// available_bytes, inodes: {total, used, free}, healthy, problem}], snapshots: [{id, source (a volume's id), kind,
-    /// capacity_bytes (of the volume then), used_bytes, created (seconds since 1970), problem}]}. Of a volume or snapshot
-    /// that cannot be read only id, healthy and problem are not null.
+    /// capacity_bytes (of the volume at that time), used_bytes, created (seconds since 1970), problem}]}. If a volume or
+    /// snapshot cannot be read, only id, healthy and problem are not null.
     #[command(verbatim_doc_comment)]
     List(Store),
-    /// Show the room that is left for new volumes
+    /// Show the available space for new volumes
     ///
-    /// AVAILABLE is what is neither promised to a volume or snapshot, whether used or not, nor taken by the file system's own
-    /// structures.
+    /// AVAILABLE is the space that is neither reserved for volumes and snapshots, used or unused, nor occupied by the
+    /// metadata of the file system.
     ///
     /// JSON: {filesystem_uuid, total_bytes, available_bytes}
     #[command(verbatim_doc_comment)]
@@ -36,7 +37,7 @@ pub(crate) enum StoreCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct Store {
-    /// Where the file system of the store is mounted
+    /// The mount point of the file system of the store
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
@@ -48,7 +49,7 @@ impl Store {
 }
 
 impl StoreCommand {
-    pub(crate) fn run(&self) -> Result<Answer> {
+    pub(crate) fn run(&self) -> Result<Output> {
         match self {
             Self::List(store) => {
                 let store = store.open()?;
@@ -60,17 +61,17 @@ impl StoreCommand {
                 let snapshots = ids.iter().filter_map(|id| Snapshot::read(&store, id)).collect();
                 let filesystem_uuid = store.filesystem_uuid().to_string();
                 let listing = Listing { filesystem_uuid, volumes, snapshots };
-                Ok(Answer::new(listing.text(), &listing)?)
+                Ok(Output::new(listing.text(), &listing)?)
             }
             Self::Space(store) => {
                 let store = store.open()?;
                 let space = store.space()?;
-                let room = Room {
+                let space = AvailableSpace {
                     filesystem_uuid: store.filesystem_uuid().to_string(),
                     total_bytes: space.total.0,
                     available_bytes: space.available.0,
                 };
-                Ok(Answer::new(room.text(), &room)?)
+                Ok(Output::new(space.text(), &space)?)
             }
         }
     }
@@ -83,7 +84,7 @@ struct Listing {
     snapshots: Vec<Snapshot>,
 }
 
-/// A volume, as JSON shows it.
+/// A volume in JSON.
 #[derive(Debug, Serialize)]
 struct Volume {
     id: String,
@@ -96,7 +97,7 @@ struct Volume {
     problem: Option<String>,
 }
 
-/// A snapshot, as JSON shows it.
+/// A snapshot in JSON.
 #[derive(Debug, Default, Serialize)]
 struct Snapshot {
     id: String,
@@ -116,20 +117,20 @@ struct VolumeInodes {
 }
 
 #[derive(Debug, Serialize)]
-struct Room {
+struct AvailableSpace {
     filesystem_uuid: String,
     total_bytes: u64,
     available_bytes: u64,
 }
 
 impl Volume {
-    /// None where it was deleted since it was listed.
+    /// Returns `None` if the volume was deleted after it was listed.
     fn read(store: &VolumeStore, id: &VolumeId) -> Option<Self> {
         let read = store.volume(id).and_then(|volume| Ok((volume.kind().to_string(), volume.stats()?)));
         match read {
             Ok((kind, stats)) => Some(Self::of(id, kind, stats)),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            // One that is broken must not hide the others.
+            // A damaged volume must not hide the others.
             Err(error) => Some(Self::unreadable(id, error.to_string())),
         }
     }
@@ -170,7 +171,7 @@ impl Volume {
 }
 
 impl Snapshot {
-    /// None where it was deleted since it was listed.
+    /// Returns `None` if the snapshot was deleted after it was listed.
     fn read(store: &VolumeStore, id: &SnapshotId) -> Option<Self> {
         let read = store.snapshot(id).and_then(|snapshot| {
             let since_1970 = snapshot.created().duration_since(SystemTime::UNIX_EPOCH);
@@ -187,7 +188,7 @@ impl Snapshot {
         match read {
             Ok(snapshot) => Some(snapshot),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            // One that is broken must not hide the others.
+            // A damaged snapshot must not hide the others.
             Err(error) => {
                 Some(Self { id: id.to_string(), problem: Some(error.to_string()), ..Self::default() })
             }
@@ -266,10 +267,10 @@ fn counted(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-/// Seconds since 1970 as `2026-11-21T14:58:00Z`.
+/// Formats seconds since 1970 as `2026-11-21T14:58:00Z`.
 fn utc(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March end with the day that some lack; 400 of them have 146,097 days.
+    // The calculation starts each year in March, so that a leap day is the last day of a year. 400 years have 146,097 days.
     let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
@@ -280,7 +281,7 @@ fn utc(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-impl Room {
+impl AvailableSpace {
     fn text(&self) -> String {
         let mut table =
             Table::new([("TOTAL", Side::Right), ("AVAILABLE", Side::Right), ("FILE SYSTEM", Side::Left)]);
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_for_people() {
+    fn list_prints_volumes_as_a_table() {
         let condition = Condition::abnormal(AbnormalReason::ImageTruncated, "short");
         let image = VolumeStats { inodes: None, condition, ..directory() };
         let listing = Listing {
@@ -340,7 +341,7 @@ c      -                  -     -          -       -     -  no limits
     }
 
     #[test]
-    fn snapshots_for_people() {
+    fn list_prints_snapshots_as_a_table() {
         let snapshot = Snapshot {
             id: "s".to_owned(),
             source: Some("pvc-b".to_owned()),
@@ -372,7 +373,7 @@ t         -       -             -     -  -                     foreign
     }
 
     #[test]
-    fn days_of_the_calendar() {
+    fn times_are_formatted_with_leap_days() {
         let days = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -387,7 +388,7 @@ t         -       -             -     -  -                     foreign
     }
 
     #[test]
-    fn a_volume_for_programs() {
+    fn list_prints_a_volume_as_json() {
         assert_eq!(
             serde_json::to_value(Volume::of(&id("a"), "Filesystem".to_owned(), directory())).unwrap(),
             serde_json::json!({

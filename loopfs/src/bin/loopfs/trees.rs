@@ -1,4 +1,4 @@
-//! `quota tag` and `quota audit`: which project the inodes of a tree are in.
+//! `quota tag` and `quota audit`: setting and checking the project of the inodes of a tree.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use loopfs::project_tree::{
 };
 use serde::Serialize;
 
-use crate::output::{Answer, Side, Table, printable};
+use crate::output::{Output, Side, Table, printable};
 use crate::project::{open, project_id, project_of_directory};
 
 #[derive(Args, Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Tag {
     /// The project, 1 to 4294967294
     #[arg(long, value_parser = project_id)]
     id: ProjectId,
-    /// What to do with a file that has further names, of which some may lie outside the tree
+    /// How to treat files with several hard links, some of which may be outside the tree
     #[arg(long, value_enum, default_value_t = HardLinksArg::Skip)]
     hard_links: HardLinksArg,
 }
@@ -32,23 +32,23 @@ pub(crate) struct Audit {
     /// The root of the tree
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// The project, 1 to 4294967294. That of the root unless given
+    /// The project, 1 to 4294967294. The default is the project of the root
     #[arg(long, value_parser = project_id)]
     id: Option<ProjectId>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum HardLinksArg {
-    /// Leave it in its project and show it
+    /// Leave the file in its project and print it
     Skip,
-    /// Put it into the project under all its names
+    /// Put the file into the project, under all its names
     Tag,
-    /// Fail before anything is changed
+    /// Fail before changing anything
     Refuse,
 }
 
 impl Tag {
-    pub(crate) fn run(&self) -> Result<Answer> {
+    pub(crate) fn run(&self) -> Result<Output> {
         let root = open(&self.directory)?;
         let hard_links = match self.hard_links {
             HardLinksArg::Skip => HardLinks::Skip,
@@ -57,15 +57,15 @@ impl Tag {
         };
         let options = TagOptions { hard_links, ..TagOptions::default() };
         let report = tag_tree(root.as_fd(), self.id, &options).with_context(|| shown(&self.directory))?;
-        // Until then a power cut could bring the old ids back.
+        // Without this, a power cut could restore the old ids.
         nix::unistd::syncfs(&root).with_context(|| format!("sync {}", self.directory.display()))?;
         let tagged = Tagged::of(self.id, &report);
-        Ok(Answer::new(tagged.text(), &tagged)?.good(tagged.left_out.is_minor()))
+        Ok(Output::new(tagged.text(), &tagged)?.good(tagged.left_out.is_minor()))
     }
 }
 
 impl Audit {
-    pub(crate) fn run(&self) -> Result<Answer> {
+    pub(crate) fn run(&self) -> Result<Output> {
         let root = open(&self.directory)?;
         let id = match self.id {
             Some(id) => id,
@@ -73,7 +73,7 @@ impl Audit {
         };
         let audit = audit_tree(root.as_fd(), id).with_context(|| shown(&self.directory))?;
         let audited = Audited::of(id, &audit);
-        Ok(Answer::new(audited.text(), &audited)?.good(audited.clean && audited.complete))
+        Ok(Output::new(audited.text(), &audited)?.good(audited.clean && audited.complete))
     }
 }
 
@@ -94,15 +94,15 @@ struct Tagged {
 #[derive(Debug, Serialize)]
 struct Audited {
     id: u32,
-    /// Whether all that could be looked at is in the project.
+    /// `true` if every inode that could be checked is in the project.
     clean: bool,
-    /// Whether that was all that can leave it.
+    /// `true` if the audit checked every inode that can leave the project.
     complete: bool,
     names: u64,
     directories: u64,
     other_project: u64,
     not_inheriting: u64,
-    /// The first of them.
+    /// The first 16 inodes that are not in the project or do not inherit it.
     strays: Vec<Stray>,
     left_out: SkippedInTree,
     disturbed: bool,
@@ -124,7 +124,7 @@ struct SkippedInTree {
     devices: u64,
     mounts: u64,
     refused: u64,
-    /// The first of them, without the special files.
+    /// The first 16 skipped entries, without the special files.
     examples: Vec<Example>,
 }
 
@@ -154,8 +154,8 @@ impl SkippedInTree {
         }
     }
 
-    /// Whether nothing was left out but special files, of which an old kernel cannot tell the project: they hold no
-    /// data, and stay in the project of the directory that they were made in.
+    /// Returns `true` if only special files were skipped, whose project an old kernel cannot report. They contain no data, and
+    /// stay in the project of the directory in which they were created.
     fn is_minor(&self) -> bool {
         self.hard_links == 0 && self.mounts == 0 && self.refused == 0
     }
@@ -191,7 +191,7 @@ fn reason_text(reason: SkipReason) -> String {
         SkipReason::HardLink => "it has further names".to_owned(),
         SkipReason::Mount => "something is mounted there".to_owned(),
         SkipReason::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
-        // The library may tell more apart one day.
+        // The enum is non-exhaustive: later versions of the library may add reasons.
         other => format!("{other:?}"),
     }
 }
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_for_people() {
+    fn tag_prints_its_report_as_text() {
         let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
         let tagged = Tagged::of(id(), &report);
         assert!(!tagged.left_out.is_minor());
@@ -309,7 +309,7 @@ left out: 1 files with further names, 2 symbolic links, 1 refused by the kernel
     }
 
     #[test]
-    fn an_audit_for_people_and_programs() {
+    fn audit_prints_its_report_as_text_and_json() {
         let audit = TreeAudit {
             names: 6,
             directories: 2,
@@ -350,11 +350,11 @@ directories were moved meanwhile: parts of the tree may not have been seen; audi
     }
 
     #[test]
-    fn an_audit_that_could_not_look_at_everything_is_not_complete() {
+    fn an_audit_with_skipped_files_is_not_complete() {
         let refused = Skipped { refused: 1, ..Skipped::default() };
         let audited = Audited::of(id(), &TreeAudit { skipped: refused, ..TreeAudit::default() });
         assert!(audited.clean && !audited.complete);
-        // Special files alone are no reason to be alarmed on kernels that cannot tell their project.
+        // Special files alone do not make an audit incomplete, because old kernels cannot report their project.
         let special = SpecialFiles { symlinks: 1, ..SpecialFiles::default() };
         let skipped = Skipped { special_files: special, ..Skipped::default() };
         let audited = Audited::of(id(), &TreeAudit { skipped, ..TreeAudit::default() });

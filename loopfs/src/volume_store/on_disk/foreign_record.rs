@@ -1,4 +1,4 @@
-//! What the last search for files in foreign projects found of a volume, in an extended attribute of its directory.
+//! The result of the last search for files in foreign projects, stored in an extended attribute of the volume's directory.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
@@ -10,17 +10,17 @@ use crate::error::{Context, Result};
 use crate::sys::xattr;
 use crate::volume_store::condition::{AbnormalReason, Condition};
 
-/// On the directory of a volume, see [`ForeignRecord`].
+/// The attribute of a volume's directory that stores its [`ForeignRecord`].
 const NAME: &CStr = c"trusted.loopfs.foreign";
-/// The longest value of an attribute that the store reads is 256 bytes.
+/// The maximum length of a record in bytes. The store reads at most 256 bytes of an attribute.
 pub(crate) const MAX_RECORD: usize = 240;
 
-/// What a search found of a volume, as the condition of the volume reports it.
+/// The finding of a search for one volume, which the condition of the volume reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ForeignRecord {
-    /// It holds files that are charged to `other`.
+    /// The volume contains files that are charged to `other`.
     Holds(ForeignFinding),
-    /// It is charged for files that volume `other` holds.
+    /// The volume is charged for files of volume `other`.
     Charged(ForeignFinding),
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum ForeignRecord {
 pub(crate) struct ForeignFinding {
     names: u64,
     pub(crate) other: String,
-    /// Without control characters, and cut where it would be too long.
+    /// The path of one of the files, without control characters and truncated if it is too long.
     example: String,
 }
 
@@ -39,7 +39,7 @@ impl ForeignFinding {
         Self { names, other, example }
     }
 
-    /// The field that may hold spaces comes last.
+    /// Formats the finding. `example` comes last, because it may contain spaces.
     fn print(&self, what: &str) -> String {
         format!("{what} names={} other={} example={}", self.names, self.other.replace(' ', "+"), self.example)
     }
@@ -52,7 +52,7 @@ impl ForeignFinding {
 }
 
 impl ForeignRecord {
-    /// None where nothing is recorded, or nothing that this version understands.
+    /// Reads the record. Returns `None` if there is none, or if this version cannot parse it.
     pub(crate) fn read(directory: &OwnedFd) -> Result<Option<Self>> {
         let value = xattr::get(directory, NAME).context("read the attribute of", "a volume's directory")?;
         Ok(value.and_then(|value| Self::parse(&String::from_utf8_lossy(&value))))

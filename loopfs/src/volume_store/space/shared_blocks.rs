@@ -1,8 +1,7 @@
 //! Blocks that several images share after a clone.
 //!
-//! The size of a file includes shared blocks for each file, but the file system stores them once. Only images that took
-//! part in a clone are asked where their blocks are; an attribute marks these. For all others the count needs one call
-//! each.
+//! The size of a file includes shared blocks for each file, but the file system stores them once. An attribute marks the
+//! images that took part in a clone. The count reads the extents only of these images, and needs one call for each other image.
 
 use std::os::fd::AsFd;
 
