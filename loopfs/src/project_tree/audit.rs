@@ -1,6 +1,6 @@
 //! Comparing a tree with the project to which it should belong.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
@@ -69,7 +69,8 @@ impl TreeAudit {
 #[doc(alias = "xfs_quota project -c")]
 #[doc(alias = "file_getattr")]
 #[doc(alias = "FS_IOC_FSGETXATTR")]
-pub fn audit_tree(root: BorrowedFd<'_>, id: ProjectId) -> Result<TreeAudit> {
+pub fn audit_tree(root: impl AsFd, id: ProjectId) -> Result<TreeAudit> {
+    let root = root.as_fd();
     audit_tree_reporting(root, id, &mut |_| {})
 }
 
@@ -78,10 +79,11 @@ pub fn audit_tree(root: BorrowedFd<'_>, id: ProjectId) -> Result<TreeAudit> {
 /// # Errors
 /// As [`audit_tree`].
 pub fn audit_tree_reporting(
-    root: BorrowedFd<'_>,
+    root: impl AsFd,
     id: ProjectId,
     progress: &mut dyn FnMut(&TreeAudit),
 ) -> Result<TreeAudit> {
+    let root = root.as_fd();
     let mut auditing = Auditing { id: id.get(), progress, audit: TreeAudit::default() };
     let outcome = walk(root, &mut auditing)?;
     Ok(TreeAudit { disturbed: outcome == WalkOutcome::Raced, ..auditing.audit })

@@ -1,6 +1,6 @@
 //! Copying a tree with shared blocks (reflink).
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use nix::sys::stat::{FileStat, fstat};
@@ -91,7 +91,8 @@ impl CloneReport {
 #[doc(alias = "FICLONE")]
 #[doc(alias = "reflink")]
 #[doc(alias = "cp -a --reflink=always")]
-pub fn clone_tree(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<CloneReport> {
+pub fn clone_tree(source: impl AsFd, target: impl AsFd) -> Result<CloneReport> {
+    let (source, target) = (source.as_fd(), target.as_fd());
     clone_tree_reporting(source, target, &mut |_| {})
 }
 
@@ -100,10 +101,11 @@ pub fn clone_tree(source: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<Clon
 /// # Errors
 /// As [`clone_tree`].
 pub fn clone_tree_reporting(
-    source: BorrowedFd<'_>,
-    target: BorrowedFd<'_>,
+    source: impl AsFd,
+    target: impl AsFd,
     progress: &mut dyn FnMut(&CloneReport),
 ) -> Result<CloneReport> {
+    let (source, target) = (source.as_fd(), target.as_fd());
     let mut cloning = Cloning {
         target: Target::open(target)?,
         hard_links: HardLinks::default(),

@@ -1,6 +1,6 @@
 //! Putting a tree into a project, and removing it from its project.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
@@ -82,7 +82,8 @@ pub struct TreeReport {
 #[doc(alias = "xfs_quota project -s")]
 #[doc(alias = "file_setattr")]
 #[doc(alias = "FS_IOC_FSSETXATTR")]
-pub fn tag_tree(root: BorrowedFd<'_>, id: ProjectId, options: &TagOptions) -> Result<TreeReport> {
+pub fn tag_tree(root: impl AsFd, id: ProjectId, options: &TagOptions) -> Result<TreeReport> {
+    let root = root.as_fd();
     tag_tree_reporting(root, id, options, &mut |_| {})
 }
 
@@ -91,11 +92,12 @@ pub fn tag_tree(root: BorrowedFd<'_>, id: ProjectId, options: &TagOptions) -> Re
 /// # Errors
 /// As [`tag_tree`].
 pub fn tag_tree_reporting(
-    root: BorrowedFd<'_>,
+    root: impl AsFd,
     id: ProjectId,
     options: &TagOptions,
     progress: &mut dyn FnMut(&TreeReport),
 ) -> Result<TreeReport> {
+    let root = root.as_fd();
     Tagging { id: id.get(), inherit: true, options, progress, report: TreeReport::default() }.run(root)
 }
 
@@ -104,7 +106,8 @@ pub fn tag_tree_reporting(
 /// # Errors
 /// As [`tag_tree`].
 #[doc(alias = "xfs_quota project -C")]
-pub fn clear_tree(root: BorrowedFd<'_>, options: &TagOptions) -> Result<TreeReport> {
+pub fn clear_tree(root: impl AsFd, options: &TagOptions) -> Result<TreeReport> {
+    let root = root.as_fd();
     let report = TreeReport::default();
     Tagging { id: 0, inherit: false, options, progress: &mut |_| {}, report }.run(root)
 }
