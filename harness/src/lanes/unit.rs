@@ -19,20 +19,39 @@ const NOT_IN_LOOPFS: [&str; 7] = ["anyhow", "clap", "kube", "serde", "serde_json
 const DEPENDENCIES: &str = "dependencies of loopfs";
 
 /// The cargo commands that must succeed.
-const CHECKS: [(&str, &[&str]); 5] = [
+const CHECKS: [(&str, &[&str]); 8] = [
     ("format", &["fmt", "--all", "--check"]),
     // Includes the kernel tests and the benchmarks, which no other check here compiles.
     ("lints", &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"]),
     (
-        "lints of loopfs without features",
+        "lints of loopfs with its default feature",
         &["clippy", "--package", "loopfs", "--lib", "--", "--deny", "warnings"],
     ),
+    ("lints of loopfs with the feature loop-device", &lints_with("loop-device")),
+    ("lints of loopfs with the feature project-quota", &lints_with("project-quota")),
+    ("lints of loopfs with the feature mount", &lints_with("mount")),
     (
         "documentation of loopfs",
         &["rustdoc", "--package", "loopfs", "--lib", "--all-features", "--", "--deny", "warnings"],
     ),
     (DEPENDENCIES, &["tree", "--package", "loopfs", "--edges", "normal,build"]),
 ];
+
+/// The lints of the library with one feature alone, which the other checks would compile together with others.
+const fn lints_with(feature: &'static str) -> [&'static str; 10] {
+    [
+        "clippy",
+        "--package",
+        "loopfs",
+        "--lib",
+        "--no-default-features",
+        "--features",
+        feature,
+        "--",
+        "--deny",
+        "warnings",
+    ]
+}
 
 /// A target that loopfs must compile for besides the architecture of this machine. Nothing is linked.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
