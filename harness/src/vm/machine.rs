@@ -219,7 +219,8 @@ impl Vm {
         tokio::select! {
             // Lines logged before the end count.
             biased;
-            enough = enough => enough.map(drop).context("lost track of the machine"),
+            // The channel closes when the machine has ended, and then the other branch has the reason.
+            Ok(_) = enough => Ok(()),
             ending = self.wait_ended(timeout) => match ending? {
                 ExitReason::Passed => anyhow::bail!("{} ended before {source} had said {lines} lines", self.name),
                 ExitReason::Failed(why) | ExitReason::Crashed(why) => anyhow::bail!("{}: {why}", self.name),
