@@ -92,13 +92,20 @@ impl Arguments {
     }
 
     fn disk(&mut self, index: usize, disk: &Disk) {
+        let mut device = format!("virtio-blk-pci,drive=disk{index},serial={}", disk.name);
         match disk.mode {
-            DiskMode::Logged => self.recorded(index, disk),
+            DiskMode::Logged => {
+                self.recorded(index, disk);
+                // QEMU merges adjacent requests up to 1024 buffers, the most that pwritev(2) accepts. The log
+                // adds a header, so a merged write of 1024 buffers would fail with EINVAL, and the guest
+                // would see an I/O error.
+                device.push_str(",request-merging=off");
+            }
             DiskMode::Persistent => self.drive(index, disk, ""),
             DiskMode::Scratch => self.drive(index, disk, ",snapshot=on"),
             DiskMode::ReadOnly => self.drive(index, disk, ",readonly=on"),
         }
-        self.flag("-device").value(format!("virtio-blk-pci,drive=disk{index},serial={}", disk.name));
+        self.flag("-device").value(device);
     }
 
     fn drive(&mut self, index: usize, disk: &Disk, more: &str) {
@@ -236,7 +243,7 @@ driver=file,node-name=disk2-log,cache.no-flush=on,discard=unmap,filename=/d/cut.
 -blockdev
 driver=blklogwrites,node-name=disk2,file=disk2-image,log=disk2-log
 -device
-virtio-blk-pci,drive=disk2,serial=cut
+virtio-blk-pci,drive=disk2,serial=cut,request-merging=off
 -netdev
 user,id=net0,hostfwd=tcp:127.0.0.9:10250-:10250
 -device
