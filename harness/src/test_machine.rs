@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use testvm_guest::report::{End, Message, TestBinaryResult};
+use testvm_guest::spec::{Mode, Mount, Source, TestsSpec};
 
-use crate::guest::report::{End, Message, TestBinaryResult};
-use crate::guest::spec::{Mode, Mount, Source, TestsSpec};
 use crate::images::kernel::Kernel;
 use crate::progress::Step;
 use crate::report::{Outcome, Report};

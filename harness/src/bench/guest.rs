@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm_guest::report::{End, Message};
+use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::measurement::Environment;
 use crate::cache;
-use crate::guest::report::{End, Message};
-use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::process::tail;

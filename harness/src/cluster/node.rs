@@ -10,6 +10,8 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
+use testvm_guest::control::ExecOutput;
+use testvm_guest::spec::Mode;
 
 use super::api_error::api_error;
 use super::control_plane::ControlPlane;
@@ -18,8 +20,6 @@ use super::node_spec::{
 };
 use super::parts::Parts;
 use super::waiting::{State, until_one};
-use crate::guest::control::ExecOutput;
-use crate::guest::spec::Mode;
 use crate::images::disk;
 use crate::images::kernel::Module;
 use crate::session::Session;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use testvm_guest::spec::{
+    Command, Condition, FileSpec, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
+};
 
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
 use super::pki::{ServerName, Subject};
-use crate::guest::spec::{
-    Command, Condition, FileSpec, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
-};
 
 /// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";

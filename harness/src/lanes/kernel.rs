@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
+use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::libtest::Run;
 use super::power_cut;
 use crate::builds;
 use crate::cache;
-use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::packages;

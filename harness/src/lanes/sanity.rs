@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip, SWITCHED_OFF};
 use super::kernel::{FEATURE, TEST};
@@ -14,7 +15,6 @@ use super::libtest::Run;
 use crate::builds;
 use crate::cache;
 use crate::go_build::{self, GoModule, VersionVariable};
-use crate::guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::packages;

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm_guest::spec::Mode;
 
 use super::boot::initramfs;
 use super::hypervisor::{Accelerator, Hypervisor};
 use super::machine::{ExitReason, Vm};
 use super::spec::VmSpec;
 use crate::cache::Recipe;
-use crate::guest::spec::Mode;
 use crate::images::kernel::Kernel;
 use crate::images::qemu::Qemu;
 use crate::session::Session;

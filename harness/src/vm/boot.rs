@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use testvm_guest::spec::{BootSpec, Mode, SPEC_PATH};
 
-use crate::guest::spec::{BootSpec, Mode, SPEC_PATH};
 use crate::images::initramfs::Archive;
 use crate::images::kernel::Module;
 

@@ -4,9 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use testvm_guest::control::CONTROL_PORT;
+use testvm_guest::report::REPORT_PORT;
+
 use super::spec::{Disk, DiskMode, Forward, VmSpec};
-use crate::guest::control::CONTROL_PORT;
-use crate::guest::report::REPORT_PORT;
 
 /// The file names of the sockets that QEMU connects to, in a directory of the machine's own.
 pub(super) const CONSOLE_SOCKET: &str = "console";
@@ -214,11 +215,11 @@ virtio-serial-pci,id=ports
 -chardev
 socket,id=report,server=off,path=/s/report
 -device
-virtserialport,bus=ports.0,chardev=report,name=dev.loopfs.report
+virtserialport,bus=ports.0,chardev=report,name=testvm.report
 -chardev
 socket,id=control,server=off,path=/s/control
 -device
-virtserialport,bus=ports.0,chardev=control,name=dev.loopfs.control
+virtserialport,bus=ports.0,chardev=control,name=testvm.control
 -device
 virtio-rng-pci
 -drive

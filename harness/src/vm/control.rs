@@ -10,8 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
-
-use crate::guest::control::{Action, Answer, ExecOutput, Request, Response};
+use testvm_guest::control::{Action, Answer, ExecOutput, Request, Response};
 
 /// The additional time that the guest has to kill a program that exceeds its timeout, and to report that.
 const ANSWER_MARGIN: Duration = Duration::from_secs(30);

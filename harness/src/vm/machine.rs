@@ -12,13 +12,13 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use testvm_guest::report::{Message, Verdict};
 
 use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, REPORT_SOCKET, arguments};
 use super::console::Watcher;
 use super::control::Control;
 use super::reports::{LineTimes, Logs};
 use super::spec::{DiskMode, VmSpec};
-use crate::guest::report::{Message, Verdict};
 use crate::process::{Process, tail};
 use crate::progress::seconds;
 

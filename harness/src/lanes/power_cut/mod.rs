@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use testvm_guest::report::End;
+use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use self::cuts::{Cut, SurvivingWrites, cuts, replay};
 use super::libtest::Run;
-use crate::guest::report::End;
-use crate::guest::spec::{TestBinary, TestsSpec};
 use crate::images::disk;
 use crate::images::kernel::Kernel;
 use crate::images::write_log;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// The name of the virtio port that carries requests and responses.
-pub const CONTROL_PORT: &str = "dev.loopfs.control";
+pub const CONTROL_PORT: &str = "testvm.control";
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Request {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// The name of the virtio port that carries reports.
-pub const REPORT_PORT: &str = "dev.loopfs.report";
+pub const REPORT_PORT: &str = "testvm.report";
 
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
