@@ -13,18 +13,18 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
 
-/// The user's cache directory for this project.
+/// The user's cache directory for a project.
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
 }
 
 impl Cache {
-    /// Opens `$XDG_CACHE_HOME/loopfs`, or `~/.cache/loopfs`.
+    /// Opens `$XDG_CACHE_HOME/NAME`, or `~/.cache/NAME`.
     ///
     /// # Errors
     /// Neither variable is set, or the directory cannot be created.
-    pub fn open() -> Result<Cache> {
+    pub fn open(name: &str) -> Result<Cache> {
         let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
             Some(base) => PathBuf::from(base),
             None => {
@@ -32,7 +32,7 @@ impl Cache {
                     .join(".cache")
             }
         };
-        Cache::at(base.join("loopfs"))
+        Cache::at(base.join(name))
     }
 
     /// # Errors

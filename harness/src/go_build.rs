@@ -8,7 +8,7 @@ use crate::cache::Recipe;
 use crate::process::{Finished, Program};
 use crate::session::Session;
 
-/// A directory of `vm-images` whose `tool` lines name the programs to build.
+/// A directory of [`Workspace::definitions`](crate::session::Workspace::definitions) whose `tool` lines name the programs to build.
 #[derive(Clone, Copy, Debug)]
 pub struct GoModule {
     /// The name of the directory and of the artifact in the cache.
@@ -60,7 +60,7 @@ impl Version {
 /// # Errors
 /// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
-    let source = session.workspace.vm_images().join(module.name);
+    let source = session.workspace.definitions().join(module.name);
     let go_mod = source.join("go.mod");
     let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
     let version = required_version(&text, module.versioned_by)

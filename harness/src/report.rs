@@ -141,13 +141,14 @@ impl Report {
         suites
     }
 
-    /// Writes `junit.xml`, `report.json` and `report.txt` into `dir`.
+    /// Writes `junit.xml`, `report.json` and `report.txt` into `dir`. `project` is
+    /// the name of the JUnit report.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn write(&self, dir: &Path) -> Result<()> {
+    pub fn write(&self, dir: &Path, project: &str) -> Result<()> {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        let junit = self.junit().to_string().context("render junit.xml")?;
+        let junit = self.junit(project).to_string().context("render junit.xml")?;
         let json = serde_json::to_string_pretty(&Summary { summary: self.summary(), report: self })
             .context("render report.json")?;
         let text = format!("{}\n{}\n", self.table(), self.summary());
@@ -158,8 +159,8 @@ impl Report {
         Ok(())
     }
 
-    fn junit(&self) -> quick_junit::Report {
-        let mut junit = quick_junit::Report::new("loopfs");
+    fn junit(&self, project: &str) -> quick_junit::Report {
+        let mut junit = quick_junit::Report::new(project);
         for name in self.suites() {
             let mut suite = TestSuite::new(name);
             for case in self.cases.iter().filter(|case| case.suite == name) {
@@ -279,7 +280,7 @@ mod tests {
     fn junit_and_json_hold_every_case_and_message() {
         let dir = tempfile::tempdir().unwrap();
         report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun])
-            .write(dir.path())
+            .write(dir.path(), "project")
             .unwrap();
         let junit = std::fs::read_to_string(dir.path().join("junit.xml")).unwrap();
         assert!(junit.contains("tests=\"3\"") && junit.contains("failures=\"1\""), "{junit}");

@@ -16,7 +16,7 @@ const RUSTFLAGS: &str = "-Ctarget-feature=+crt-static";
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Profile {
     Debug,
-    /// The profile of the driver.
+    /// The profile of programs that are installed.
     Release,
 }
 
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn programs_are_found_among_the_messages() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"name":"loopfs"},"executable":null}
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"library"},"executable":null}
 {"reason":"build-script-executed","package_id":"x"}
 {"reason":"compiler-artifact","target":{"name":"kernel"},"executable":"/t/kernel-1"}
 {"reason":"build-finished","success":true}"#;
         let built = Built(artifacts(messages));
         assert_eq!(built.program("kernel").unwrap(), PathBuf::from("/t/kernel-1"));
-        assert!(built.program("loopfs").is_err());
+        assert!(built.program("library").is_err());
     }
 }

@@ -10,9 +10,29 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{self, Cache};
 use crate::progress::Progress;
 
-/// One invocation of the harness.
+/// The project whose programs run in the virtual machines.
+#[derive(Clone, Copy, Debug)]
+pub struct Project {
+    /// The name of the cache directory, of clusters in kubeconfigs, and of the JUnit report. In upper case, it
+    /// begins the names of environment variables.
+    pub name: &'static str,
+    /// The command line that starts this program, such as `cargo harness`, for messages with a command to paste.
+    pub command: &'static str,
+}
+
+impl Project {
+    /// Returns the name of an environment variable: `DISK_TOOL_ACCELERATOR` for `ACCELERATOR` of the project
+    /// `disk-tool`.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> String {
+        format!("{}_{name}", self.name.to_uppercase().replace('-', "_"))
+    }
+}
+
+/// One run of the program.
 #[derive(Debug)]
 pub struct Session {
+    pub project: Project,
     pub workspace: Workspace,
     pub cache: Cache,
     pub progress: Progress,
@@ -22,11 +42,12 @@ pub struct Session {
 
 impl Session {
     /// # Errors
-    /// The workspace or the cache directory cannot be found.
-    pub fn new() -> Result<Session> {
+    /// The cache directory cannot be found or created.
+    pub fn new(project: Project, workspace: Workspace) -> Result<Session> {
         Ok(Session {
-            workspace: Workspace::find()?,
-            cache: Cache::open()?,
+            project,
+            workspace,
+            cache: Cache::open(project.name)?,
             progress: Progress::new(),
             cancel: CancellationToken::new(),
         })
@@ -62,26 +83,22 @@ impl Session {
     }
 }
 
-/// The checkout from which this harness was built.
+/// The directories of a checkout of the project.
 #[derive(Clone, Debug)]
 pub struct Workspace {
     root: PathBuf,
+    definitions: PathBuf,
 }
 
 impl Workspace {
-    fn find() -> Result<Workspace> {
-        // Cargo sets this for `cargo run`. The compiled-in value is for a binary that is started directly.
-        let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-        let root = manifest_dir.parent().context("the harness crate has no parent directory")?;
-        anyhow::ensure!(
-            root.join("vm-images").is_dir(),
-            "{} is not a loopfs checkout (it has no vm-images directory); run from one by `cargo harness`",
-            root.display()
-        );
-        Ok(Workspace { root: root.to_owned() })
+    /// Creates a value for the cargo workspace at `root`. `definitions` is the directory of the data that
+    /// describes images: package lists, kernels, pinned versions.
+    #[must_use]
+    pub fn new(root: PathBuf, definitions: PathBuf) -> Workspace {
+        Workspace { root, definitions }
     }
 
+    /// Returns the directory of the cargo workspace.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
@@ -89,8 +106,8 @@ impl Workspace {
 
     /// Returns the directory of the data that describes images: package lists, kernels, pinned versions.
     #[must_use]
-    pub fn vm_images(&self) -> PathBuf {
-        self.root.join("vm-images")
+    pub fn definitions(&self) -> &Path {
+        &self.definitions
     }
 
     /// Returns cargo's target directory.
@@ -103,5 +120,16 @@ impl Workspace {
     #[must_use]
     pub fn reports(&self, name: &str) -> PathBuf {
         self.target().join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_variable_begins_with_the_project() {
+        let project = Project { name: "disk-tool", command: "cargo xtask" };
+        assert_eq!(project.variable("ACCELERATOR"), "DISK_TOOL_ACCELERATOR");
     }
 }

@@ -17,8 +17,9 @@ use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
 use super::threshold::{self, Threshold};
+use crate::cluster::Node;
 use crate::cluster::api_error::api_error;
-use crate::cluster::{DATA_DIR, Node};
+use crate::nodes::DATA_DIR;
 use crate::progress::Step;
 use crate::session::Session;
 

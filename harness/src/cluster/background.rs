@@ -22,16 +22,16 @@ use serde::{Deserialize, Serialize};
 use super::running::Cluster;
 use crate::session::{Session, Workspace};
 
-/// Set in the background process; only its presence counts.
-const MARK: &str = "LOOPFS_HARNESS_BACKGROUND";
+/// The variable of the project that is set in the background process; only its presence counts.
+const MARK: &str = "HARNESS_BACKGROUND";
 /// The time for an orderly stop, which ends every guest and component in turn.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// The poll interval for the end of the owner: only a parent can wait for a process.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Returns `true` in the background process.
-pub(crate) fn is_background() -> bool {
-    std::env::var_os(MARK).is_some()
+pub(crate) fn is_background(session: &Session) -> bool {
+    std::env::var_os(session.project.variable(MARK)).is_some()
 }
 
 /// Runs this program again in the background, with these arguments, and returns the result that it hands
@@ -40,16 +40,17 @@ pub(crate) async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Resu
 where
     T: DeserializeOwned + Send + 'static,
 {
+    let command = session.project.command;
     anyhow::ensure!(
         Record::read(&session.workspace)?.is_none_or(|record| !record.is_alive()),
-        "a cluster is already up: see `cargo harness up`, or stop it with `cargo harness down`"
+        "a cluster is already up: see `{command} up`, or stop it with `{command} down`"
     );
     let program = std::env::current_exe().context("find this program's own file")?;
     // setsid: neither a closing terminal nor Ctrl-C after the hand-over may signal the background process.
     let mut child = Command::new("setsid")
         .arg(program)
         .args(args)
-        .env(MARK, "1")
+        .env(session.project.variable(MARK), "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -49,7 +49,7 @@ impl ClusterProfile {
         }
     }
 
-    /// Returns the size of the driver's file system, which is sparse on the host. Inodes of empty files take
+    /// Returns the size of the data disk, which is sparse on the host. Inodes of empty files take
     /// at most a quarter of it.
     pub(super) fn data_mib(self) -> u64 {
         match self {

@@ -25,10 +25,8 @@ use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
 use super::spec::ClusterSpec;
 use crate::process::{Process, Program, tail};
-use crate::session::Session;
+use crate::session::{Project, Session};
 
-/// The name of the cluster, its context and its user in kubeconfigs.
-const NAME: &str = "loopfs";
 /// The user name of the API server at kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The time from the start of a component to its first healthy response, on a machine busy with builds.
@@ -40,6 +38,8 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A running control plane. Dropping it kills its processes; [`ControlPlane::stop`] ends them in order.
 pub(crate) struct ControlPlane {
+    /// Its name is that of the cluster, its context and its user in kubeconfigs.
+    project: Project,
     layout: Layout,
     loopback: LoopbackLease,
     authority: Authority,
@@ -83,11 +83,13 @@ impl ControlPlane {
         profile: ClusterProfile,
     ) -> Result<ControlPlane> {
         let step = session.progress.step("start the control plane");
-        let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))?;
-        let authority = Authority::generate("loopfs")?;
+        let project = session.project;
+        let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))
+            .with_context(|| format!("`{} down` stops a cluster that was left running", project.command))?;
+        let authority = Authority::generate(project.name)?;
         create_private_dir(&layout.pki_dir())?;
         create_private_dir(&layout.etcd_dir())?;
-        write_identities(&layout, &loopback, &authority)?;
+        write_identities(project.name, &layout, &loopback, &authority)?;
         if profile == ClusterProfile::Benchmark {
             write_private(&layout.audit_policy(), &components::audit_policy().to_string())?;
         }
@@ -108,7 +110,12 @@ impl ControlPlane {
         await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
         step.done(format!("API server at https://{}", loopback.api_server()));
         let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
-        Ok(ControlPlane { layout, loopback, authority, programs, profile, client, components })
+        Ok(ControlPlane { project, layout, loopback, authority, programs, profile, client, components })
+    }
+
+    /// Returns the project of the session that started the control plane.
+    pub(super) fn project(&self) -> Project {
+        self.project
     }
 
     /// Returns the profile of the control plane and its nodes.
@@ -148,13 +155,18 @@ impl ControlPlane {
     pub(crate) fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
         let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
         let server = SocketAddr::new(host, self.loopback.api_server().port());
-        Ok(kubeconfig::render(NAME, server, &self.authority.certificate(), caller))
+        Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller))
     }
 
     /// Returns a kubeconfig for a client on the host with a token.
     pub(crate) fn kubeconfig_with_token(&self, token: &str) -> String {
         let user = kubeconfig::token(token);
-        kubeconfig::render_user(NAME, self.loopback.api_server(), &self.authority.certificate(), &user)
+        kubeconfig::render_user(
+            self.project.name,
+            self.loopback.api_server(),
+            &self.authority.certificate(),
+            &user,
+        )
     }
 
     /// Checks that every process still runs. The error names each that has ended, with the end of its log.
@@ -293,7 +305,12 @@ async fn grant_kubelet_access(client: &Client) -> Result<()> {
     Ok(())
 }
 
-fn write_identities(layout: &Layout, loopback: &LoopbackLease, authority: &Authority) -> Result<()> {
+fn write_identities(
+    cluster: &str,
+    layout: &Layout,
+    loopback: &LoopbackLease,
+    authority: &Authority,
+) -> Result<()> {
     let ip = |text: &str| text.parse::<IpAddr>().map(ServerName::Ip);
     let localhost = ServerName::Ip(loopback.api_server().ip());
     let names = [
@@ -325,7 +342,7 @@ fn write_identities(layout: &Layout, loopback: &LoopbackLease, authority: &Autho
     ];
     for (name, subject) in callers {
         let caller = authority.client(subject)?;
-        let text = kubeconfig::render(NAME, loopback.api_server(), &authority.certificate(), &caller);
+        let text = kubeconfig::render(cluster, loopback.api_server(), &authority.certificate(), &caller);
         write_private(&layout.kubeconfig(name), &text)?;
     }
     Ok(())

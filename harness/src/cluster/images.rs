@@ -7,25 +7,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::node_spec::NodeImages;
+use super::plan::{ContainerImage, DataMount, NodePlan};
 use super::programs::Programs;
 use crate::cache::Recipe;
 use crate::images::kernel::{Kernel, Module};
-use crate::images::{disk, node, oci, shell};
+use crate::images::{disk, node, oci};
+use crate::packages;
 use crate::session::Session;
 use crate::vm::{Hypervisor, choose};
-use crate::{builds, packages};
 
 /// Module sets of the kernel catalogue that a node needs.
 const MODULE_SETS: [&str; 2] = ["boot", "node"];
 
 /// The image of the container that holds a pod's namespaces.
 const PAUSE: &str = "docker.io/library/pause:dev";
-/// The image of the test pods.
-pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
-/// An image with a shell, for interactive use; csi/examples uses it.
-const SHELL: &str = "docker.io/library/shell:dev";
-/// The image of the driver, as in the manifests.
-const DRIVER: &str = "docker.io/library/loopfs:dev";
 
 /// The read-only parts that all nodes share.
 #[derive(Debug)]
@@ -38,64 +33,47 @@ pub(crate) struct NodeParts {
     pub(crate) root: PathBuf,
     pub(crate) images_disk: PathBuf,
     pub(crate) images: NodeImages,
+    pub(crate) data_mount: DataMount,
+    /// The programs of [`NodePlan::tools`].
+    pub(crate) tools: Vec<(String, PathBuf)>,
 }
 
 impl NodeParts {
-    /// Builds all parts, or takes them from the cache. Builds and downloads run concurrently.
-    pub(crate) async fn prepare(session: &Session) -> Result<NodeParts> {
+    /// Builds all parts of `plan`, or takes them from the cache. Builds and downloads run concurrently.
+    pub(crate) async fn prepare(
+        session: &Session,
+        plan: impl Future<Output = Result<NodePlan>>,
+    ) -> Result<NodeParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
-        let programs = async {
-            let guest = builds::guest_programs(session).await?;
-            anyhow::Ok((guest, driver(session).await?, builds::loopfs_tool(session).await?))
-        };
         let system = async {
             let kernel = Kernel::prepare(session, None).await?;
             let root = node::prepare(session, &kernel).await?;
-            anyhow::Ok((kernel, root, shell::busybox(session).await?))
+            anyhow::Ok((kernel, root))
         };
-        let ((guest, driver, tool), (kernel, root, busybox)) = tokio::try_join!(programs, system)?;
-        let hypervisor = choose(session, &kernel, &guest.init).await?;
-        let images = [
-            Image { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", guest.pause)] },
-            Image {
-                archive: "volume-check.tar",
-                reference: VOLUME_CHECK,
-                // With the tool, a pod can change project ids, as the owner of a directory can.
-                files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
-            },
-            Image { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
-            driver,
-        ];
+        let (plan, (kernel, root)) = tokio::try_join!(plan, system)?;
+        let hypervisor = choose(session, &kernel, &plan.init).await?;
+        let pause =
+            ContainerImage { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", plan.pause)] };
+        let images: Vec<ContainerImage> = [pause].into_iter().chain(plan.images).collect();
         Ok(NodeParts {
             hypervisor,
             kernel: kernel.vmlinuz(),
             modules: kernel.modules(&MODULE_SETS).await?,
-            init: guest.init,
+            init: plan.init,
             root,
             images_disk: images_disk(session, &images).await?,
             images: NodeImages {
                 archives: images.iter().map(|image| image.archive.to_owned()).collect(),
                 pause: PAUSE.to_owned(),
             },
+            data_mount: plan.data_mount,
+            tools: plan.tools,
         })
     }
 }
 
-async fn driver(session: &Session) -> Result<Image> {
-    let driver = builds::driver_programs(session).await?;
-    let files = vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)];
-    Ok(Image { archive: "loopfs.tar", reference: DRIVER, files })
-}
-
-/// A container image of programs from this workspace.
-struct Image {
-    archive: &'static str,
-    reference: &'static str,
-    files: Vec<(&'static str, PathBuf)>,
-}
-
 /// Returns the disk with the archives of the images that pods on the node use.
-async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
+async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<PathBuf> {
     let mut recipe = Recipe::new("node-images", 1);
     for image in images {
         recipe = recipe.with("image", image.reference);
@@ -117,7 +95,7 @@ async fn images_disk(session: &Session, images: &[Image]) -> Result<PathBuf> {
             disk::payload(&dir.join("images.ext4"), &files).await
         })
         .await?;
-    // Users who run the driver on another cluster find the archives here.
+    // Users who need the images on another cluster find the archives here.
     let shown = session.workspace.target().join("images");
     fs::create_dir_all(&shown).with_context(|| format!("make {}", shown.display()))?;
     for image in images {

@@ -51,7 +51,7 @@ impl LoopbackLease {
         }
         bail!(
             "none of the {NUMBERS} port blocks from {FIRST_PORT} up is free: \
-             stop other clusters with `cargo harness down`"
+             stop other clusters"
         )
     }
 

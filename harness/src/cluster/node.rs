@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::sync::Mutex;
 use testvm_guest::control::ExecOutput;
 use testvm_guest::spec::Mode;
+use tokio::sync::Mutex;
 
 use super::api_error::api_error;
 use super::control_plane::ControlPlane;
@@ -181,7 +181,8 @@ async fn machine(
     disk::copy(&parts.node.root, &root)?;
     let data = dir.join("data.xfs");
     disk::xfs(&data, control_plane.profile().data_mib()).await?;
-    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_disk)?);
+    let data_mount = (data_disk == DataDisk::Mounted).then_some(&parts.node.data_mount);
+    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_mount)?);
     let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };

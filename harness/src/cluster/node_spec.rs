@@ -12,6 +12,7 @@ use testvm_guest::spec::{
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
 use super::pki::{ServerName, Subject};
+use super::plan::DataMount;
 
 /// The disk of the root file system.
 pub(crate) const ROOT_DISK: &str = "root";
@@ -21,18 +22,12 @@ pub(crate) const TOOLS_DISK: &str = "tools";
 /// The disk of the container image archives.
 pub(crate) const IMAGES_DISK: &str = "images";
 
-/// The mount point of the driver's file system, as in the manifests.
-pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
-/// The mount options of the driver's file system: quotas are enforced, and no device, setuid bit or program
-/// on it is honoured.
-pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
-
 /// What a node does with its data disk when it boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataDisk {
-    /// The node mounts the file system of the disk at `DATA_DIR`.
+    /// The node mounts the file system of the disk as [`NodePlan::data_mount`](super::NodePlan::data_mount) says.
     Mounted,
-    /// The node does not mount the disk, so the driver finds no storage.
+    /// The node does not mount the disk.
     Unmounted,
 }
 
@@ -79,12 +74,13 @@ pub(crate) struct NodeImages {
     pub(crate) pause: String,
 }
 
-/// Returns the specification of one node of the cluster of `control_plane`.
+/// Returns the specification of one node of the cluster of `control_plane`. The node mounts its data disk as
+/// `data_mount` says, or not at all.
 pub(crate) fn node_spec(
     control_plane: &ControlPlane,
     node: &NodeName,
     images: &NodeImages,
-    data_disk: DataDisk,
+    data_mount: Option<&DataMount>,
 ) -> Result<NodeSpec> {
     let mut steps =
         vec![service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"])))];
@@ -122,9 +118,7 @@ pub(crate) fn node_spec(
         mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
         in_memory(CNI_STATE_DIR),
     ];
-    if data_disk == DataDisk::Mounted {
-        mounts.push(mount(DATA_DISK, DATA_DIR, "xfs", DATA_OPTIONS));
-    }
+    mounts.extend(data_mount.map(|data| mount(DATA_DISK, &data.mount_point, "xfs", &data.options)));
     Ok(NodeSpec {
         hostname: node.name(),
         root_disk: ROOT_DISK.into(),

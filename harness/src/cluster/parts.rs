@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::images::{self, NodeParts};
+use super::plan::NodePlan;
 use super::programs::Programs;
 use crate::session::Session;
 use crate::vm::Accelerator;
@@ -20,27 +21,18 @@ pub struct Parts {
 
 impl Parts {
     /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin`
-    /// if it is there.
+    /// if it is there. It awaits `plan` while it builds the parts that do not depend on it.
     ///
     /// # Errors
-    /// A part cannot be fetched or built.
-    pub async fn build(session: &Session, kubernetes_bin: Option<&Path>) -> Result<Parts> {
-        Parts::build_with(session, kubernetes_bin, &[]).await
-    }
-
-    /// Builds the parts with more programs in the nodes' [`TOOLS_DIR`]. `tools` has the name of each program
-    /// there and its path on the host.
-    ///
-    /// # Errors
-    /// As [`Parts::build`].
-    pub(crate) async fn build_with(
+    /// A part cannot be fetched or built, or the error of `plan`.
+    pub async fn build(
         session: &Session,
+        plan: impl Future<Output = Result<NodePlan>>,
         kubernetes_bin: Option<&Path>,
-        tools: &[(String, PathBuf)],
     ) -> Result<Parts> {
         let programs = Programs::ensure(session, kubernetes_bin);
-        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session))?;
-        let tools_disk = images::tools_disk(session, &programs, tools).await?;
+        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session, plan))?;
+        let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
         Ok(Parts { programs, node, tools_disk })
     }
 

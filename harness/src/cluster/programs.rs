@@ -100,7 +100,7 @@ impl Finder<'_> {
         if matches!(program, "etcd" | "kubectl") {
             return Ok(());
         }
-        let go_mod = self.session.workspace.vm_images().join(module.name).join("go.mod");
+        let go_mod = self.session.workspace.definitions().join(module.name).join("go.mod");
         let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
         let pinned = required_version(&text, module.versioned_by)
             .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;

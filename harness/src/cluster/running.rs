@@ -11,7 +11,7 @@ use super::node::Node;
 use super::node_spec::DataDisk;
 use super::parts::Parts;
 use super::spec::ClusterSpec;
-use crate::session::Session;
+use crate::session::{Project, Session};
 
 /// The interval at which a cluster that is only kept running is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -74,7 +74,7 @@ impl Cluster {
     /// Returns commands for the user to paste.
     #[must_use]
     pub fn walkthrough(&self) -> String {
-        walkthrough(&self.kubeconfig(), self.kubectl())
+        walkthrough(self.control_plane.project(), &self.kubeconfig(), self.kubectl())
     }
 
     #[must_use]
@@ -119,15 +119,16 @@ impl Cluster {
 }
 
 /// Returns commands for the user to paste.
-pub(crate) fn walkthrough(kubeconfig: &Path, kubectl: &Path) -> String {
+pub(crate) fn walkthrough(project: Project, kubeconfig: &Path, kubectl: &Path) -> String {
     let directory = kubectl.parent().unwrap_or(Path::new(""));
     format!(
         "the cluster is up; to use it:\n\n  \
          export KUBECONFIG={}\n  \
          export PATH={}:$PATH\n  \
          kubectl get nodes,storageclasses,pods --all-namespaces\n\n\
-         to remove it: cargo harness down",
+         to remove it: {} down",
         kubeconfig.display(),
-        directory.display()
+        directory.display(),
+        project.command
     )
 }

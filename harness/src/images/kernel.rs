@@ -1,4 +1,4 @@
-//! The kernels for virtual machines, as listed in `vm-images/kernels/kernels.toml`.
+//! The kernels for virtual machines, as listed in `kernels/kernels.toml` of the definitions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -140,7 +140,7 @@ impl Kernel {
 }
 
 fn catalogue(session: &Session) -> Result<(PathBuf, Catalogue)> {
-    let path = session.workspace.vm_images().join("kernels/kernels.toml");
+    let path = session.workspace.definitions().join("kernels/kernels.toml");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let catalogue = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
     Ok((path, catalogue))

@@ -1,6 +1,6 @@
 //! The images of virtual machines and pods: kernels, root file systems, disks, container images.
 //!
-//! Each is built from data in `vm-images` and cached under a hash of its inputs. Nothing here needs root.
+//! Each is built from data in [`Workspace::definitions`](crate::session::Workspace::definitions) and cached under a hash of its inputs. Nothing here needs root.
 //! Packages come only from the mirror that this machine uses anyway.
 
 pub mod disk;

@@ -1,4 +1,4 @@
-//! The root file system of a Kubernetes node, as `vm-images/node/node.toml` describes it, with containerd from its Go
+//! The root file system of a Kubernetes node, as `node/node.toml` of the definitions describes it, with containerd from its Go
 //! module.
 
 use std::fs;
@@ -42,7 +42,7 @@ struct Description {
 /// # Errors
 /// The description cannot be read, a package cannot be fetched, or containerd cannot be built.
 pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
-    let path = session.workspace.vm_images().join("node/node.toml");
+    let path = session.workspace.definitions().join("node/node.toml");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let description: Description =
         toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;

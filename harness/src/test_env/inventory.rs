@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
 use testvm_guest::control::ExecOutput;
 
-use crate::cluster::{DATA_DIR, Node};
+use crate::cluster::Node;
+use crate::nodes::DATA_DIR;
 
 /// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);

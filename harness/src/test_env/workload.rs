@@ -9,8 +9,8 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::sizes::Size;
-use crate::cluster::VOLUME_CHECK;
 use crate::cluster::api_error::api_error;
+use crate::nodes::VOLUME_CHECK;
 
 /// The port on which the test program serves its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;

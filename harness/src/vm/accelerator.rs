@@ -22,8 +22,8 @@ use crate::session::Session;
 /// The timeout of the probe. A kernel with hardware virtualisation reports within two seconds.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// The variable that overrides the probe: `kvm` or `tcg`.
-const OVERRIDE: &str = "LOOPFS_ACCELERATOR";
+/// The variable of the project that overrides the probe: `kvm` or `tcg`.
+const OVERRIDE: &str = "ACCELERATOR";
 
 /// Returns QEMU with the accelerator of this host, from the cache or by booting `kernel` with `init` as PID
 /// 1.
@@ -38,10 +38,11 @@ pub async fn choose(session: &Session, kernel: &Kernel, init: &Path) -> Result<H
 }
 
 async fn accelerator(session: &Session, qemu: &Qemu, kernel: &Kernel, init: &Path) -> Result<Accelerator> {
-    if let Some(value) = std::env::var_os(OVERRIDE) {
+    let variable = session.project.variable(OVERRIDE);
+    if let Some(value) = std::env::var_os(&variable) {
         let text = value.to_string_lossy();
         return Accelerator::parse(&text)
-            .with_context(|| format!("{OVERRIDE} is {text:?}; it can be kvm or tcg"));
+            .with_context(|| format!("{variable} is {text:?}; it can be kvm or tcg"));
     }
     if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(Accelerator::Tcg);

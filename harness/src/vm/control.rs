@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm_guest::control::{Action, Answer, ExecOutput, Request, Response};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
-use testvm_guest::control::{Action, Answer, ExecOutput, Request, Response};
 
 /// The additional time that the guest has to kill a program that exceeds its timeout, and to report that.
 const ANSWER_MARGIN: Duration = Duration::from_secs(30);

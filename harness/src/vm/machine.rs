@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
+use testvm_guest::report::{Message, Verdict};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use testvm_guest::report::{Message, Verdict};
 
 use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, REPORT_SOCKET, arguments};
 use super::console::Watcher;
@@ -95,7 +95,7 @@ impl Vm {
     /// # Errors
     /// QEMU is not installed or rejects the specification.
     pub async fn start(spec: &VmSpec) -> Result<Vm> {
-        let sockets = tempfile::Builder::new().prefix("loopfs-vm-").tempdir().context("make a directory")?;
+        let sockets = tempfile::Builder::new().prefix("testvm-").tempdir().context("make a directory")?;
         let listen = |name: &str| {
             let path = sockets.path().join(name);
             UnixListener::bind(&path).with_context(|| format!("listen on {}", path.display()))

@@ -13,8 +13,9 @@ use serde_json::json;
 use super::contender::Contender;
 use crate::cluster::api_error::api_error;
 use crate::cluster::pki::Subject;
-use crate::cluster::{Cluster, DATA_DIR, Node, TOOLS_DIR};
+use crate::cluster::{Cluster, Node, TOOLS_DIR};
 use crate::go_build::{self, GoModule};
+use crate::nodes::DATA_DIR;
 use crate::session::Session;
 
 const SIDECARS: GoModule = GoModule {

@@ -11,10 +11,11 @@ use kube::{Api, ResourceExt};
 
 use super::full_node::largest;
 use super::install::serves;
+use crate::cluster::Node;
 use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::{State, until_one};
-use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
