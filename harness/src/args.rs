@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use testvm::report::Report;
+use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::report::Report;
-use crate::session::Session;
 use crate::{bench, e2e, lanes, project, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-
-use crate::rust_build::programs;
-use crate::session::Session;
+use testvm::rust_build::programs;
+use testvm::session::Session;
 
 /// Programs that run inside guests and pods.
 #[derive(Clone, Debug)]

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use testvm::images::shell;
+use testvm::session::Session;
 
 use crate::builds;
 use crate::cluster::{ContainerImage, DataMount, NodePlan, Parts};
-use crate::images::shell;
-use crate::session::Session;
 
 /// The image of the test pods.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";

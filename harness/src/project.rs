@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-
-use crate::session::{Project, Session, Workspace};
+use testvm::session::{Project, Session, Workspace};
 
 const LOOPFS: Project = Project { name: "loopfs", command: "cargo harness" };
 

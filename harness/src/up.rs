@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use testvm::session::Session;
 
 use crate::cluster::background::{self, Record};
 use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 use crate::e2e;
 use crate::nodes;
-use crate::session::Session;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {

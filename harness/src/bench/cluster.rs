@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::cache;
+use testvm::session::Session;
 
 use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
-use crate::cache;
 use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node};
 use crate::e2e;
 use crate::nodes;
-use crate::session::Session;
 use crate::test_env::workload::create_namespace;
 
 /// The namespace of the claims and pods of benchmarks.

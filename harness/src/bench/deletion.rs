@@ -10,6 +10,8 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use testvm::progress::Step;
+use testvm::session::Session;
 
 use super::batch::{Batch, DeletionTimes};
 use super::cluster::{self, CLASS};
@@ -20,8 +22,6 @@ use super::threshold::{self, Threshold};
 use crate::cluster::Node;
 use crate::cluster::api_error::api_error;
 use crate::nodes::DATA_DIR;
-use crate::progress::Step;
-use crate::session::Session;
 
 /// Like the StorageClass of the manifests, but with many inodes for little space.
 const CLASS_OF_FILES: &str = "files";

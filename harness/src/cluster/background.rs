@@ -18,9 +18,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use testvm::session::{Session, Workspace};
 
 use super::running::Cluster;
-use crate::session::{Session, Workspace};
 
 /// The variable of the project that is set in the background process; only its presence counts.
 const MARK: &str = "HARNESS_BACKGROUND";

@@ -14,6 +14,8 @@ use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use nix::sys::signal::Signal;
+use testvm::process::{Process, Program, tail};
+use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
 
 use super::api_error::api_error;
@@ -24,8 +26,6 @@ use super::loopback::LoopbackLease;
 use super::pki::{self, Authority, Identity, ServerName, Subject};
 use super::programs::Programs;
 use super::spec::ClusterSpec;
-use crate::process::{Process, Program, tail};
-use crate::session::{Project, Session};
 
 /// The user name of the API server at kubelets.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";

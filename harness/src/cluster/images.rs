@@ -5,16 +5,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use testvm::cache::Recipe;
+use testvm::images::kernel::{Kernel, Module};
+use testvm::images::{disk, node, oci};
+use testvm::packages;
+use testvm::session::Session;
+use testvm::vm::{Hypervisor, choose};
 
 use super::node_spec::NodeImages;
 use super::plan::{ContainerImage, DataMount, NodePlan};
 use super::programs::Programs;
-use crate::cache::Recipe;
-use crate::images::kernel::{Kernel, Module};
-use crate::images::{disk, node, oci};
-use crate::packages;
-use crate::session::Session;
-use crate::vm::{Hypervisor, choose};
 
 /// Module sets of the kernel catalogue that a node needs.
 const MODULE_SETS: [&str; 2] = ["boot", "node"];

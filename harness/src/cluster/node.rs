@@ -9,6 +9,10 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use testvm::images::disk;
+use testvm::images::kernel::Module;
+use testvm::session::Session;
+use testvm::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
 use testvm_guest::control::ExecOutput;
 use testvm_guest::spec::Mode;
 use tokio::sync::Mutex;
@@ -20,10 +24,6 @@ use super::node_spec::{
 };
 use super::parts::Parts;
 use super::waiting::{State, until_one};
-use crate::images::disk;
-use crate::images::kernel::Module;
-use crate::session::Session;
-use crate::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
 
 /// The kubelet's port inside the machine.
 const KUBELET_PORT: u16 = 10_250;

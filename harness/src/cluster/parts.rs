@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use testvm::session::Session;
+use testvm::vm::Accelerator;
 
 use super::images::{self, NodeParts};
 use super::plan::NodePlan;
 use super::programs::Programs;
-use crate::session::Session;
-use crate::vm::Accelerator;
 
 /// The programs and disks that clusters are made of.
 #[derive(Debug)]

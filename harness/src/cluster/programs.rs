@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-
-use crate::go_build::{self, GoModule, Version, VersionVariable, required_version};
-use crate::process::Program;
-use crate::session::Session;
+use testvm::go_build::{self, GoModule, Version, VersionVariable, required_version};
+use testvm::process::Program;
+use testvm::session::Session;
 
 const KUBERNETES: GoModule = GoModule {
     name: "kubernetes",

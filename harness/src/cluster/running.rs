@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use kube::Client;
+use testvm::session::{Project, Session};
 
 use super::control_plane::ControlPlane;
 use super::node::Node;
 use super::node_spec::DataDisk;
 use super::parts::Parts;
 use super::spec::ClusterSpec;
-use crate::session::{Project, Session};
 
 /// The interval at which a cluster that is only kept running is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use testvm::cache;
 
 use super::components::{ClusterProfile, Durability};
 use super::layout::Layout;
-use crate::cache;
 
 /// The specification of a cluster.
 #[derive(Clone, Debug)]

@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use testvm::report::Report;
+use testvm::session::Session;
 
 use super::catalogue;
 use super::faults::Fault;
@@ -16,8 +18,6 @@ use super::scenario::{self, Scenario, StepResult};
 use super::{scenarios, self_check, state_dump};
 use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
 use crate::nodes;
-use crate::report::Report;
-use crate::session::Session;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
+use testvm::report::{Outcome, Report};
+use testvm::session::Session;
 
 use super::faults::{self, Fault};
 use super::scenario::Scenario;
@@ -13,8 +15,6 @@ use super::scenarios::{flow, install, removal};
 use crate::cluster::Node;
 use crate::cluster::api_error::api_error;
 use crate::cluster::waiting::until_event;
-use crate::report::{Outcome, Report};
-use crate::session::Session;
 use crate::test_env::containers::{Container, thaw};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use testvm::process::Finished;
+use testvm::report::{Outcome, Report};
+use testvm::rust_build;
+use testvm::session::Session;
 
 use super::libtest::Run;
-use crate::process::Finished;
-use crate::report::{Outcome, Report};
-use crate::rust_build;
-use crate::session::Session;
 
 const SUITE: &str = "unit";
 

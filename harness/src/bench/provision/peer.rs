@@ -9,14 +9,14 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
+use testvm::go_build::{self, GoModule};
+use testvm::session::Session;
 
 use super::contender::Contender;
 use crate::cluster::api_error::api_error;
 use crate::cluster::pki::Subject;
 use crate::cluster::{Cluster, Node, TOOLS_DIR};
-use crate::go_build::{self, GoModule};
 use crate::nodes::DATA_DIR;
-use crate::session::Session;
 
 const SIDECARS: GoModule = GoModule {
     name: "csi-sidecars",

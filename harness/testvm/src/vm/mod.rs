@@ -18,5 +18,5 @@ pub use boot::{GuestFile, initramfs};
 pub use control::Control;
 pub use hypervisor::{Accelerator, Hypervisor};
 pub use machine::{ExitReason, Phase, Vm};
-pub(crate) use reports::LineTimes;
+pub use reports::LineTimes;
 pub use spec::{Disk, DiskMode, Forward, VmSpec};

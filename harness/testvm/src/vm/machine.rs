@@ -230,7 +230,7 @@ impl Vm {
 
     /// Returns the times at which the host received the lines of each log.
     #[must_use]
-    pub(crate) fn line_times(&self) -> LineTimes {
+    pub fn line_times(&self) -> LineTimes {
         self.said.borrow().clone()
     }
 

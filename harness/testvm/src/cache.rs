@@ -201,7 +201,7 @@ fn publish(building: &Path, target: &Path) -> Result<()> {
 }
 
 /// Removes a directory with its content. A missing directory is not an error.
-pub(crate) fn remove_dir(path: &Path) -> Result<()> {
+pub fn remove_dir(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("remove {}", path.display()))

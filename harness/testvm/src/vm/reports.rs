@@ -18,7 +18,7 @@ pub(super) struct Logs {
 }
 
 /// The times at which the host received each line of each source.
-pub(crate) type LineTimes = HashMap<String, Vec<Instant>>;
+pub type LineTimes = HashMap<String, Vec<Instant>>;
 
 impl Logs {
     pub(super) fn new(directory: PathBuf) -> Result<Logs> {

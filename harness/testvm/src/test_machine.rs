@@ -14,41 +14,41 @@ use crate::report::{Outcome, Report};
 use crate::vm::{self, Disk, DiskMode, ExitReason, GuestFile, Hypervisor, LineTimes, Vm, VmSpec};
 
 /// The mount options of a node's data file system, and so of the tests' file systems.
-pub(crate) const HARDENED: &str = "nodev,nosuid,noexec";
+pub const HARDENED: &str = "nodev,nosuid,noexec";
 
 /// The timeout of a boot, which takes a second with hardware virtualisation, ten with emulation, and more on
 /// a busy host.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// The memory of the machine: enough for thousands of loop devices.
-pub(crate) const MEMORY_MIB: u32 = 2048;
+pub const MEMORY_MIB: u32 = 2048;
 /// The time to mount, unmount and power off, in addition to that of services and binaries.
 const MARGIN: Duration = Duration::from_secs(120);
 
 /// The specification of the machine and of its tests.
-pub(crate) struct TestMachine<'a> {
-    pub(crate) name: String,
-    pub(crate) kernel: &'a Kernel,
-    pub(crate) hypervisor: &'a Hypervisor,
-    pub(crate) init: &'a Path,
-    pub(crate) files: Vec<GuestFile>,
-    pub(crate) memory_mib: u32,
-    pub(crate) disks: Vec<Disk>,
-    pub(crate) tests: TestsSpec,
+pub struct TestMachine<'a> {
+    pub name: String,
+    pub kernel: &'a Kernel,
+    pub hypervisor: &'a Hypervisor,
+    pub init: &'a Path,
+    pub files: Vec<GuestFile>,
+    pub memory_mib: u32,
+    pub disks: Vec<Disk>,
+    pub tests: TestsSpec,
     /// The directory of the output of each binary and service, one file each.
-    pub(crate) logs: PathBuf,
+    pub logs: PathBuf,
 }
 
 /// The results of the binaries and of the machine.
-pub(crate) struct GuestResults {
-    pub(crate) results: HashMap<String, TestBinaryResult>,
-    pub(crate) ending: ExitReason,
+pub struct GuestResults {
+    pub results: HashMap<String, TestBinaryResult>,
+    pub ending: ExitReason,
     /// The times at which the host received each line of each log.
     times: LineTimes,
 }
 
 impl TestMachine<'_> {
     /// Runs the machine until it ends.
-    pub(crate) async fn run(self, step: &Step) -> Result<GuestResults> {
+    pub async fn run(self, step: &Step) -> Result<GuestResults> {
         let deadline = self.deadline();
         let mut vm = self.boot().await?;
         let mut results = HashMap::new();
@@ -72,7 +72,7 @@ impl TestMachine<'_> {
     }
 
     /// Starts the machine and waits until its PID 1 runs.
-    pub(crate) async fn boot(self) -> Result<Vm> {
+    pub async fn boot(self) -> Result<Vm> {
         let scratch = tempfile::tempdir().context("make a directory")?;
         let initramfs = scratch.path().join("initramfs");
         let modules = self.kernel.modules(&["boot", "tests"]).await?;
@@ -103,7 +103,7 @@ impl TestMachine<'_> {
 
 impl GuestResults {
     /// Returns the run time of a binary, and an error if it did not end as a passed one does.
-    pub(crate) fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
+    pub fn ended_well(&self, binary: &str) -> (Result<(), String>, Duration) {
         let Some(result) = self.results.get(binary) else {
             return (Err("it did not end, for the machine did".to_owned()), Duration::ZERO);
         };
@@ -118,12 +118,12 @@ impl GuestResults {
     }
 
     /// Returns the times at which the host received the lines of a binary's log.
-    pub(crate) fn line_times(&self, binary: &str) -> &[Instant] {
+    pub fn line_times(&self, binary: &str) -> &[Instant] {
         self.times.get(binary).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Adds the guest's verdict to the report, if no test failed: otherwise the verdict adds nothing.
-    pub(crate) fn verdict(&self, report: &mut Report, suite: &str) {
+    pub fn verdict(&self, report: &mut Report, suite: &str) {
         match &self.ending {
             ExitReason::Passed => {}
             ExitReason::Failed(_) if report.failed() > 0 => {}
@@ -135,12 +135,12 @@ impl GuestResults {
 }
 
 /// Returns a disk whose writes are discarded when the machine ends.
-pub(crate) fn scratch(name: &str, image: &Path) -> Disk {
+pub fn scratch(name: &str, image: &Path) -> Disk {
     Disk { name: name.to_owned(), image: image.to_owned(), mode: DiskMode::Scratch }
 }
 
 /// Returns a mount of a disk's XFS at `target`.
-pub(crate) fn xfs(disk: &str, target: &str, options: &str) -> Mount {
+pub fn xfs(disk: &str, target: &str, options: &str) -> Mount {
     Mount {
         source: Source::Disk(disk.to_owned()),
         target: target.to_owned(),
