@@ -17,10 +17,10 @@ use testvm::cache;
 use testvm::process::Program;
 use testvm::rust_build::{self, Profile};
 use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability};
 
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until};
-use crate::cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability};
 use crate::test_env::manifests::Manifests;
 
 /// The package of the live tests, and the feature that enables them.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use testvm::images::shell;
 use testvm::session::Session;
+use testvm_cluster::{ContainerImage, DataMount, NodePlan, Parts};
 
 use crate::builds;
-use crate::cluster::{ContainerImage, DataMount, NodePlan, Parts};
 
 /// The image of the test pods.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";

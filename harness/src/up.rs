@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use testvm::session::Session;
+use testvm_cluster::background::{self, Record};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 
-use crate::cluster::background::{self, Record};
-use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 use crate::e2e;
 use crate::nodes;
 

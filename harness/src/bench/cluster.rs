@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use testvm::cache;
 use testvm::session::Session;
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node};
 
 use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
-use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node};
 use crate::e2e;
 use crate::nodes;
 use crate::test_env::workload::create_namespace;

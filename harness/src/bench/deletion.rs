@@ -12,6 +12,8 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use testvm::progress::Step;
 use testvm::session::Session;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
 
 use super::batch::{Batch, DeletionTimes};
 use super::cluster::{self, CLASS};
@@ -19,8 +21,6 @@ use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
 use super::threshold::{self, Threshold};
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
 use crate::nodes::DATA_DIR;
 
 /// Like the StorageClass of the manifests, but with many inodes for little space.

@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use kube::Client;
 use testvm::process::Program;
 use testvm::session::Session;
+use testvm_cluster::ClusterProfile;
 
 use super::cluster::NAMESPACE;
 use super::measurement::{Environment, Machine, Row};
-use crate::cluster::ClusterProfile;
 use crate::fake_nodes::{self, NODES};
 use crate::test_env::workload::create_namespace;
 

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm_cluster::Node;
 
-use crate::cluster::Node;
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::is_mounted;

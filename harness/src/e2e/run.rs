@@ -10,13 +10,13 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
 
 use super::catalogue;
 use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{scenarios, self_check, state_dump};
-use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
 use crate::nodes;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;

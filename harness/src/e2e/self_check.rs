@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::until_event;
 
 use super::faults::{self, Fault};
 use super::scenario::Scenario;
 use super::scenarios::power_cut::{self, Load};
 use super::scenarios::{flow, install, removal};
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::until_event;
 use crate::test_env::containers::{Container, thaw};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv, Timeouts};
 use crate::test_env::inventory::Inventory;

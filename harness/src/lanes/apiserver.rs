@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 use testvm::process::Program;
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm_cluster::ClusterProfile;
 
 use super::libtest::Run;
-use crate::cluster::ClusterProfile;
 use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";

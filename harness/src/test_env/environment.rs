@@ -9,10 +9,10 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::{Cluster, Node};
 
 use super::manifests::Manifests;
-use crate::cluster::api_error::api_error;
-use crate::cluster::{Cluster, Node};
 
 /// The cluster under test and the driver in it.
 pub(crate) struct TestEnv<'a> {

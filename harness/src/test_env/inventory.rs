@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
+use testvm_cluster::Node;
 use testvm_guest::control::ExecOutput;
 
-use crate::cluster::Node;
 use crate::nodes::DATA_DIR;
 
 /// The timeout of each tool on a busy emulated processor.

@@ -9,8 +9,7 @@ use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
 use testvm::session::Session;
-
-use crate::cluster::api_error::api_error;
+use testvm_cluster::api_error::api_error;
 
 /// The field manager in the API server's record of applied objects.
 const FIELD_MANAGER: &str = "loopfs-harness";

@@ -7,9 +7,9 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use testvm_cluster::api_error::api_error;
 
 use super::sizes::Size;
-use crate::cluster::api_error::api_error;
 use crate::nodes::VOLUME_CHECK;
 
 /// The port on which the test program serves its latest verdict.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::process::{Program, find};
 use crate::session::Session;
 
-/// A program that the harness runs, or a file that it reads, and its Debian package.
+/// A program that this crate runs, or a file that it reads, and its Debian package.
 #[derive(Clone, Copy, Debug)]
 pub struct Tool {
     program: &'static str,

@@ -152,8 +152,8 @@ async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
     Ok(Built(artifacts(&finished.stdout)))
 }
 
-/// Returns cargo in the workspace, without the variables that the outer cargo set for the harness's own
-/// package. Build scripts that depend on such variables would run again each time.
+/// Returns cargo in the workspace, without the variables that the outer cargo set for the package of
+/// this program. Build scripts that depend on such variables would run again each time.
 #[must_use]
 pub fn program(workspace: &Path) -> Program {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

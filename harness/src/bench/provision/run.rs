@@ -6,6 +6,7 @@ use anyhow::Result;
 use kube::Client;
 use testvm::progress::Step;
 use testvm::session::Session;
+use testvm_cluster::{Cluster, Node};
 
 use super::super::batch::Batch;
 use super::super::cluster::{self, CLASS};
@@ -17,7 +18,6 @@ use super::contender::Contender;
 use super::memory;
 use super::peer::{self, Limits, Peer};
 use crate::builds;
-use crate::cluster::{Cluster, Node};
 
 /// The user name of the driver's pods at the API server.
 const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";

@@ -1,6 +1,6 @@
 //! QEMU from the distribution's packages, unpacked into the cache and run from there.
 //!
-//! The harness does not use the host's QEMU, so that emulation is the same on every host. QEMU 7.2, which
+//! The QEMU of the host is not used, so that emulation is the same on every host. QEMU 7.2, which
 //! Debian 12 has, leaves the operand of an emulated cmpxchg16b in the flags until the next instruction that
 //! sets them. An interrupt in between saves these flags, and the return from it sets TF, NT or VM at random.
 //! Linux allocates memory with cmpxchg16b, so a guest crashes sooner or later, and sooner on a busy host (5
@@ -32,7 +32,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// Returns the harness's QEMU, from the cache or downloaded.
+    /// Returns this QEMU, from the cache or downloaded.
     ///
     /// # Errors
     /// Its packages cannot be fetched.

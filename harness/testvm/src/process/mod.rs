@@ -1,7 +1,7 @@
 //! Child processes. Each has one owner that stops and reaps it, however the owner ends.
 //!
 //! - If the owner is dropped, it kills the whole process group and reaps the child before `drop` returns.
-//! - If the harness is killed by SIGKILL, the kernel kills the child (`PR_SET_PDEATHSIG`, set by setpriv).
+//! - If the owner is killed by SIGKILL, the kernel kills the child (`PR_SET_PDEATHSIG`, set by setpriv).
 //!   That signal follows the *thread* that forked. Each child therefore has a thread that spawns it and then
 //!   waits for it.
 //! - If the child ends before other processes of its group, they are killed.

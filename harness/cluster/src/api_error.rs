@@ -1,7 +1,7 @@
 //! Shows errors of the API server as the text of its message only.
 
 /// Returns the error as the message of the API server, if the API server sent one.
-pub(crate) fn api_error(error: kube::Error) -> anyhow::Error {
+pub fn api_error(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => {
             anyhow::anyhow!("the API server answers {}: {}", status.code, status.message)

@@ -49,7 +49,7 @@ impl Cluster {
     }
 
     /// Returns the control plane.
-    pub(crate) fn control_plane(&self) -> &ControlPlane {
+    pub fn control_plane(&self) -> &ControlPlane {
         &self.control_plane
     }
 
@@ -119,7 +119,7 @@ impl Cluster {
 }
 
 /// Returns commands for the user to paste.
-pub(crate) fn walkthrough(project: Project, kubeconfig: &Path, kubectl: &Path) -> String {
+pub fn walkthrough(project: Project, kubeconfig: &Path, kubectl: &Path) -> String {
     let directory = kubectl.parent().unwrap_or(Path::new(""));
     format!(
         "the cluster is up; to use it:\n\n  \

@@ -12,23 +12,23 @@ use rcgen::{
 };
 
 /// The certificate authority of one cluster. Servers and clients trust it and no other.
-pub(crate) struct Authority {
+pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 /// A certificate and its private key, both PEM.
 #[derive(Clone)]
-pub(crate) struct Identity {
-    pub(crate) certificate: String,
-    pub(crate) key: String,
+pub struct Identity {
+    pub certificate: String,
+    pub key: String,
 }
 
 /// The holder of a client certificate. Kubernetes reads the user from the common name and the group from the
 /// organisation.
 #[derive(Clone, Copy)]
-pub(crate) struct Subject<'a> {
-    pub(crate) user: &'a str,
-    pub(crate) group: Option<&'a str>,
+pub struct Subject<'a> {
+    pub user: &'a str,
+    pub group: Option<&'a str>,
 }
 
 /// A name or address in the certificate of a server.
@@ -57,7 +57,7 @@ impl Authority {
     }
 
     /// Creates a certificate with which a client authenticates to a server.
-    pub(crate) fn client(&self, subject: Subject<'_>) -> Result<Identity> {
+    pub fn client(&self, subject: Subject<'_>) -> Result<Identity> {
         let mut params = leaf(subject.user, ExtendedKeyUsagePurpose::ClientAuth);
         if let Some(group) = subject.group {
             params.distinguished_name.push(DnType::OrganizationName, group);

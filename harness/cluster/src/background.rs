@@ -30,13 +30,13 @@ const STOP_DEADLINE: Duration = Duration::from_secs(60);
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Returns `true` in the background process.
-pub(crate) fn is_background(session: &Session) -> bool {
+pub fn is_background(session: &Session) -> bool {
     std::env::var_os(session.project.variable(MARK)).is_some()
 }
 
 /// Runs this program again in the background, with these arguments, and returns the result that it hands
 /// over. Ctrl-C stops the background process.
-pub(crate) async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
+pub async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
 where
     T: DeserializeOwned + Send + 'static,
 {
@@ -80,11 +80,7 @@ where
 
 /// Sends the result to the waiting command, and redirects the output of this process from the terminal to a
 /// log. From then on this process alone owns the cluster. Without a cluster, the process is about to end.
-pub(crate) fn hand_over<T: Serialize>(
-    workspace: &Workspace,
-    cluster: Option<&Cluster>,
-    result: &T,
-) -> Result<()> {
+pub fn hand_over<T: Serialize>(workspace: &Workspace, cluster: Option<&Cluster>, result: &T) -> Result<()> {
     if let Some(cluster) = cluster {
         Record::of_this_process(cluster.kubeconfig(), cluster.kubectl().to_owned())?.write(workspace)?;
     }
@@ -105,19 +101,19 @@ pub(crate) fn hand_over<T: Serialize>(
 }
 
 /// Returns the directory of the state of the background cluster.
-pub(crate) fn directory(workspace: &Workspace) -> PathBuf {
+pub fn directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("cluster")
 }
 
 /// The owner of the background cluster. The process id alone is not enough, because the kernel may have
 /// reused it.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Record {
+pub struct Record {
     pid: i32,
     /// The owner's start time, in clock ticks since boot.
     started: u64,
-    pub(crate) kubeconfig: PathBuf,
-    pub(crate) kubectl: PathBuf,
+    pub kubeconfig: PathBuf,
+    pub kubectl: PathBuf,
 }
 
 impl Record {
@@ -128,7 +124,7 @@ impl Record {
     }
 
     /// Returns the record, or `None` if there is no background cluster.
-    pub(crate) fn read(workspace: &Workspace) -> Result<Option<Record>> {
+    pub fn read(workspace: &Workspace) -> Result<Option<Record>> {
         let path = path(workspace);
         match fs::read(&path) {
             Ok(bytes) => {
@@ -150,13 +146,13 @@ impl Record {
             .with_context(|| format!("write {}", path.display()))
     }
 
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         start_time(self.pid) == Some(self.started)
     }
 
     /// Requests that the owner stops the cluster, and waits for its end. Kills the owner if it exceeds the
     /// deadline.
-    pub(crate) async fn stop(&self, workspace: &Workspace) -> Result<()> {
+    pub async fn stop(&self, workspace: &Workspace) -> Result<()> {
         let asked = Instant::now();
         self.signal(Signal::SIGTERM)?;
         while self.is_alive() {
@@ -169,7 +165,7 @@ impl Record {
         Record::forget(workspace)
     }
 
-    pub(crate) fn forget(workspace: &Workspace) -> Result<()> {
+    pub fn forget(workspace: &Workspace) -> Result<()> {
         let path = path(workspace);
         fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
     }

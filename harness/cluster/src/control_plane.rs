@@ -37,7 +37,7 @@ const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A running control plane. Dropping it kills its processes; [`ControlPlane::stop`] ends them in order.
-pub(crate) struct ControlPlane {
+pub struct ControlPlane {
     /// Its name is that of the cluster, its context and its user in kubeconfigs.
     project: Project,
     layout: Layout,
@@ -63,7 +63,7 @@ impl ControlPlane {
     ///
     /// # Errors
     /// A program cannot be built, or a component does not start; the message has the end of its log.
-    pub(crate) async fn alone(
+    pub async fn alone(
         session: &Session,
         spec: &ClusterSpec,
         kubernetes_bin: Option<&Path>,
@@ -124,20 +124,20 @@ impl ControlPlane {
     }
 
     /// Returns a client with the administrator's rights.
-    pub(crate) fn client(&self) -> &Client {
+    pub fn client(&self) -> &Client {
         &self.client
     }
 
     /// Returns the path of the administrator's kubeconfig.
-    pub(crate) fn kubeconfig(&self) -> PathBuf {
+    pub fn kubeconfig(&self) -> PathBuf {
         self.layout.kubeconfig("admin")
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    pub(crate) fn authority(&self) -> &Authority {
+    pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
@@ -152,7 +152,7 @@ impl ControlPlane {
 
     /// Returns a kubeconfig for a client inside a guest, which reaches the host's loopback at another
     /// address.
-    pub(crate) fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
+    pub fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
         let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
         let server = SocketAddr::new(host, self.loopback.api_server().port());
         Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller))
@@ -197,7 +197,7 @@ impl ControlPlane {
     }
 
     /// Stops every component, clients before servers, so that no log ends in connection errors.
-    pub(crate) async fn stop(self) -> Result<()> {
+    pub async fn stop(self) -> Result<()> {
         let Components { scheduler, controller_manager, api_server, etcd } = self.components.into_inner();
         for process in [scheduler, controller_manager, api_server, etcd] {
             process.stop(STOP_GRACE).await?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The directory of one cluster.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub struct Layout {
     root: PathBuf,
     logs: PathBuf,
 }
@@ -20,7 +20,7 @@ impl Layout {
         &self.root
     }
 
-    pub(crate) fn logs(&self) -> &Path {
+    pub fn logs(&self) -> &Path {
         &self.logs
     }
 
@@ -41,7 +41,7 @@ impl Layout {
         self.root.join(format!("{of}.kubeconfig"))
     }
 
-    pub(crate) fn log(&self, of: &str) -> PathBuf {
+    pub fn log(&self, of: &str) -> PathBuf {
         self.logs.join(format!("{of}.log"))
     }
 

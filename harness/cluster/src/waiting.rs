@@ -20,7 +20,7 @@ const LOG_RETRY: Duration = Duration::from_millis(500);
 
 /// The state of a wait, decided from the watched objects.
 #[derive(Debug)]
-pub(crate) enum State {
+pub enum State {
     Ready,
     /// The condition does not hold yet; the text says what is missing.
     Pending(String),
@@ -30,13 +30,13 @@ pub(crate) enum State {
 
 impl State {
     /// Returns `Ready` if `yes`, else `Pending` with `what`.
-    pub(crate) fn when(yes: bool, what: impl Into<String>) -> State {
+    pub fn when(yes: bool, what: impl Into<String>) -> State {
         if yes { State::Ready } else { State::Pending(what.into()) }
     }
 }
 
 /// Watches the objects that `scope` selects until `judge` returns `Ready`, and returns them.
-pub(crate) async fn until<K>(
+pub async fn until<K>(
     api: Api<K>,
     scope: watch::Config,
     within: Duration,
@@ -80,7 +80,7 @@ where
 }
 
 /// Waits like [`until`], for a single object. `judge` gets it if it exists.
-pub(crate) async fn until_one<K>(
+pub async fn until_one<K>(
     api: Api<K>,
     name: &str,
     within: Duration,
@@ -96,7 +96,7 @@ where
 
 /// Waits like [`until`], until all objects of these names exist and `complaint` returns nothing for any of
 /// them, and returns them. `kind` is the name of the kind in messages.
-pub(crate) async fn until_none_complains<K>(
+pub async fn until_none_complains<K>(
     api: Api<K>,
     kind: &str,
     names: &[&str],
@@ -124,7 +124,7 @@ where
 
 /// Waits for an event about the object with one of these reasons and the expected message, and returns the
 /// message.
-pub(crate) async fn until_event<K>(
+pub async fn until_event<K>(
     client: &Client,
     about: &K,
     reasons: &[&str],
@@ -165,7 +165,7 @@ where
 
 /// Reads a container's log as it is written, until `judge` accepts a line. `container` may be `None` if the
 /// pod has only one.
-pub(crate) async fn until_logged(
+pub async fn until_logged(
     pods: &Api<Pod>,
     pod: &str,
     container: Option<&str>,

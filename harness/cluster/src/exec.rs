@@ -15,24 +15,19 @@ const EXEC_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The result of a program that ran in a container.
 #[derive(Debug)]
-pub(crate) struct ExecOutput {
-    pub(crate) succeeded: bool,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+pub struct ExecOutput {
+    pub succeeded: bool,
+    pub stdout: String,
+    pub stderr: String,
 }
 
 /// Runs a program in a pod with one container, and waits for its end.
-pub(crate) async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecOutput> {
+pub async fn exec(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecOutput> {
     exec_with(pods, pod, &AttachParams::default(), argv).await
 }
 
 /// Runs a program in one of a pod's containers, and waits for its end.
-pub(crate) async fn exec_in(
-    pods: &Api<Pod>,
-    pod: &str,
-    container: &str,
-    argv: &[&str],
-) -> Result<ExecOutput> {
+pub async fn exec_in(pods: &Api<Pod>, pod: &str, container: &str, argv: &[&str]) -> Result<ExecOutput> {
     exec_with(pods, pod, &AttachParams::default().container(container), argv).await
 }
 
@@ -52,7 +47,7 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, params: &AttachParams, argv: &[&s
 }
 
 /// Runs a program like [`exec`]. Returns its standard output, or an error if it fails.
-pub(crate) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<String> {
+pub async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<String> {
     let said = exec(pods, pod, argv).await?;
     anyhow::ensure!(
         said.succeeded,
@@ -65,7 +60,7 @@ pub(crate) async fn exec_ok(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result
 }
 
 /// A running program in a container whose output is read line by line.
-pub(crate) struct ExecStream {
+pub struct ExecStream {
     what: String,
     process: AttachedProcess,
     lines: Lines<BufReader<ReadHalf<SimplexStream>>>,
@@ -73,7 +68,7 @@ pub(crate) struct ExecStream {
 
 impl ExecStream {
     /// Starts a program in a pod with one container.
-    pub(crate) async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecStream> {
+    pub async fn start(pods: &Api<Pod>, pod: &str, argv: &[&str]) -> Result<ExecStream> {
         let what = format!("exec {} in pod {pod}", argv.join(" "));
         let start = async {
             let mut process = pods.exec(pod, argv.iter().copied(), &AttachParams::default()).await?;
@@ -86,7 +81,7 @@ impl ExecStream {
     }
 
     /// Returns the next line of its output. It is an error if the program ends before that.
-    pub(crate) async fn line(&mut self, within: Duration) -> Result<String> {
+    pub async fn line(&mut self, within: Duration) -> Result<String> {
         let line = timeout(within, self.lines.next_line()).await;
         let line = line.with_context(|| format!("{}: no output within {within:?}", self.what))?;
         match line.with_context(|| self.what.clone())? {
@@ -102,7 +97,7 @@ impl ExecStream {
 }
 
 /// Requests a page from a pod's port by port forwarding, and returns the whole response.
-pub(crate) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) -> Result<String> {
+pub async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) -> Result<String> {
     let what = || format!("port-forward to {port} of pod {pod}");
     let talk = async {
         let mut forwarder = pods.portforward(pod, &[port]).await?;
@@ -116,7 +111,7 @@ pub(crate) async fn http_get(pods: &Api<Pod>, pod: &str, port: u16, page: &str) 
 }
 
 /// Returns the end of a container's log, or that of its previous instance if it was just restarted.
-pub(crate) async fn log_tail(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
+pub async fn log_tail(pods: &Api<Pod>, pod: &str, container: &str, lines: i64) -> String {
     let mut params =
         LogParams { container: Some(container.into()), tail_lines: Some(lines), ..LogParams::default() };
     match pods.logs(pod, &params).await {

@@ -32,7 +32,7 @@ pub enum DataDisk {
 }
 
 /// The directory of the Kubernetes programs.
-pub(crate) const TOOLS_DIR: &str = "/opt/kubernetes";
+pub const TOOLS_DIR: &str = "/opt/kubernetes";
 /// The state that the network plugins keep about running pods. They write it without fsync and cannot parse
 /// files that a power cut truncated. Pods from before the cut could then neither be removed nor restarted.
 /// The networks themselves do not survive a reboot, so this state is kept in memory.
@@ -40,7 +40,7 @@ const CNI_STATE_DIR: &str = "/var/lib/cni";
 const IMAGES_DIR: &str = "/opt/images";
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// The handler of containerd that runs pods with `hostUsers: false`.
-pub(crate) const USER_NAMESPACES_HANDLER: &str = "crun";
+pub const USER_NAMESPACES_HANDLER: &str = "crun";
 /// The address of the kubelet's health endpoint, inside the node.
 const KUBELET_HEALTH: &str = "127.0.0.1:10248";
 /// The time from the start of a service to its first response, on an emulated processor shared with builds.

@@ -37,7 +37,7 @@ impl Parts {
     }
 
     /// Returns the accelerator of the nodes.
-    pub(crate) fn accelerator(&self) -> Accelerator {
+    pub fn accelerator(&self) -> Accelerator {
         self.node.hypervisor.accelerator
     }
 }

@@ -17,7 +17,7 @@ const LIFETIME_SECONDS: i64 = 4 * 3600;
 
 impl ControlPlane {
     /// Writes a kubeconfig called `name` for a program in a pod, with the rights of the pod's account.
-    pub(crate) async fn kubeconfig_of_pod(&self, pod: &Pod, name: &str) -> Result<PathBuf> {
+    pub async fn kubeconfig_of_pod(&self, pod: &Pod, name: &str) -> Result<PathBuf> {
         let namespace = pod.namespace().context("a pod without a namespace")?;
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
         let account = account.context("a pod without a service account")?;
