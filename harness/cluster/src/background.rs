@@ -112,7 +112,9 @@ pub struct Record {
     pid: i32,
     /// The owner's start time, in clock ticks since boot.
     started: u64,
+    /// The administrator's kubeconfig.
     pub kubeconfig: PathBuf,
+    /// A kubectl of the cluster's version.
     pub kubectl: PathBuf,
 }
 
@@ -146,6 +148,7 @@ impl Record {
             .with_context(|| format!("write {}", path.display()))
     }
 
+    /// Returns `true` if the owner still runs.
     pub fn is_alive(&self) -> bool {
         start_time(self.pid) == Some(self.started)
     }
@@ -165,6 +168,10 @@ impl Record {
         Record::forget(workspace)
     }
 
+    /// Removes the record.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
     pub fn forget(workspace: &Workspace) -> Result<()> {
         let path = path(workspace);
         fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))

@@ -133,10 +133,12 @@ impl ControlPlane {
         self.layout.kubeconfig("admin")
     }
 
+    /// Returns the paths of the cluster's files.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
+    /// Returns the authority that servers and clients of the cluster trust.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }

@@ -16,8 +16,11 @@ const EXEC_DEADLINE: Duration = Duration::from_secs(60);
 /// The result of a program that ran in a container.
 #[derive(Debug)]
 pub struct ExecOutput {
+    /// `true` if the exit code was 0.
     pub succeeded: bool,
+    /// The standard output.
     pub stdout: String,
+    /// The standard error.
     pub stderr: String,
 }
 

@@ -20,6 +20,7 @@ impl Layout {
         &self.root
     }
 
+    /// Returns the directory of the logs.
     pub fn logs(&self) -> &Path {
         &self.logs
     }
@@ -41,6 +42,7 @@ impl Layout {
         self.root.join(format!("{of}.kubeconfig"))
     }
 
+    /// Returns the path of the log of a component.
     pub fn log(&self, of: &str) -> PathBuf {
         self.logs.join(format!("{of}.log"))
     }

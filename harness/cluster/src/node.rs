@@ -72,6 +72,7 @@ impl Node {
         Ok(Node { name, machine, vm: Mutex::new(Some(vm)) })
     }
 
+    /// Returns the name of the Node object.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

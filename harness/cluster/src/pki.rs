@@ -28,6 +28,7 @@ pub struct Identity {
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     pub user: &'a str,
+    /// The group, such as `system:masters`.
     pub group: Option<&'a str>,
 }
 

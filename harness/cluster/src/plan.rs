@@ -32,6 +32,7 @@ pub struct ContainerImage {
 /// The mount of a node's data disk.
 #[derive(Clone, Debug)]
 pub struct DataMount {
+    /// The mount point, which the node creates.
     pub mount_point: String,
     /// The mount options, as in fstab.
     pub options: String,

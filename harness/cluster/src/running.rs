@@ -77,6 +77,7 @@ impl Cluster {
         walkthrough(self.control_plane.project(), &self.kubeconfig(), self.kubectl())
     }
 
+    /// Returns the nodes that the cluster stops itself.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes

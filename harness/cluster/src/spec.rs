@@ -18,6 +18,7 @@ pub struct ClusterSpec {
     pub logs: PathBuf,
     /// How durable the writes of the control plane's store are.
     pub durability: Durability,
+    /// The use of the cluster.
     pub profile: ClusterProfile,
 }
 

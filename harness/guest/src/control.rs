@@ -8,14 +8,17 @@ use serde::{Deserialize, Serialize};
 /// The name of the virtio port that carries requests and responses.
 pub const CONTROL_PORT: &str = "testvm.control";
 
+/// A request of the host.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Request {
     /// The response repeats the id: requests run concurrently, and each response is sent when its request is
     /// done.
     pub id: u64,
+    /// What the guest has to do.
     pub action: Action,
 }
 
+/// The actions that a host can request.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
@@ -27,12 +30,15 @@ pub enum Action {
     PowerOff,
 }
 
+/// The response to one request.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Response {
     pub id: u64,
+    /// The result, or the text of the error.
     pub result: Result<Answer, String>,
 }
 
+/// The result of an action.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {

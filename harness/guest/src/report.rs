@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The name of the virtio port that carries reports.
 pub const REPORT_PORT: &str = "testvm.report";
 
+/// A message of the guest.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {
@@ -32,6 +33,7 @@ pub enum Message {
     Verdict(Verdict),
 }
 
+/// The result of the whole boot.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -47,6 +49,7 @@ pub struct TestBinaryResult {
     pub time: Duration,
 }
 
+/// How a program ended.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {

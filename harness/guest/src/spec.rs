@@ -18,6 +18,7 @@ pub struct BootSpec {
     pub mode: Mode,
 }
 
+/// The work of one boot.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -37,6 +38,7 @@ pub struct TestsSpec {
     pub binaries: Vec<TestBinary>,
 }
 
+/// A test binary, which passes if it ends with exit code 0.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TestBinary {
     pub name: String,
@@ -70,6 +72,7 @@ pub struct Mount {
     pub options: String,
 }
 
+/// The source of a mount.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -121,6 +124,7 @@ pub struct FileSpec {
     pub content: String,
 }
 
+/// A step of the start of a node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
@@ -130,6 +134,7 @@ pub enum Step {
     Service(Service),
 }
 
+/// A program that runs to its end.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Command {
     /// The name of its lines in the log.
@@ -139,6 +144,7 @@ pub struct Command {
     pub timeout: Duration,
 }
 
+/// A program that keeps running.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Service {
     /// The name of its lines in the log.
@@ -149,6 +155,7 @@ pub struct Service {
     pub ready: Option<Ready>,
 }
 
+/// What happens if a service ends.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {
@@ -166,6 +173,7 @@ pub struct Ready {
     pub within: Duration,
 }
 
+/// A condition that the guest polls.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Condition {

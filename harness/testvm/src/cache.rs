@@ -42,6 +42,7 @@ impl Cache {
         Ok(Cache { root })
     }
 
+    /// Returns the directory of the cache.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
@@ -161,11 +162,13 @@ impl Recipe {
         self.with(label, artifact.file_name().unwrap_or_default().as_bytes())
     }
 
+    /// Returns the kind of the artifact.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// Returns the hash of all inputs, in hexadecimal digits.
     #[must_use]
     pub fn key(&self) -> String {
         let digest = hex(&self.hash.clone().finalize());
@@ -184,6 +187,7 @@ pub fn digest_file(path: &Path) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
+/// Returns the bytes as hexadecimal digits.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

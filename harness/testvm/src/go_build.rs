@@ -26,7 +26,9 @@ pub struct GoModule {
 /// A string variable of the linked program, and the part of the version that it is set to.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionVariable {
+    /// The variable with the path of its package.
     pub variable: &'static str,
+    /// Returns its value for a version.
     pub value: fn(&Version) -> String,
 }
 

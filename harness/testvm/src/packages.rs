@@ -21,10 +21,15 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
 
+/// Builds root file systems from Debian packages.
 pub const MMDEBSTRAP: Tool = tool("mmdebstrap", "mmdebstrap");
+/// Creates XFS file systems.
 pub const MKFS_XFS: Tool = tool("mkfs.xfs", "xfsprogs");
+/// Creates ext4 file systems.
 pub const MKE2FS: Tool = tool("mke2fs", "e2fsprogs");
+/// Decompresses kernel modules.
 pub const XZ: Tool = tool("xz", "xz-utils");
+/// Starts child processes that end with their owner.
 pub const SETPRIV: Tool = tool("setpriv", "util-linux");
 /// Debian's keys, which another distribution may lack.
 const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring");

@@ -32,6 +32,7 @@ struct PlainStep {
 }
 
 impl Progress {
+    /// Creates a display on standard error.
     #[must_use]
     pub fn new() -> Progress {
         if std::io::stderr().is_terminal() {
@@ -127,6 +128,7 @@ impl Step {
         })
     }
 
+    /// Returns the time since the step began.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
@@ -166,6 +168,7 @@ impl Drop for Step {
 pub struct Notes(Shown);
 
 impl Notes {
+    /// Displays what the step is doing.
     pub fn note(&self, text: impl Into<Cow<'static, str>>) {
         match &self.0 {
             Shown::Bar(bar) => bar.set_message(text),

@@ -42,11 +42,13 @@ pub struct Report {
 }
 
 impl Report {
+    /// Creates a report without cases.
     #[must_use]
     pub fn new() -> Report {
         Report::default()
     }
 
+    /// Adds a case.
     pub fn push(&mut self, suite: &str, name: &str, outcome: Outcome, time: Duration) {
         self.cases.push(Case { suite: suite.to_owned(), name: name.to_owned(), outcome, time });
     }
@@ -60,25 +62,30 @@ impl Report {
         self.push(suite, name, outcome, time);
     }
 
+    /// Adds all cases of another report.
     pub fn append(&mut self, other: Report) {
         self.cases.extend(other.cases);
     }
 
+    /// Returns the number of cases that passed.
     #[must_use]
     pub fn passed(&self) -> usize {
         self.count(|outcome| *outcome == Outcome::Passed)
     }
 
+    /// Returns the number of cases that failed.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.count(|outcome| matches!(outcome, Outcome::Failed(_)))
     }
 
+    /// Returns the number of cases that do not apply here.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.count(|outcome| matches!(outcome, Outcome::Skipped(_)))
     }
 
+    /// Returns the number of selected cases that did not run.
     #[must_use]
     pub fn not_run(&self) -> usize {
         self.count(|outcome| *outcome == Outcome::NotRun)

@@ -32,9 +32,13 @@ impl Project {
 /// One run of the program.
 #[derive(Debug)]
 pub struct Session {
+    /// The project under test.
     pub project: Project,
+    /// The directories of the project.
     pub workspace: Workspace,
+    /// The artifacts that are built once.
     pub cache: Cache,
+    /// The display of steps.
     pub progress: Progress,
     /// Cancelled by the first Ctrl-C. Long operations then start no new steps, and write a report.
     pub cancel: CancellationToken,

@@ -26,13 +26,18 @@ const MARGIN: Duration = Duration::from_secs(120);
 
 /// The specification of the machine and of its tests.
 pub struct TestMachine<'a> {
+    /// The name of the machine in messages.
     pub name: String,
     pub kernel: &'a Kernel,
     pub hypervisor: &'a Hypervisor,
+    /// The program `guest-init`.
     pub init: &'a Path,
+    /// Files for the initramfs, the test binaries among them.
     pub files: Vec<GuestFile>,
     pub memory_mib: u32,
+    /// The disks, which the tests find by their names.
     pub disks: Vec<Disk>,
+    /// The binaries with their mounts and services.
     pub tests: TestsSpec,
     /// The directory of the output of each binary and service, one file each.
     pub logs: PathBuf,
@@ -40,7 +45,9 @@ pub struct TestMachine<'a> {
 
 /// The results of the binaries and of the machine.
 pub struct GuestResults {
+    /// The result of each binary that ended, by its name.
     pub results: HashMap<String, TestBinaryResult>,
+    /// How the machine ended.
     pub ending: ExitReason,
     /// The times at which the host received each line of each log.
     times: LineTimes,

@@ -21,6 +21,7 @@ pub struct Archive<W> {
 }
 
 impl<W: Write> Archive<W> {
+    /// Begins an archive.
     pub fn new(output: W) -> Archive<W> {
         Archive { output, written: 0, next_inode: 1, directories: Vec::new() }
     }

@@ -104,6 +104,7 @@ impl Kernel {
         &self.release
     }
 
+    /// Returns the path of the kernel's image.
     #[must_use]
     pub fn vmlinuz(&self) -> PathBuf {
         self.directory.join("vmlinuz")

@@ -36,6 +36,7 @@ pub struct Program {
 }
 
 impl Program {
+    /// Creates a program that inherits the environment and the working directory.
     #[must_use]
     pub fn new(program: impl Into<OsString>) -> Program {
         Program {
@@ -58,30 +59,35 @@ impl Program {
         self
     }
 
+    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl Into<OsString>) -> Program {
         self.args.push(arg.into());
         self
     }
 
+    /// Adds arguments.
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Program {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Program {
         self.env.push((name.into(), value.into()));
         self
     }
 
+    /// Removes an environment variable.
     #[must_use]
     pub fn env_remove(mut self, name: impl Into<OsString>) -> Program {
         self.env_removed.push(name.into());
         self
     }
 
+    /// Sets the working directory.
     #[must_use]
     pub fn current_dir(mut self, directory: impl Into<PathBuf>) -> Program {
         self.directory = Some(directory.into());

@@ -51,11 +51,13 @@ impl Process {
         Ok(Process { name, group, reaped, exit, waiter: Some(waiter), output })
     }
 
+    /// Returns the program's name in messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// Returns the process id, which is also that of the process group.
     #[must_use]
     pub fn id(&self) -> i32 {
         self.group.as_raw()

@@ -17,6 +17,7 @@ pub struct GuestFile {
     /// The path in the guest.
     pub path: String,
     pub mode: u32,
+    /// The path on the host.
     pub host: PathBuf,
 }
 

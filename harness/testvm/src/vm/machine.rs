@@ -157,6 +157,7 @@ impl Vm {
         })
     }
 
+    /// Returns the name of the machine in messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

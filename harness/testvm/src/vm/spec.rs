@@ -33,6 +33,7 @@ pub struct VmSpec {
 pub struct Disk {
     /// The name: at most 20 bytes, because it is a virtio-blk serial number.
     pub name: String,
+    /// The path of the image on the host.
     pub image: PathBuf,
     pub mode: DiskMode,
 }
@@ -48,6 +49,7 @@ impl Disk {
     }
 }
 
+/// What happens to the guest's writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DiskMode {
     /// Writes go to the image.
@@ -65,5 +67,6 @@ pub enum DiskMode {
 pub struct Forward {
     /// The address, which can be any in 127.0.0.0/8, so that every machine can use the same port.
     pub host: SocketAddrV4,
+    /// The port of the guest.
     pub guest_port: u16,
 }
