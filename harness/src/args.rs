@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use testvm::report::Report;
+use testvm::session::Session;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::report::Report;
-use crate::session::Session;
-use crate::{bench, e2e, lanes, up};
+use crate::{bench, e2e, lanes, project, up};
 
 /// Runs loopfs in its real environment: real kernels in QEMU, a real kubelet, a real control plane.
 ///
@@ -64,7 +64,7 @@ pub fn main() -> ExitCode {
         }
     };
     let result = runtime.block_on(async {
-        let session = Session::new()?;
+        let session = project::session()?;
         unwind_on_signal(&session, run(&session, cli.command)).await
     });
     // A blocking thread that still waits must not delay the exit of a finished run.
@@ -85,7 +85,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             conclude(session, "test", lanes::run(session, args).await?)
         }
         Command::E2e(args) => {
-            let _lock = session.exclusive(args.lock()).await?;
+            let _lock = session.exclusive(args.lock(session)).await?;
             conclude(session, "e2e", e2e::run(session, args).await?)
         }
         Command::Bench(args) => {
@@ -100,7 +100,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
 /// Prints the report, writes its files, and returns the exit code.
 fn conclude(session: &Session, name: &str, report: Report) -> anyhow::Result<ExitCode> {
     let dir = session.workspace.reports(name);
-    report.write(&dir)?;
+    report.write(&dir, session.project.name)?;
     session.progress.finish();
     println!("{}", report.table());
     println!("reports and logs: {}", dir.display());

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-
-use crate::rust_build::programs;
-use crate::session::Session;
+use testvm::rust_build::programs;
+use testvm::session::Session;
 
 /// Programs that run inside guests and pods.
 #[derive(Clone, Debug)]
@@ -27,7 +26,7 @@ pub(crate) struct DriverPrograms {
 /// # Errors
 /// The programs do not compile.
 pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
-    let args = ["build", "--release", "--package", "harness", "--no-default-features", "--bins"];
+    let args = ["build", "--release", "--package", "testvm-guest", "--package", "volume-check", "--bins"];
     let built = programs(session, "build the guest's programs", &args).await?;
     Ok(GuestPrograms {
         init: built.program("guest-init")?,

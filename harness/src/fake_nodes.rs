@@ -13,14 +13,14 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
+use testvm::cache;
+use testvm::process::Program;
+use testvm::rust_build::{self, Profile};
+use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability};
 
-use crate::cache;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until};
-use crate::cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability};
-use crate::process::Program;
-use crate::rust_build::{self, Profile};
-use crate::session::Session;
 use crate::test_env::manifests::Manifests;
 
 /// The package of the live tests, and the feature that enables them.

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use testvm::session::Session;
+use testvm_cluster::background::{self, Record};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 
-use crate::cluster::background::{self, Record};
-use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Parts, walkthrough};
 use crate::e2e;
-use crate::session::Session;
+use crate::nodes;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
@@ -25,12 +26,15 @@ pub struct DownArgs {}
 /// # Errors
 /// A program cannot be built or started. In that case, nothing is left running.
 pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
-    if background::is_background() {
+    if background::is_background(session) {
         return serve(session, args).await;
     }
     if let Some(record) = Record::read(&session.workspace)?.filter(Record::is_alive) {
         session.progress.finish();
-        println!("a cluster is up already\n{}", walkthrough(&record.kubeconfig, &record.kubectl));
+        println!(
+            "a cluster is up already\n{}",
+            walkthrough(session.project, &record.kubeconfig, &record.kubectl)
+        );
         return Ok(());
     }
     let mut again = vec![OsString::from("up")];
@@ -67,7 +71,7 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
-    let parts = session.until_cancelled(Parts::build(session, args.kubernetes_bin.as_deref())).await?;
+    let parts = session.until_cancelled(nodes::parts(session, args.kubernetes_bin.as_deref(), &[])).await?;
     let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
     let step = session.progress.step("install the driver");
     session.until_cancelled(e2e::install_driver(session, &cluster)).await?;

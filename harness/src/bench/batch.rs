@@ -11,11 +11,11 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until};
 use tokio::sync::Notify;
 
 use super::cluster::NAMESPACE;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until};
 use crate::test_env::sizes::Size;
 use crate::test_env::{claims, workload};
 

@@ -1,14 +1,14 @@
 //! `bench clone`: copies that share blocks, of images and of directory trees.
 
 use anyhow::Result;
+use testvm::rust_build;
+use testvm::session::Session;
 
 use super::guest;
 use super::measurement::Measurements;
 use super::outcome::{Args, Outcome};
 use super::plot::Plot;
 use super::threshold::{self, Threshold};
-use crate::rust_build;
-use crate::session::Session;
 
 /// The size of the disk. It has an image of 8 GiB, its clone and its snapshot, and each reserves its full
 /// size. 8 GiB are written.

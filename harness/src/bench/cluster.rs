@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::cache;
+use testvm::session::Session;
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node};
 
 use super::measurement::{Environment, Machine, Row};
 use super::outcome::Args;
-use crate::cache;
-use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Node, Parts};
 use crate::e2e;
-use crate::session::Session;
+use crate::nodes;
 use crate::test_env::workload::create_namespace;
 
 /// The namespace of the claims and pods of benchmarks.
@@ -33,7 +34,7 @@ pub(super) async fn measured(
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Vec<Row>>,
 ) -> Result<Environment> {
     anyhow::ensure!(args.kernel.is_none(), "the nodes of a cluster have one kernel: leave --kernel out");
-    let parts = Parts::build_with(session, None, tools).await?;
+    let parts = nodes::parts(session, None, tools).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("make a directory")?;
     let logs = session.workspace.reports("bench").join(bench);

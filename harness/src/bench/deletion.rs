@@ -10,6 +10,10 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use testvm::progress::Step;
+use testvm::session::Session;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
 
 use super::batch::{Batch, DeletionTimes};
 use super::cluster::{self, CLASS};
@@ -17,10 +21,7 @@ use super::in_memory;
 use super::measurement::{Measurements, Row, milliseconds};
 use super::outcome::{Args, Outcome};
 use super::threshold::{self, Threshold};
-use crate::cluster::api_error::api_error;
-use crate::cluster::{DATA_DIR, Node};
-use crate::progress::Step;
-use crate::session::Session;
+use crate::nodes::DATA_DIR;
 
 /// Like the StorageClass of the manifests, but with many inodes for little space.
 const CLASS_OF_FILES: &str = "files";

@@ -5,18 +5,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::cache;
+use testvm::images::disk;
+use testvm::images::kernel::Kernel;
+use testvm::packages;
+use testvm::process::tail;
+use testvm::session::Session;
+use testvm::test_machine::{HARDENED, TestMachine, scratch, xfs};
+use testvm::vm::{self, ExitReason, GuestFile};
+use testvm_guest::report::{End, Message};
+use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::measurement::Environment;
-use crate::cache;
-use crate::guest::report::{End, Message};
-use crate::guest::spec::{TestBinary, TestsSpec};
-use crate::images::disk;
-use crate::images::kernel::Kernel;
-use crate::process::tail;
-use crate::session::Session;
-use crate::test_machine::{HARDENED, TestMachine, scratch, xfs};
-use crate::vm::{self, ExitReason, GuestFile};
-use crate::{builds, packages};
+use crate::builds;
 
 /// The mount point of an empty XFS with project quotas in the guest.
 pub(super) const XFS: &str = "/mnt/xfs";

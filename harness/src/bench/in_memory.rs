@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::Client;
+use testvm::process::Program;
+use testvm::session::Session;
+use testvm_cluster::ClusterProfile;
 
 use super::cluster::NAMESPACE;
 use super::measurement::{Environment, Machine, Row};
-use crate::cluster::ClusterProfile;
 use crate::fake_nodes::{self, NODES};
-use crate::process::Program;
-use crate::session::Session;
 use crate::test_env::workload::create_namespace;
 
 /// Limits the shutdown of a provisioner that completes operations in progress.

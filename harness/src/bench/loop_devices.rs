@@ -6,15 +6,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::process::{Program, tail};
+use testvm::rust_build;
+use testvm::session::Session;
 
 use super::guest;
 use super::measurement::{Environment, Measurements};
 use super::outcome::{self, Args, Outcome};
 use super::plot::Plot;
 use super::threshold::{self, Threshold};
-use crate::process::{Program, tail};
-use crate::rust_build;
-use crate::session::Session;
 
 /// The time to detach and remove the devices of a run that was stopped.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(20);

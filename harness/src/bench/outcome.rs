@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use testvm::session::Session;
 
 use super::measurement::Measurements;
 use super::plot::Plot;
 use super::threshold::Threshold;
-use crate::session::Session;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {

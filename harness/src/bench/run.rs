@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use testvm::session::Session;
 
 use super::outcome::{Args, Bench, directory};
 use super::{clones, deletion, growth, loop_devices, plot, provision, table, volume_stats};
-use crate::session::Session;
 
 /// Runs a benchmark, prints its tables and writes its files.
 ///

@@ -1,16 +1,16 @@
 //! `bench csi`: the driver's statistics of volumes with few files and with many, compared with `du -s`.
 
 use anyhow::Result;
+use testvm::images::shell;
+use testvm::rust_build;
+use testvm::session::Session;
+use testvm::vm::GuestFile;
 
 use super::guest;
 use super::measurement::Measurements;
 use super::outcome::{Args, Outcome};
 use super::plot::Plot;
 use super::threshold::{self, Threshold};
-use crate::images::shell;
-use crate::rust_build;
-use crate::session::Session;
-use crate::vm::GuestFile;
 
 const BUSYBOX: &str = "/tests/busybox";
 

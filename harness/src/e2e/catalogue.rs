@@ -1,6 +1,7 @@
 //! All scenarios in the order in which they run: what each is called, what it needs, and the function that runs it.
 
 use futures::future::LocalBoxFuture;
+use testvm_cluster::{Cluster, Node};
 
 use super::faults::{self, Fault};
 use super::scenario::{Scenario, StepResult};
@@ -9,7 +10,6 @@ use super::scenarios::{
     bad_claims, clones, deletion_in_use, driver_restart, flow, half_provisioned, infeasible_resize, install,
     orphans, outages, read_only_claims, removal, retained_volumes, second_node, user_namespaces,
 };
-use crate::cluster::{Cluster, Node};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 

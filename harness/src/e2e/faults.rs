@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm_cluster::Node;
 
-use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
+use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::is_mounted;
 

@@ -8,15 +8,16 @@ use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use testvm::report::Report;
+use testvm::session::Session;
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, background};
 
 use super::catalogue;
 use super::faults::Fault;
 use super::runner::{self, Selection};
 use super::scenario::{self, Scenario, StepResult};
 use super::{scenarios, self_check, state_dump};
-use crate::cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, Parts, background};
-use crate::report::Report;
-use crate::session::Session;
+use crate::nodes;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::Manifests;
 
@@ -64,8 +65,8 @@ impl Args {
     /// background process of a kept cluster has logs and a lock of its own, and the run with the other lock
     /// waits for it.
     #[must_use]
-    pub fn lock(&self) -> &'static str {
-        if self.keep && background::is_background() { "cluster" } else { RUN }
+    pub fn lock(&self, session: &Session) -> &'static str {
+        if self.keep && background::is_background(session) { "cluster" } else { RUN }
     }
 
     /// Returns the directory in which to look for Kubernetes' programs before building them.
@@ -99,7 +100,7 @@ pub async fn run(session: &Session, args: Args) -> Result<Report> {
             against_any_cluster(session, manifests, kubeconfig, Selection::new(&args.scenarios)).await
         }
         None if !args.keep => against_its_own(session, manifests, &args).await,
-        None if background::is_background() => against_one_that_stays(session, manifests, &args).await,
+        None if background::is_background(session) => against_one_that_stays(session, manifests, &args).await,
         None => {
             let cases: Vec<scenario::HandedOver> = background::run_again(session, args.again()).await?;
             Ok(scenario::report_of(cases))
@@ -148,7 +149,7 @@ async fn start(
     logs: PathBuf,
 ) -> StepResult<Cluster> {
     let mut scenario = Scenario::begin(session, report, "cluster");
-    let parts = Parts::build(session, args.kubernetes_bin.as_deref());
+    let parts = nodes::parts(session, args.kubernetes_bin.as_deref(), &[]);
     let parts = scenario.step("build programs, images and disks", parts).await?;
     // The cluster of a test need not survive a power cut of the machine.
     let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };

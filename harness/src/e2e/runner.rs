@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use testvm::report::{Outcome, Report};
+use testvm::session::Session;
+
 use super::catalogue::{Entry, Run, SCENARIOS, State};
 use super::faults::Fault;
 use super::scenario::{Scenario, StepResult};
 use super::scenarios::flow;
-use crate::report::{Outcome, Report};
-use crate::session::Session;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
 

@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Deserialize;
-
-use crate::report::{Outcome, Report};
-use crate::session::Session;
+use testvm::report::{Outcome, Report};
+use testvm::session::Session;
 
 /// A running scenario, which adds its steps to the report.
 pub(super) struct Scenario<'a> {

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use testvm::process::Program;
+use testvm::report::Report;
+use testvm::session::Session;
+use testvm_cluster::ClusterProfile;
 
 use super::libtest::Run;
-use crate::cluster::ClusterProfile;
 use crate::fake_nodes;
-use crate::process::Program;
-use crate::report::Report;
-use crate::session::Session;
 
 const SUITE: &str = "apiserver: provisioner";
 

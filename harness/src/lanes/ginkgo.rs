@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-
-use crate::report::{Outcome, Report};
+use testvm::report::{Outcome, Report};
 
 /// A spec that is expected to be skipped: the suite's message, and the reason why the skip is acceptable.
 #[derive(Clone, Copy, Debug)]

@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
+use testvm::cache;
+use testvm::images::disk;
+use testvm::images::kernel::Kernel;
+use testvm::packages;
+use testvm::report::{Outcome, Report};
+use testvm::rust_build;
+use testvm::session::Session;
+use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
+use testvm::vm::{self, GuestFile, Hypervisor};
+use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::libtest::Run;
 use super::power_cut;
 use crate::builds;
-use crate::cache;
-use crate::guest::spec::{TestBinary, TestsSpec};
-use crate::images::disk;
-use crate::images::kernel::Kernel;
-use crate::packages;
-use crate::report::{Outcome, Report};
-use crate::rust_build;
-use crate::session::Session;
-use crate::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
-use crate::vm::{self, GuestFile, Hypervisor};
 
 /// The test target and the feature that enables it, the same in every crate that has them.
 pub(super) const TEST: &str = "kernel";

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::report::{Outcome, Report};
+use testvm::report::{Outcome, Report};
 
 /// The output of one test binary.
 #[derive(Debug, Default, Eq, PartialEq)]

@@ -11,11 +11,11 @@ mod unit;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use testvm::progress::seconds;
+use testvm::report::{Outcome, Report};
+use testvm::session::Session;
 
 use crate::e2e;
-use crate::progress::seconds;
-use crate::report::{Outcome, Report};
-use crate::session::Session;
 
 /// Runs lanes in the order of their cost, and all of them even if one fails.
 #[derive(Debug, clap::Args)]

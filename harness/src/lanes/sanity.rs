@@ -7,22 +7,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testvm::cache;
+use testvm::go_build::{self, GoModule, VersionVariable};
+use testvm::images::disk;
+use testvm::images::kernel::Kernel;
+use testvm::packages;
+use testvm::report::Report;
+use testvm::rust_build;
+use testvm::session::Session;
+use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
+use testvm::vm::{self, GuestFile};
+use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip, SWITCHED_OFF};
 use super::kernel::{FEATURE, TEST};
 use super::libtest::Run;
 use crate::builds;
-use crate::cache;
-use crate::go_build::{self, GoModule, VersionVariable};
-use crate::guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
-use crate::images::disk;
-use crate::images::kernel::Kernel;
-use crate::packages;
-use crate::report::Report;
-use crate::rust_build;
-use crate::session::Session;
-use crate::test_machine::{HARDENED, MEMORY_MIB, TestMachine, scratch, xfs};
-use crate::vm::{self, GuestFile};
 
 const CSI_TEST: GoModule = GoModule {
     name: "csi-test",

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use testvm::process::Finished;
+use testvm::report::{Outcome, Report};
+use testvm::rust_build;
+use testvm::session::Session;
 
 use super::libtest::Run;
-use crate::process::Finished;
-use crate::report::{Outcome, Report};
-use crate::rust_build;
-use crate::session::Session;
 
 const SUITE: &str = "unit";
 
@@ -18,8 +18,14 @@ const NOT_IN_LOOPFS: [&str; 7] = ["anyhow", "clap", "kube", "serde", "serde_json
 
 const DEPENDENCIES: &str = "dependencies of loopfs";
 
+/// Crates that PID 1 of the virtual machines must not depend on: with an async runtime, each of its static builds
+/// would take minutes instead of seconds.
+const NOT_IN_GUEST: [&str; 3] = ["kube", "testvm", "tokio"];
+
+const GUEST_DEPENDENCIES: &str = "dependencies of testvm-guest";
+
 /// The cargo commands that must succeed.
-const CHECKS: [(&str, &[&str]); 8] = [
+const CHECKS: [(&str, &[&str]); 9] = [
     ("format", &["fmt", "--all", "--check"]),
     // Includes the kernel tests and the benchmarks, which no other check here compiles.
     ("lints", &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"]),
@@ -35,6 +41,7 @@ const CHECKS: [(&str, &[&str]); 8] = [
         &["rustdoc", "--package", "loopfs", "--lib", "--all-features", "--", "--deny", "warnings"],
     ),
     (DEPENDENCIES, &["tree", "--package", "loopfs", "--edges", "normal,build"]),
+    (GUEST_DEPENDENCIES, &["tree", "--package", "testvm-guest", "--edges", "normal,build"]),
 ];
 
 /// The lints of the library with one feature alone, which the other checks would compile together with others.
@@ -66,7 +73,8 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         let (result, time) = timed(session, name, args).await;
         let result = result.and_then(must_succeed);
         let result = result.and_then(|finished| match name {
-            DEPENDENCIES => no_upper_layers(&finished.stdout),
+            DEPENDENCIES => no_upper_layers(&finished.stdout, "loopfs", &NOT_IN_LOOPFS),
+            GUEST_DEPENDENCIES => no_upper_layers(&finished.stdout, "testvm-guest", &NOT_IN_GUEST),
             _ => Ok(()),
         });
         report.record(SUITE, name, time, &result);
@@ -120,15 +128,16 @@ fn must_succeed(finished: Finished) -> Result<Finished> {
     Ok(finished)
 }
 
-/// Checks that `tree` has none of these crates. It has one crate per line: `│   ├── name v1.2.3 (..)`.
-fn no_upper_layers(tree: &str) -> Result<()> {
-    anyhow::ensure!(tree.contains("loopfs v"), "cargo tree printed no tree: {tree}");
+/// Checks that `tree`, the dependencies of `package`, has none of the crates `upper`. It has one crate per line:
+/// `│   ├── name v1.2.3 (..)`.
+fn no_upper_layers(tree: &str, package: &str, upper: &[&str]) -> Result<()> {
+    anyhow::ensure!(tree.contains(&format!("{package} v")), "cargo tree printed no tree: {tree}");
     for line in tree.lines() {
         let name = line.trim_start_matches(|character: char| !character.is_ascii_alphanumeric());
         let name = name.split(' ').next().unwrap_or_default();
         anyhow::ensure!(
-            !NOT_IN_LOOPFS.contains(&name),
-            "loopfs depends on {name}, which belongs to a layer above it:\n{tree}"
+            !upper.contains(&name),
+            "{package} depends on {name}, which belongs to a layer above it:\n{tree}"
         );
     }
     Ok(())
@@ -136,7 +145,11 @@ fn no_upper_layers(tree: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::no_upper_layers;
+    use super::NOT_IN_LOOPFS;
+
+    fn no_upper_layers(tree: &str) -> anyhow::Result<()> {
+        super::no_upper_layers(tree, "loopfs", &NOT_IN_LOOPFS)
+    }
 
     #[test]
     fn a_dependency_on_an_upper_layer_is_found_at_any_depth() {

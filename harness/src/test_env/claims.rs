@@ -6,11 +6,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until_one};
 
 use super::environment::TestEnv;
 use super::sizes::Size;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until_one};
 
 /// The annotation by which the scheduler tells the provisioner the node of the first pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";

@@ -5,8 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
-
-use crate::cluster::Node;
+use testvm_cluster::Node;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 

@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
+use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::{Cluster, Node};
 
 use super::manifests::Manifests;
-use crate::cluster::api_error::api_error;
-use crate::cluster::{Cluster, Node};
-use crate::session::Session;
 
 /// The cluster under test and the driver in it.
 pub(crate) struct TestEnv<'a> {

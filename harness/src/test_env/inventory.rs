@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
+use testvm_cluster::Node;
+use testvm_guest::control::ExecOutput;
 
-use crate::cluster::{DATA_DIR, Node};
-use crate::guest::control::ExecOutput;
+use crate::nodes::DATA_DIR;
 
 /// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);

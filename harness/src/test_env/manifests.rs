@@ -8,9 +8,8 @@ use kube::core::GroupVersionKind;
 use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
 use serde::Deserialize;
-
-use crate::cluster::api_error::api_error;
-use crate::session::Session;
+use testvm::session::Session;
+use testvm_cluster::api_error::api_error;
 
 /// The field manager in the API server's record of applied objects.
 const FIELD_MANAGER: &str = "loopfs-harness";

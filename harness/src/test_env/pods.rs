@@ -4,12 +4,12 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until_one};
 
 use super::environment::TestEnv;
 use super::workload::{Use, holder};
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::exec_ok;
-use crate::cluster::waiting::{State, until_one};
 
 /// Starts a pod that holds the claim, and waits until it runs.
 pub(crate) async fn start(

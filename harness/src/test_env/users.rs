@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::until_none_complains;
 
 use super::claims;
 use super::environment::TestEnv;
 use super::sizes::Size;
 use super::workload::{Held, Use, claim, holder_of};
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::until_none_complains;
 
 /// A pod and its claims.
 pub(crate) struct User {

@@ -7,10 +7,10 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use testvm_cluster::api_error::api_error;
 
 use super::sizes::Size;
-use crate::cluster::VOLUME_CHECK;
-use crate::cluster::api_error::api_error;
+use crate::nodes::VOLUME_CHECK;
 
 /// The port on which the test program serves its latest verdict.
 pub(crate) const VERDICT_PORT: u16 = 8080;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
+use testvm_cluster::exec::http_get;
 use tokio::time::sleep;
 
-use crate::cluster::exec::http_get;
 use crate::test_env::environment::TestEnv;
 
 /// The port of the provisioner's metrics, as in the manifests.

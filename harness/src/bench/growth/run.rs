@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use testvm::progress::Step;
+use testvm::session::Session;
+use testvm_cluster::{Cluster, Node};
 
 use super::super::cluster::{self, NAMESPACE};
 use super::super::measurement::{Environment, Measurements, Row, milliseconds};
@@ -11,9 +14,6 @@ use super::super::threshold::{self, Threshold};
 use super::kubelet;
 use super::resizes::Provisioner;
 use super::watched::{GROW_TIMEOUT, GROWN, SIZE, Watched};
-use crate::cluster::{Cluster, Node};
-use crate::progress::Step;
-use crate::session::Session;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::users::{self, User};

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use testvm_cluster::exec::ExecStream;
 
-use crate::cluster::exec::ExecStream;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;

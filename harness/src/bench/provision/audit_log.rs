@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-
-use crate::cluster::Cluster;
+use testvm_cluster::Cluster;
 
 /// The audit log of a control plane with the benchmark profile.
 #[derive(Clone, Debug)]

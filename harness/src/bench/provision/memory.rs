@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-
-use crate::cluster::Node;
+use testvm_cluster::Node;
 
 /// The timeout of a program that reads some files of /proc, on an emulated processor.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -9,13 +9,14 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
+use testvm::go_build::{self, GoModule};
+use testvm::session::Session;
+use testvm_cluster::Subject;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::{Cluster, Node, TOOLS_DIR};
 
 use super::contender::Contender;
-use crate::cluster::api_error::api_error;
-use crate::cluster::pki::Subject;
-use crate::cluster::{Cluster, DATA_DIR, Node, TOOLS_DIR};
-use crate::go_build::{self, GoModule};
-use crate::session::Session;
+use crate::nodes::DATA_DIR;
 
 const SIDECARS: GoModule = GoModule {
     name: "csi-sidecars",

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use kube::Client;
+use testvm::progress::Step;
+use testvm::session::Session;
+use testvm_cluster::{Cluster, Node};
 
 use super::super::batch::Batch;
 use super::super::cluster::{self, CLASS};
@@ -15,9 +18,6 @@ use super::contender::Contender;
 use super::memory;
 use super::peer::{self, Limits, Peer};
 use crate::builds;
-use crate::cluster::{Cluster, Node};
-use crate::progress::Step;
-use crate::session::Session;
 
 /// The user name of the driver's pods at the API server.
 const USER: &str = "system:serviceaccount:loopfs-system:loopfs-provisioner";

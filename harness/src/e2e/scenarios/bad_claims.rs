@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::until_event;
 
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::until_event;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;

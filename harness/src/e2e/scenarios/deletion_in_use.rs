@@ -5,9 +5,9 @@ use anyhow::{Context, Result};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until_event, until_one};
 
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until_event, until_one};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

@@ -6,11 +6,11 @@ use anyhow::{Context, Result};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 use kube::runtime::watcher;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until};
 
 use super::install;
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::exec_ok;
-use crate::cluster::waiting::{State, until};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{end, start};

@@ -7,11 +7,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::PostParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::{exec_ok, http_get, log_tail};
+use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::{exec_ok, http_get, log_tail};
-use crate::cluster::waiting::{State, until, until_event, until_logged, until_none_complains};
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;

@@ -6,10 +6,10 @@ use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until, until_one};
 
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until, until_one};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

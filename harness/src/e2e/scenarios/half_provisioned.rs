@@ -17,12 +17,12 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::until_event;
 use tokio::time::{Instant, sleep};
 
 use super::{outages, removal};
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::until_event;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

@@ -2,9 +2,9 @@
 //! succeeds while the pod runs.
 
 use anyhow::{Context, Result};
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until_event, until_one};
 
-use crate::cluster::exec::exec_ok;
-use crate::cluster::waiting::{State, until_event, until_one};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

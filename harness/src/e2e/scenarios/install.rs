@@ -7,11 +7,11 @@ use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::log_tail;
+use testvm_cluster::waiting::{State, until, until_one};
 
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::log_tail;
-use crate::cluster::waiting::{State, until, until_one};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::containers::{self, Container};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};

@@ -8,13 +8,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until_one};
 
 use super::full_node::largest;
 use super::install::serves;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until_one};
-use crate::cluster::{DATA_DIR, DATA_OPTIONS, Node};
 use crate::e2e::scenario::{Scenario, StepResult};
+use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);

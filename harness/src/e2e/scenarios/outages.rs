@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::watcher;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until};
+use testvm_cluster::{Cluster, Node};
 
 use super::removal;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until};
-use crate::cluster::{Cluster, Node};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::containers::{Container, kill};

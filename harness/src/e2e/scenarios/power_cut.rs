@@ -8,13 +8,13 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::{State, until_one};
 use tokio::time::{Instant, sleep};
 
 use super::install;
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::exec_ok;
-use crate::cluster::waiting::{State, until_one};
 use crate::e2e::faults::Fault;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::environment::TestEnv;

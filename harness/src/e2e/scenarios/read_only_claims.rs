@@ -1,8 +1,8 @@
 //! Claims that a pod mounts read-only: the driver itself publishes them read-only.
 
 use anyhow::Result;
+use testvm_cluster::exec::exec;
 
-use crate::cluster::exec::exec;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

@@ -9,11 +9,11 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use testvm_cluster::Node;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::waiting::{State, until, until_one};
 use tokio::time::{Instant, sleep};
 
-use crate::cluster::Node;
-use crate::cluster::api_error::api_error;
-use crate::cluster::waiting::{State, until, until_one};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;

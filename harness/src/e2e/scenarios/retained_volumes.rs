@@ -7,10 +7,10 @@ use kube::api::{DeleteParams, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::exec_ok;
+use testvm_cluster::waiting::until_event;
 
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::exec_ok;
-use crate::cluster::waiting::until_event;
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

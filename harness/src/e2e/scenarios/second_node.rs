@@ -5,10 +5,10 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::{Cluster, DataDisk, Node};
 
 use super::{full_node, install, node_without_storage};
-use crate::cluster::api_error::api_error;
-use crate::cluster::{Cluster, DataDisk, Node};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::environment::TestEnv;
 

@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
+use testvm_cluster::USER_NAMESPACES_HANDLER;
+use testvm_cluster::api_error::api_error;
+use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
+use testvm_cluster::waiting::{State, until_logged};
 
-use crate::cluster::USER_NAMESPACES_HANDLER;
-use crate::cluster::api_error::api_error;
-use crate::cluster::exec::{ExecOutput, exec, exec_ok};
-use crate::cluster::waiting::{State, until_logged};
 use crate::e2e::scenario::{Scenario, StepResult};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;

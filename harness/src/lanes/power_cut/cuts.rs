@@ -5,8 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-
-use crate::images::write_log::{self, Entry};
+use testvm::images::write_log::{self, Entry};
 
 /// The prefix of each mark. Marks are writes to the disk, so the log has them in order.
 const MARK: &str = "loopfs power cut: ";

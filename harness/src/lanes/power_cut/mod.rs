@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use testvm::images::disk;
+use testvm::images::kernel::Kernel;
+use testvm::images::write_log;
+use testvm::progress::Step;
+use testvm::report::{Outcome, Report};
+use testvm::session::Session;
+use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, xfs};
+use testvm::vm::{Disk, DiskMode, ExitReason, GuestFile, Hypervisor};
+use testvm_guest::report::End;
+use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use self::cuts::{Cut, SurvivingWrites, cuts, replay};
 use super::libtest::Run;
-use crate::guest::report::End;
-use crate::guest::spec::{TestBinary, TestsSpec};
-use crate::images::disk;
-use crate::images::kernel::Kernel;
-use crate::images::write_log;
-use crate::progress::Step;
-use crate::report::{Outcome, Report};
-use crate::session::Session;
-use crate::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, xfs};
-use crate::vm::{Disk, DiskMode, ExitReason, GuestFile, Hypervisor};
 
 /// The test target of loopfs that holds both halves.
 pub(super) const TEST: &str = "power_cut";

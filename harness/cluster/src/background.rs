@@ -1,0 +1,227 @@
+//! A cluster that outlives the command that started it.
+//!
+//! Every process of a cluster dies with its owner, so the owner must keep running. The command therefore runs
+//! itself again in a session of its own. Both processes show progress on the same terminal, and the command
+//! ends when the background process hands over a result. `down` later requests that the background process
+//! stops, after it has checked that the recorded process still has this process id.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use testvm::session::{Session, Workspace};
+
+use super::running::Cluster;
+
+/// The variable of the project that is set in the background process; only its presence counts.
+const MARK: &str = "HARNESS_BACKGROUND";
+/// The time for an orderly stop, which ends every guest and component in turn.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+/// The poll interval for the end of the owner: only a parent can wait for a process.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Returns `true` in the background process.
+pub fn is_background(session: &Session) -> bool {
+    std::env::var_os(session.project.variable(MARK)).is_some()
+}
+
+/// Runs this program again in the background, with these arguments, and returns the result that it hands
+/// over. Ctrl-C stops the background process.
+pub async fn run_again<T>(session: &Session, args: Vec<OsString>) -> Result<T>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    let command = session.project.command;
+    anyhow::ensure!(
+        Record::read(&session.workspace)?.is_none_or(|record| !record.is_alive()),
+        "a cluster is already up: see `{command} up`, or stop it with `{command} down`"
+    );
+    let program = std::env::current_exe().context("find this program's own file")?;
+    // setsid: neither a closing terminal nor Ctrl-C after the hand-over may signal the background process.
+    let mut child = Command::new("setsid")
+        .arg(program)
+        .args(args)
+        .env(session.project.variable(MARK), "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start the background process (by setsid, of util-linux)")?;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let stdout = child.stdout.take().context("the background process has no output")?;
+    let line = tokio::task::spawn_blocking(move || {
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).map(|_| line)
+    });
+    let mut line = std::pin::pin!(line);
+    let line = tokio::select! {
+        line = &mut line => line,
+        () = session.cancel.cancelled() => {
+            // The background process stops by itself, and its end closes the pipe.
+            kill(pid, Signal::SIGTERM).context("stop the background process")?;
+            line.await
+        }
+    }
+    .context("read from the background process")??;
+    if line.is_empty() {
+        let status = child.wait().context("wait for the background process")?;
+        anyhow::bail!("the background process ended with {status} before the cluster was up; see above");
+    }
+    serde_json::from_str(&line).with_context(|| format!("the background process said {line:?}"))
+}
+
+/// Sends the result to the waiting command, and redirects the output of this process from the terminal to a
+/// log. From then on this process alone owns the cluster. Without a cluster, the process is about to end.
+pub fn hand_over<T: Serialize>(workspace: &Workspace, cluster: Option<&Cluster>, result: &T) -> Result<()> {
+    if let Some(cluster) = cluster {
+        Record::of_this_process(cluster.kubeconfig(), cluster.kubectl().to_owned())?.write(workspace)?;
+    }
+    let line = serde_json::to_string(result)?;
+    let dir = directory(workspace);
+    fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    let log = directory(workspace).join("background.log");
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log)
+        .with_context(|| format!("open {}", log.display()))?;
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).context("hand over to the waiting command")?;
+    nix::unistd::dup2_stdout(&log).context("redirect standard output")?;
+    nix::unistd::dup2_stderr(&log).context("redirect standard error")?;
+    Ok(())
+}
+
+/// Returns the directory of the state of the background cluster.
+pub fn directory(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("cluster")
+}
+
+/// The owner of the background cluster. The process id alone is not enough, because the kernel may have
+/// reused it.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Record {
+    pid: i32,
+    /// The owner's start time, in clock ticks since boot.
+    started: u64,
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// A kubectl of the cluster's version.
+    pub kubectl: PathBuf,
+}
+
+impl Record {
+    fn of_this_process(kubeconfig: PathBuf, kubectl: PathBuf) -> Result<Record> {
+        let pid = nix::unistd::getpid().as_raw();
+        let started = start_time(pid).context("read this process's start time")?;
+        Ok(Record { pid, started, kubeconfig, kubectl })
+    }
+
+    /// Returns the record, or `None` if there is no background cluster.
+    pub fn read(workspace: &Workspace) -> Result<Option<Record>> {
+        let path = path(workspace);
+        match fs::read(&path) {
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map(Some).with_context(|| format!("parse {}", path.display()))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+        }
+    }
+
+    fn write(&self, workspace: &Workspace) -> Result<()> {
+        let path = path(workspace);
+        let dir = directory(workspace);
+        fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        let beside = path.with_extension("new");
+        File::create(&beside)
+            .and_then(|mut file| file.write_all(&serde_json::to_vec_pretty(self)?))
+            .and_then(|()| fs::rename(&beside, &path))
+            .with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Returns `true` if the owner still runs.
+    pub fn is_alive(&self) -> bool {
+        start_time(self.pid) == Some(self.started)
+    }
+
+    /// Requests that the owner stops the cluster, and waits for its end. Kills the owner if it exceeds the
+    /// deadline.
+    pub async fn stop(&self, workspace: &Workspace) -> Result<()> {
+        let asked = Instant::now();
+        self.signal(Signal::SIGTERM)?;
+        while self.is_alive() {
+            if asked.elapsed() > STOP_DEADLINE {
+                // The kernel kills the owner's processes with it.
+                self.signal(Signal::SIGKILL)?;
+            }
+            tokio::time::sleep(EXIT_POLL_INTERVAL).await;
+        }
+        Record::forget(workspace)
+    }
+
+    /// Removes the record.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn forget(workspace: &Workspace) -> Result<()> {
+        let path = path(workspace);
+        fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        match kill(Pid::from_raw(self.pid), signal) {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(errno) => Err(errno).with_context(|| format!("send {signal} to process {}", self.pid)),
+        }
+    }
+}
+
+fn path(workspace: &Workspace) -> PathBuf {
+    directory(workspace).join("owner.json")
+}
+
+/// Returns the start time of a process, or `None` if there is no process with this id, or only a zombie.
+fn start_time(pid: i32) -> Option<u64> {
+    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Parses field 22 of `/proc/PID/stat`. The process name is in parentheses and may itself contain spaces and
+/// parentheses.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace();
+    // A zombie has ended; its parent has not waited for it yet.
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_parsed_after_any_process_name() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 10 11 0";
+        assert_eq!(parse_start_time(stat), Some(4242));
+        assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
+    }
+
+    #[test]
+    fn a_record_with_another_start_time_is_not_alive() {
+        let mut record = Record::of_this_process("kubeconfig".into(), "kubectl".into()).unwrap();
+        assert!(record.is_alive());
+        record.started += 1;
+        assert!(!record.is_alive());
+    }
+}

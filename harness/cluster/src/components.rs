@@ -1,0 +1,235 @@
+//! The command lines of the control plane's components, without options that repeat a default.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::layout::Layout;
+
+/// The name of etcd's unix socket for clients, relative to its working directory. etcd requires the form
+/// `host:port` even for a socket, and the file it creates has exactly that name. Without a TCP port, only
+/// this user can connect.
+pub(crate) const ETCD_CLIENT_SOCKET: &str = "client:0";
+pub(crate) const ETCD_PEER_SOCKET: &str = "peer:0";
+
+/// The addresses of services. The API server's own is the first.
+const SERVICE_CIDR: &str = "10.96.0.0/16";
+pub(crate) const API_SERVICE_ADDRESS: &str = "10.96.0.1";
+/// The address of the host's loopback inside a guest on QEMU's user network. With it, pods find the API
+/// server through the `kubernetes` service, as in any cluster.
+pub(crate) const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
+
+/// The durability of etcd's writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// etcd acknowledges a write after it has reached the disk.
+    Sync,
+    /// etcd leaves writes in the page cache. For clusters that need not survive a power cut of the machine.
+    Unsafe,
+}
+
+/// The use of a control plane, which decides some of its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterProfile {
+    /// Tests and interactive use: the defaults of Kubernetes.
+    Default,
+    /// Benchmarks of provisioners. The API server logs every write in the audit log. kube-controller-manager,
+    /// which binds the volumes, has no rate limit: its default of 20 requests a second would limit the
+    /// measurement.
+    Benchmark,
+}
+
+impl ClusterProfile {
+    /// Returns the memory of a node: enough for a kubelet, containerd, some pods, and the kernel's caches of
+    /// very many files.
+    pub(super) fn memory_mib(self) -> u32 {
+        match self {
+            ClusterProfile::Default => 2048,
+            ClusterProfile::Benchmark => 4096,
+        }
+    }
+
+    /// Returns the size of the data disk, which is sparse on the host. Inodes of empty files take
+    /// at most a quarter of it.
+    pub(super) fn data_mib(self) -> u64 {
+        match self {
+            ClusterProfile::Default => 1024,
+            ClusterProfile::Benchmark => 8192,
+        }
+    }
+}
+
+/// The rate limit of kube-controller-manager's requests, per second and in a burst. It never sends that many.
+const UNTHROTTLED: u32 = 10_000;
+
+/// Returns the audit policy: metadata of all writes, without their content, and no reads.
+pub(crate) fn audit_policy() -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "rules": [
+            {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+            {"level": "None"},
+        ],
+    })
+}
+
+pub(crate) fn etcd(durability: Durability) -> Vec<OsString> {
+    let mut args = strings([
+        "--name=control-plane",
+        "--data-dir=data",
+        &format!("--listen-client-urls=unix://{ETCD_CLIENT_SOCKET}"),
+        &format!("--advertise-client-urls=unix://{ETCD_CLIENT_SOCKET}"),
+        &format!("--listen-peer-urls=unix://{ETCD_PEER_SOCKET}"),
+        &format!("--initial-advertise-peer-urls=unix://{ETCD_PEER_SOCKET}"),
+        &format!("--initial-cluster=control-plane=unix://{ETCD_PEER_SOCKET}"),
+        "--log-level=warn",
+    ]);
+    if durability == Durability::Unsafe {
+        args.push("--unsafe-no-fsync".into());
+    }
+    args
+}
+
+/// Returns the API server's arguments. The API server runs in etcd's directory, which has the socket.
+pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterProfile) -> Vec<OsString> {
+    let mut args = strings([
+        &format!("--bind-address={}", listen.ip()),
+        &format!("--secure-port={}", listen.port()),
+        &format!("--advertise-address={HOST_SEEN_FROM_GUEST}"),
+        &format!("--etcd-servers=unix://{ETCD_CLIENT_SOCKET}"),
+        &format!("--service-cluster-ip-range={SERVICE_CIDR}"),
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--authorization-mode=Node,RBAC",
+        "--anonymous-auth=false",
+        "--enable-admission-plugins=NodeRestriction",
+        // The driver's mounts must propagate to the kubelet, which requires a privileged container.
+        "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--profiling=false",
+        // No certificate is signed by this authority, because there are no aggregated API servers. The option
+        // prevents complaints of the other components that it is missing.
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        "--v=1",
+    ]);
+    args.extend([
+        flag("--client-ca-file", &layout.pki("ca.crt")),
+        flag("--tls-cert-file", &layout.pki("apiserver.crt")),
+        flag("--tls-private-key-file", &layout.pki("apiserver.key")),
+        flag("--kubelet-certificate-authority", &layout.pki("ca.crt")),
+        flag("--kubelet-client-certificate", &layout.pki("apiserver-kubelet-client.crt")),
+        flag("--kubelet-client-key", &layout.pki("apiserver-kubelet-client.key")),
+        flag("--service-account-key-file", &layout.pki("service-account.pub")),
+        flag("--service-account-signing-key-file", &layout.pki("service-account.key")),
+        flag("--requestheader-client-ca-file", &layout.pki("front-proxy-ca.crt")),
+    ]);
+    if profile == ClusterProfile::Benchmark {
+        args.push(flag("--audit-policy-file", &layout.audit_policy()));
+        args.push(flag("--audit-log-path", &layout.log("audit")));
+    }
+    args
+}
+
+pub(crate) fn controller_manager(
+    layout: &Layout,
+    listen: SocketAddr,
+    profile: ClusterProfile,
+) -> Vec<OsString> {
+    let mut args = secured(layout, "controller-manager", listen);
+    args.extend([
+        // Each controller has a service account with only the rights it needs, as in a hardened cluster.
+        "--use-service-account-credentials=true".into(),
+        flag("--root-ca-file", &layout.pki("ca.crt")),
+        // The default is a system directory, which the controller manager would create.
+        flag("--flex-volume-plugin-dir", &layout.root().join("flex-volume-plugins")),
+        flag("--service-account-private-key-file", &layout.pki("service-account.key")),
+    ]);
+    if profile == ClusterProfile::Benchmark {
+        args.extend(strings([
+            &format!("--kube-api-qps={UNTHROTTLED}"),
+            &format!("--kube-api-burst={UNTHROTTLED}"),
+        ]));
+    }
+    args
+}
+
+pub(crate) fn scheduler(layout: &Layout, listen: SocketAddr) -> Vec<OsString> {
+    secured(layout, "scheduler", listen)
+}
+
+/// Returns the options that the scheduler and the controller manager share: one identity as a client, one
+/// certificate as a server, and no leader election.
+fn secured(layout: &Layout, component: &str, listen: SocketAddr) -> Vec<OsString> {
+    let kubeconfig = layout.kubeconfig(component);
+    let mut args = strings([
+        &format!("--bind-address={}", listen.ip()),
+        &format!("--secure-port={}", listen.port()),
+        "--leader-elect=false",
+        "--profiling=false",
+        "--v=1",
+    ]);
+    args.extend([
+        flag("--kubeconfig", &kubeconfig),
+        flag("--authentication-kubeconfig", &kubeconfig),
+        flag("--authorization-kubeconfig", &kubeconfig),
+        flag("--client-ca-file", &layout.pki("ca.crt")),
+        flag("--tls-cert-file", &layout.pki(&format!("{component}.crt"))),
+        flag("--tls-private-key-file", &layout.pki(&format!("{component}.key"))),
+    ]);
+    args
+}
+
+fn strings<const N: usize>(args: [&str; N]) -> Vec<OsString> {
+    args.into_iter().map(OsString::from).collect()
+}
+
+fn flag(name: &str, path: &Path) -> OsString {
+    let mut flag = OsString::from(name);
+    flag.push("=");
+    flag.push(path);
+    flag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(args: &[OsString]) -> Vec<String> {
+        args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn components_listen_only_on_loopback_and_reject_anonymous_requests() {
+        let layout = Layout::new("/c".as_ref(), "/l".as_ref());
+        let args = flags(&api_server(&layout, "127.0.0.1:21000".parse().unwrap(), ClusterProfile::Default));
+        for flag in [
+            "--bind-address=127.0.0.1",
+            "--secure-port=21000",
+            "--anonymous-auth=false",
+            "--authorization-mode=Node,RBAC",
+        ] {
+            assert!(args.iter().any(|arg| arg == flag), "{flag} is not in {args:?}");
+        }
+        assert!(flags(&etcd(Durability::Sync)).iter().all(|arg| !arg.contains("http")));
+    }
+
+    #[test]
+    fn only_the_benchmark_profile_audits_writes_and_lifts_rate_limits() {
+        let layout = Layout::new("/c".as_ref(), "/l".as_ref());
+        let address = "127.0.0.1:21000".parse().unwrap();
+        let has = |args: Vec<OsString>, name: &str| flags(&args).iter().any(|arg| arg.starts_with(name));
+        for (profile, expected) in [(ClusterProfile::Default, false), (ClusterProfile::Benchmark, true)] {
+            assert_eq!(has(api_server(&layout, address, profile), "--audit-log-path=/l/"), expected);
+            assert_eq!(has(controller_manager(&layout, address, profile), "--kube-api-qps="), expected);
+        }
+    }
+
+    #[test]
+    fn etcd_skips_fsync_only_with_unsafe_durability() {
+        let unsafe_flag = |durability| flags(&etcd(durability)).iter().any(|arg| arg == "--unsafe-no-fsync");
+        assert!(unsafe_flag(Durability::Unsafe) && !unsafe_flag(Durability::Sync));
+    }
+}

@@ -1,0 +1,382 @@
+//! Runs etcd, the API server, the controller manager and the scheduler as processes on the host's loopback.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::PostParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use nix::sys::signal::Signal;
+use testvm::process::{Process, Program, tail};
+use testvm::session::{Project, Session};
+use tokio::sync::Mutex;
+
+use super::api_error::api_error;
+use super::components::{self, API_SERVICE_ADDRESS, ClusterProfile, Durability, HOST_SEEN_FROM_GUEST};
+use super::kubeconfig;
+use super::layout::Layout;
+use super::loopback::LoopbackLease;
+use super::pki::{self, Authority, Identity, ServerName, Subject};
+use super::programs::Programs;
+use super::spec::ClusterSpec;
+
+/// The user name of the API server at kubelets.
+const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+/// The time from the start of a component to its first healthy response, on a machine busy with builds.
+const START_DEADLINE: Duration = Duration::from_secs(180);
+/// The poll interval of health checks: a server does not announce that it listens.
+const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The time that a component has to end after SIGTERM before it is killed.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// A running control plane. Dropping it kills its processes; [`ControlPlane::stop`] ends them in order.
+pub struct ControlPlane {
+    /// Its name is that of the cluster, its context and its user in kubeconfigs.
+    project: Project,
+    layout: Layout,
+    loopback: LoopbackLease,
+    authority: Authority,
+    programs: Programs,
+    profile: ClusterProfile,
+    client: Client,
+    components: Mutex<Components>,
+}
+
+/// The components, in the order in which they must stop.
+struct Components {
+    scheduler: Process,
+    controller_manager: Process,
+    api_server: Process,
+    etcd: Process,
+}
+
+impl ControlPlane {
+    /// Starts a control plane without nodes. It takes each program of Kubernetes from `kubernetes_bin` if it
+    /// is there.
+    ///
+    /// # Errors
+    /// A program cannot be built, or a component does not start; the message has the end of its log.
+    pub async fn alone(
+        session: &Session,
+        spec: &ClusterSpec,
+        kubernetes_bin: Option<&Path>,
+    ) -> Result<ControlPlane> {
+        let programs = Programs::ensure(session, kubernetes_bin).await?;
+        let layout = spec.make_directories()?;
+        ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await
+    }
+
+    /// Creates certificates and kubeconfigs in `layout`, starts every component and waits until all are
+    /// healthy.
+    pub(crate) async fn start(
+        session: &Session,
+        programs: Programs,
+        layout: Layout,
+        durability: Durability,
+        profile: ClusterProfile,
+    ) -> Result<ControlPlane> {
+        let step = session.progress.step("start the control plane");
+        let project = session.project;
+        let loopback = LoopbackLease::take(&session.cache.root().join("clusters"))
+            .with_context(|| format!("`{} down` stops a cluster that was left running", project.command))?;
+        let authority = Authority::generate(project.name)?;
+        create_private_dir(&layout.pki_dir())?;
+        create_private_dir(&layout.etcd_dir())?;
+        write_identities(project.name, &layout, &loopback, &authority)?;
+        if profile == ClusterProfile::Benchmark {
+            write_private(&layout.audit_policy(), &components::audit_policy().to_string())?;
+        }
+
+        step.note("etcd, kube-apiserver");
+        let etcd = spawn_etcd(&programs, &layout, durability)?;
+        let api_server = spawn_api_server(&programs, &layout, &loopback, profile)?;
+        let client = client_of(&layout, loopback.api_server()).await?;
+        await_health(&client, "/readyz", &api_server, &layout).await?;
+        grant_kubelet_access(&client).await?;
+
+        step.note("kube-controller-manager, kube-scheduler");
+        let controller_manager = spawn_controller_manager(&programs, &layout, &loopback, profile)?;
+        let scheduler = spawn_scheduler(&programs, &layout, &loopback)?;
+        let manager_health = client_of(&layout, loopback.controller_manager()).await?;
+        let scheduler_health = client_of(&layout, loopback.scheduler()).await?;
+        await_health(&manager_health, "/healthz", &controller_manager, &layout).await?;
+        await_health(&scheduler_health, "/readyz", &scheduler, &layout).await?;
+        step.done(format!("API server at https://{}", loopback.api_server()));
+        let components = Mutex::new(Components { scheduler, controller_manager, api_server, etcd });
+        Ok(ControlPlane { project, layout, loopback, authority, programs, profile, client, components })
+    }
+
+    /// Returns the project of the session that started the control plane.
+    pub(super) fn project(&self) -> Project {
+        self.project
+    }
+
+    /// Returns the profile of the control plane and its nodes.
+    pub(super) fn profile(&self) -> ClusterProfile {
+        self.profile
+    }
+
+    /// Returns a client with the administrator's rights.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Returns the path of the administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.layout.kubeconfig("admin")
+    }
+
+    /// Returns the paths of the cluster's files.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the authority that servers and clients of the cluster trust.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// Returns the address at which the API server must reach the kubelet of node `index`.
+    pub(crate) fn kubelet_address(&self, index: u8) -> Result<SocketAddr> {
+        self.loopback.kubelet(index)
+    }
+
+    /// Returns a kubeconfig for a client inside a guest, which reaches the host's loopback at another
+    /// address.
+    pub fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
+        let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
+        let server = SocketAddr::new(host, self.loopback.api_server().port());
+        Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), caller))
+    }
+
+    /// Returns a kubeconfig for a client on the host with a token.
+    pub(crate) fn kubeconfig_with_token(&self, token: &str) -> String {
+        let user = kubeconfig::token(token);
+        kubeconfig::render_user(
+            self.project.name,
+            self.loopback.api_server(),
+            &self.authority.certificate(),
+            &user,
+        )
+    }
+
+    /// Checks that every process still runs. The error names each that has ended, with the end of its log.
+    pub(crate) async fn check_alive(&self) -> Result<()> {
+        let running = self.components.lock().await;
+        for process in [&running.etcd, &running.api_server, &running.controller_manager, &running.scheduler] {
+            ensure_running(process, &self.layout)?;
+        }
+        Ok(())
+    }
+
+    /// Kills the API server with SIGKILL and restarts it at the same address. Restarts components that ended
+    /// because it was unavailable, as a kubelet would.
+    pub(crate) async fn restart_api_server(&self) -> Result<()> {
+        let mut running = self.components.lock().await;
+        running.api_server.signal(Signal::SIGKILL);
+        running.api_server.wait().await?;
+        running.api_server = spawn_api_server(&self.programs, &self.layout, &self.loopback, self.profile)?;
+        await_health(&self.client, "/readyz", &running.api_server, &self.layout).await?;
+        if running.controller_manager.try_wait().is_some() {
+            running.controller_manager =
+                spawn_controller_manager(&self.programs, &self.layout, &self.loopback, self.profile)?;
+        }
+        if running.scheduler.try_wait().is_some() {
+            running.scheduler = spawn_scheduler(&self.programs, &self.layout, &self.loopback)?;
+        }
+        Ok(())
+    }
+
+    /// Stops every component, clients before servers, so that no log ends in connection errors.
+    pub async fn stop(self) -> Result<()> {
+        let Components { scheduler, controller_manager, api_server, etcd } = self.components.into_inner();
+        for process in [scheduler, controller_manager, api_server, etcd] {
+            process.stop(STOP_GRACE).await?;
+        }
+        Ok(())
+    }
+}
+
+fn spawn_etcd(programs: &Programs, layout: &Layout, durability: Durability) -> Result<Process> {
+    let directory = layout.etcd_dir();
+    for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
+        // A killed etcd leaves its socket. The lease on the cluster's directory ensures that no etcd uses it.
+        remove_file(&directory.join(socket))?;
+    }
+    spawn(&programs.etcd, components::etcd(durability), &directory, layout)
+}
+
+fn spawn_api_server(
+    programs: &Programs,
+    layout: &Layout,
+    loopback: &LoopbackLease,
+    profile: ClusterProfile,
+) -> Result<Process> {
+    let args = components::api_server(layout, loopback.api_server(), profile);
+    spawn(&programs.kube_apiserver, args, &layout.etcd_dir(), layout)
+}
+
+fn spawn_controller_manager(
+    programs: &Programs,
+    layout: &Layout,
+    loopback: &LoopbackLease,
+    profile: ClusterProfile,
+) -> Result<Process> {
+    let args = components::controller_manager(layout, loopback.controller_manager(), profile);
+    spawn(&programs.kube_controller_manager, args, layout.root(), layout)
+}
+
+fn spawn_scheduler(programs: &Programs, layout: &Layout, loopback: &LoopbackLease) -> Result<Process> {
+    let args = components::scheduler(layout, loopback.scheduler());
+    spawn(&programs.kube_scheduler, args, layout.root(), layout)
+}
+
+fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout) -> Result<Process> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    Program::new(program).args(args).current_dir(directory).log(layout.log(&name)).spawn()
+}
+
+/// Creates a client with the administrator's certificate for the server at `address`. The scheduler and the
+/// controller manager accept the administrator as the API server does.
+async fn client_of(layout: &Layout, address: SocketAddr) -> Result<Client> {
+    let path = layout.kubeconfig("admin");
+    let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.cluster_url = format!("https://{address}").parse()?;
+    Client::try_from(config).context("make a client of the API server")
+}
+
+async fn await_health(client: &Client, path: &str, process: &Process, layout: &Layout) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        ensure_running(process, layout)?;
+        let request = http::Request::get(path).body(Vec::new())?;
+        let answer = client.request_text(request).await;
+        let Err(unhealthy) = answer else { return Ok(()) };
+        anyhow::ensure!(
+            started.elapsed() < START_DEADLINE,
+            "{} is not healthy after {START_DEADLINE:?}: {path} answers: {unhealthy}; its log, {}, ends with:\n{}",
+            process.name(),
+            layout.log(process.name()).display(),
+            log_tail(process, layout)
+        );
+        tokio::time::sleep(HEALTH_POLL_INTERVAL).await;
+    }
+}
+
+fn ensure_running(process: &Process, layout: &Layout) -> Result<()> {
+    let Some(status) = process.try_wait() else { return Ok(()) };
+    anyhow::bail!(
+        "{} ended with {status}; its log, {}, ends with:\n{}",
+        process.name(),
+        layout.log(process.name()).display(),
+        log_tail(process, layout)
+    )
+}
+
+fn log_tail(process: &Process, layout: &Layout) -> String {
+    tail(&fs::read_to_string(layout.log(process.name())).unwrap_or_default(), 12)
+}
+
+/// Grants the API server access to kubelets: a kubelet authorises requests through the API server, whose own
+/// user has no rights by default.
+async fn grant_kubelet_access(client: &Client) -> Result<()> {
+    let binding: ClusterRoleBinding = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": KUBELET_CLIENT},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin",
+        },
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KUBELET_CLIENT}],
+    }))?;
+    Api::all(client.clone())
+        .create(&PostParams::default(), &binding)
+        .await
+        .map_err(api_error)
+        .context("give the API server the right to call kubelets")?;
+    Ok(())
+}
+
+fn write_identities(
+    cluster: &str,
+    layout: &Layout,
+    loopback: &LoopbackLease,
+    authority: &Authority,
+) -> Result<()> {
+    let ip = |text: &str| text.parse::<IpAddr>().map(ServerName::Ip);
+    let localhost = ServerName::Ip(loopback.api_server().ip());
+    let names = [
+        localhost,
+        ip(HOST_SEEN_FROM_GUEST)?,
+        ip(API_SERVICE_ADDRESS)?,
+        ServerName::Dns("localhost"),
+        ServerName::Dns("kubernetes"),
+        ServerName::Dns("kubernetes.default"),
+        ServerName::Dns("kubernetes.default.svc"),
+        ServerName::Dns("kubernetes.default.svc.cluster.local"),
+    ];
+    write_private(&layout.pki("ca.crt"), &authority.certificate())?;
+    write_private(&layout.pki("front-proxy-ca.crt"), &Authority::generate("front-proxy")?.certificate())?;
+    write_identity(layout, "apiserver", &authority.server("kube-apiserver", &names)?)?;
+    for component in ["controller-manager", "scheduler"] {
+        write_identity(layout, component, &authority.server(component, &[localhost])?)?;
+    }
+    let kubelet_client = authority.client(Subject { user: KUBELET_CLIENT, group: None })?;
+    write_identity(layout, "apiserver-kubelet-client", &kubelet_client)?;
+    let (private, public) = pki::signing_key_pair()?;
+    write_private(&layout.pki("service-account.key"), &private)?;
+    write_private(&layout.pki("service-account.pub"), &public)?;
+
+    let callers = [
+        ("admin", Subject { user: "admin", group: Some("system:masters") }),
+        ("controller-manager", Subject { user: "system:kube-controller-manager", group: None }),
+        ("scheduler", Subject { user: "system:kube-scheduler", group: None }),
+    ];
+    for (name, subject) in callers {
+        let caller = authority.client(subject)?;
+        let text = kubeconfig::render(cluster, loopback.api_server(), &authority.certificate(), &caller);
+        write_private(&layout.kubeconfig(name), &text)?;
+    }
+    Ok(())
+}
+
+fn write_identity(layout: &Layout, name: &str, identity: &Identity) -> Result<()> {
+    write_private(&layout.pki(&format!("{name}.crt")), &identity.certificate)?;
+    write_private(&layout.pki(&format!("{name}.key")), &identity.key)
+}
+
+/// Writes a file that only its owner can read, from the moment it is created.
+pub(super) fn write_private(path: &Path, text: &str) -> Result<()> {
+    remove_file(path)?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+pub(super) fn create_private_dir(path: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o700)))
+        .with_context(|| format!("create {}", path.display()))
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

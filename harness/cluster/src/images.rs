@@ -1,0 +1,135 @@
+//! The parts of a node besides its specification: kernel, disks, container images.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use testvm::cache::Recipe;
+use testvm::images::kernel::{Kernel, Module};
+use testvm::images::{disk, node, oci};
+use testvm::packages;
+use testvm::session::Session;
+use testvm::vm::{Hypervisor, choose};
+
+use super::node_spec::NodeImages;
+use super::plan::{ContainerImage, DataMount, NodePlan};
+use super::programs::Programs;
+
+/// Module sets of the kernel catalogue that a node needs.
+const MODULE_SETS: [&str; 2] = ["boot", "node"];
+
+/// The image of the container that holds a pod's namespaces.
+const PAUSE: &str = "docker.io/library/pause:dev";
+
+/// The read-only parts that all nodes share.
+#[derive(Debug)]
+pub(crate) struct NodeParts {
+    pub(crate) hypervisor: Hypervisor,
+    pub(crate) kernel: PathBuf,
+    pub(crate) modules: Vec<Module>,
+    /// PID 1.
+    pub(crate) init: PathBuf,
+    pub(crate) root: PathBuf,
+    pub(crate) images_disk: PathBuf,
+    pub(crate) images: NodeImages,
+    pub(crate) data_mount: DataMount,
+    /// The programs of [`NodePlan::tools`].
+    pub(crate) tools: Vec<(String, PathBuf)>,
+}
+
+impl NodeParts {
+    /// Builds all parts of `plan`, or takes them from the cache. Builds and downloads run concurrently.
+    pub(crate) async fn prepare(
+        session: &Session,
+        plan: impl Future<Output = Result<NodePlan>>,
+    ) -> Result<NodeParts> {
+        packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
+        let system = async {
+            let kernel = Kernel::prepare(session, None).await?;
+            let root = node::prepare(session, &kernel).await?;
+            anyhow::Ok((kernel, root))
+        };
+        let (plan, (kernel, root)) = tokio::try_join!(plan, system)?;
+        let hypervisor = choose(session, &kernel, &plan.init).await?;
+        let pause =
+            ContainerImage { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", plan.pause)] };
+        let images: Vec<ContainerImage> = [pause].into_iter().chain(plan.images).collect();
+        Ok(NodeParts {
+            hypervisor,
+            kernel: kernel.vmlinuz(),
+            modules: kernel.modules(&MODULE_SETS).await?,
+            init: plan.init,
+            root,
+            images_disk: images_disk(session, &images).await?,
+            images: NodeImages {
+                archives: images.iter().map(|image| image.archive.to_owned()).collect(),
+                pause: PAUSE.to_owned(),
+            },
+            data_mount: plan.data_mount,
+            tools: plan.tools,
+        })
+    }
+}
+
+/// Returns the disk with the archives of the images that pods on the node use.
+async fn images_disk(session: &Session, images: &[ContainerImage]) -> Result<PathBuf> {
+    let mut recipe = Recipe::new("node-images", 1);
+    for image in images {
+        recipe = recipe.with("image", image.reference);
+        for (path, host) in &image.files {
+            recipe = recipe.with_file(path, host)?;
+        }
+    }
+    let artifact = session
+        .cache
+        .artifact(&recipe, async |dir: &Path| {
+            let mut files = Vec::new();
+            for image in images {
+                let archive = dir.join(image.archive);
+                let programs: Vec<_> =
+                    image.files.iter().map(|(path, host)| (*path, host.as_path())).collect();
+                oci::archive(&archive, image.reference, &programs)?;
+                files.push((image.archive.to_owned(), archive));
+            }
+            disk::payload(&dir.join("images.ext4"), &files).await
+        })
+        .await?;
+    // Users who need the images on another cluster find the archives here.
+    let shown = session.workspace.target().join("images");
+    fs::create_dir_all(&shown).with_context(|| format!("make {}", shown.display()))?;
+    for image in images {
+        let (from, to) = (artifact.join(image.archive), shown.join(image.archive));
+        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+    }
+    Ok(artifact.join("images.ext4"))
+}
+
+/// Returns the disk with the Kubernetes programs that run on the node, and `more`.
+pub(crate) async fn tools_disk(
+    session: &Session,
+    programs: &Programs,
+    more: &[(String, PathBuf)],
+) -> Result<PathBuf> {
+    let mut files = vec![
+        ("kubelet".to_owned(), programs.kubelet.clone()),
+        ("kube-proxy".to_owned(), programs.kube_proxy.clone()),
+    ];
+    files.extend_from_slice(more);
+    let mut recipe = Recipe::new("kubernetes-node", 1);
+    for (name, path) in &files {
+        recipe = recipe.with(name, identity(path)?);
+    }
+    let artifact = session
+        .cache
+        .artifact(&recipe, async |dir: &Path| disk::payload(&dir.join("tools.ext4"), &files).await)
+        .await?;
+    Ok(artifact.join("tools.ext4"))
+}
+
+/// Returns a text that distinguishes builds of a large program without reading it.
+fn identity(path: &Path) -> Result<String> {
+    let path = fs::canonicalize(path).with_context(|| format!("find {}", path.display()))?;
+    let file = fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
+    Ok(format!("{} {} {}.{}", path.display(), file.len(), file.mtime(), file.mtime_nsec()))
+}

@@ -1,0 +1,77 @@
+//! A Kubernetes control plane on the host and its nodes in virtual machines.
+//!
+//! The control plane is a set of processes on the host's loopback. A node is a virtual machine with
+//! containerd, kubelet and kube-proxy, and a disk for data. [`NodePlan`] has what the
+//! caller adds: container images, programs, and the mount of that disk. [`Cluster::boot_node`] adds a node.
+//!
+//! [`waiting`] waits for objects by watches, [`exec`] runs programs in pods, and [`background`] keeps a cluster
+//! after the command that started it.
+//!
+//! ```no_run
+//! use std::path::PathBuf;
+//!
+//! use testvm::session::Session;
+//! use testvm_cluster::{
+//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, NodePlan, Parts,
+//! };
+//!
+//! /// Starts a cluster whose node has the image of a driver, prints how to use it, and stops it.
+//! async fn run(session: &Session, init: PathBuf, pause: PathBuf, driver: PathBuf) -> anyhow::Result<()> {
+//!     let image = ContainerImage {
+//!         archive: "driver.tar",
+//!         reference: "docker.io/library/driver:dev",
+//!         files: vec![("/driver", driver)],
+//!     };
+//!     let plan = NodePlan {
+//!         init,
+//!         pause,
+//!         images: vec![image],
+//!         data_mount: DataMount { mount_point: "/data".into(), options: "prjquota".into() },
+//!         tools: Vec::new(),
+//!     };
+//!     let parts = Parts::build(session, async { Ok(plan) }, None).await?;
+//!     let dir = session.workspace.target().join("cluster");
+//!     let spec = ClusterSpec {
+//!         logs: dir.join("logs"),
+//!         dir,
+//!         durability: Durability::Unsafe,
+//!         profile: ClusterProfile::Default,
+//!     };
+//!     let cluster = Cluster::start(session, spec, parts).await?;
+//!     println!("{}", cluster.walkthrough());
+//!     cluster.stop().await
+//! }
+//! ```
+
+pub mod api_error;
+pub mod background;
+mod components;
+mod control_plane;
+pub mod exec;
+mod images;
+mod kubeconfig;
+mod layout;
+mod loopback;
+mod node;
+mod node_spec;
+mod parts;
+mod pki;
+mod plan;
+mod pod_token;
+mod programs;
+mod running;
+mod spec;
+pub mod waiting;
+
+pub use self::components::{ClusterProfile, Durability};
+pub use self::control_plane::ControlPlane;
+pub use self::layout::Layout;
+pub use self::node::Node;
+pub use self::node_spec::DataDisk;
+pub use self::node_spec::{TOOLS_DIR, USER_NAMESPACES_HANDLER};
+pub use self::parts::Parts;
+pub use self::pki::{Authority, Identity, Subject};
+pub use self::plan::{ContainerImage, DataMount, NodePlan};
+pub use self::running::Cluster;
+pub use self::running::walkthrough;
+pub use self::spec::ClusterSpec;

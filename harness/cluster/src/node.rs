@@ -1,0 +1,212 @@
+//! One node of a cluster: a virtual machine, its disks, and its Node object.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use testvm::images::disk;
+use testvm::images::kernel::Module;
+use testvm::session::Session;
+use testvm::vm::{Control, Disk, DiskMode, Forward, Vm, VmSpec, initramfs};
+use testvm_guest::control::ExecOutput;
+use testvm_guest::spec::Mode;
+use tokio::sync::Mutex;
+
+use super::api_error::api_error;
+use super::control_plane::ControlPlane;
+use super::node_spec::{
+    DATA_DISK, DataDisk, IMAGES_DISK, NodeName, ROOT_DISK, TOOLS_DISK, node_object, node_spec,
+};
+use super::parts::Parts;
+use super::waiting::{State, until_one};
+
+/// The kubelet's port inside the machine.
+const KUBELET_PORT: u16 = 10_250;
+/// The time from power-on to the last service, emulated and on a host that also builds.
+const BOOT_DEADLINE: Duration = Duration::from_secs(300);
+/// The time from the kubelet's start to a Node object that is Ready.
+const JOIN_DEADLINE: Duration = Duration::from_secs(180);
+
+/// A node of a cluster. Dropping it cuts its power.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    machine: Machine,
+    /// `None` while the power is off. Requests to a node that boots wait until it has booted.
+    vm: Mutex<Option<Vm>>,
+}
+
+/// The properties of a node that are the same for each boot.
+#[derive(Debug)]
+struct Machine {
+    spec: VmSpec,
+    init: PathBuf,
+    modules: Vec<Module>,
+    mode: Mode,
+}
+
+impl Node {
+    pub(super) async fn start(
+        session: &Session,
+        control_plane: &ControlPlane,
+        parts: &Parts,
+        index: u8,
+        data_disk: DataDisk,
+    ) -> Result<Node> {
+        let node = NodeName { index };
+        let name = node.name();
+        let step = session.progress.step(format!("start {name} ({})", parts.node.hypervisor.accelerator));
+        let kubelet = control_plane.kubelet_address(index)?;
+        register(control_plane.client(), &node, &kubelet.ip().to_string()).await?;
+        let machine = machine(control_plane, parts, &node, kubelet, data_disk).await?;
+        step.note("booting");
+        let vm = machine.boot().await?;
+        step.note("waiting for the kubelet to report");
+        joined(control_plane.client(), &name).await?;
+        step.done("");
+        Ok(Node { name, machine, vm: Mutex::new(Some(vm)) })
+    }
+
+    /// Returns the name of the Node object.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs a program as root on the node and returns its output, whatever its exit code.
+    ///
+    /// # Errors
+    /// The program cannot be started, runs longer than `timeout`, or the machine ends first.
+    pub async fn exec(&self, argv: &[&str], timeout: Duration) -> Result<ExecOutput> {
+        self.control().await?.exec(argv, timeout).await
+    }
+
+    /// Runs a program as root on the node and returns its output if it succeeds.
+    ///
+    /// # Errors
+    /// As [`Node::exec`], or the exit code is not 0.
+    pub async fn output(&self, argv: &[&str], timeout: Duration) -> Result<String> {
+        self.control().await?.output(argv, timeout).await
+    }
+
+    /// Cuts the power, without a flush or a shutdown.
+    ///
+    /// # Errors
+    /// The power is off already, or waiting for the QEMU process fails.
+    pub async fn cut_power(&self) -> Result<()> {
+        let vm = self.vm.lock().await.take().with_context(|| format!("the power of {} is off", self.name))?;
+        vm.power_cut().await
+    }
+
+    /// Boots the node again, on the disks that the power cut left, and waits until its services run.
+    /// Kubernetes notices it later.
+    ///
+    /// # Errors
+    /// The power is on, or the node does not boot.
+    pub async fn boot(&self) -> Result<()> {
+        let mut vm = self.vm.lock().await;
+        anyhow::ensure!(vm.is_none(), "the power of {} is on", self.name);
+        *vm = Some(self.machine.boot().await?);
+        Ok(())
+    }
+
+    /// Shuts the node down.
+    ///
+    /// # Errors
+    /// The node does not end in time.
+    pub async fn stop(self) -> Result<()> {
+        match self.vm.into_inner() {
+            Some(vm) => vm.power_off().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn control(&self) -> Result<Control> {
+        let vm = self.vm.lock().await;
+        let vm = vm.as_ref().with_context(|| format!("the power of {} is off", self.name))?;
+        Ok(vm.control().clone())
+    }
+}
+
+impl Machine {
+    async fn boot(&self) -> Result<Vm> {
+        // The specification is written for each boot, because it has the time: the clock of an emulated
+        // machine may be wrong.
+        initramfs(&self.spec.initramfs, &self.init, &self.modules, &[], self.mode.clone())?;
+        let vm = Vm::boot(&self.spec, BOOT_DEADLINE).await?;
+        vm.wait_ready(BOOT_DEADLINE).await?;
+        Ok(vm)
+    }
+}
+
+async fn register(client: &Client, node: &NodeName, address: &str) -> Result<()> {
+    let object: NodeObject = serde_json::from_value(node_object(node, address))?;
+    let nodes: Api<NodeObject> = Api::all(client.clone());
+    nodes
+        .create(&PostParams::default(), &object)
+        .await
+        .map_err(api_error)
+        .with_context(|| format!("create Node {}", node.name()))?;
+    Ok(())
+}
+
+async fn joined(client: &Client, name: &str) -> Result<()> {
+    until_one::<NodeObject>(Api::all(client.clone()), name, JOIN_DEADLINE, |node| {
+        let status = node.and_then(|node| node.status.as_ref());
+        let conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let message = ready.and_then(|ready| ready.message.clone()).unwrap_or_default();
+        State::when(ready.is_some_and(|ready| ready.status == "True"), format!("it is not Ready: {message}"))
+    })
+    .await
+    .with_context(|| format!("node {name} does not join"))
+    .map(drop)
+}
+
+async fn machine(
+    control_plane: &ControlPlane,
+    parts: &Parts,
+    node: &NodeName,
+    kubelet: SocketAddr,
+    data_disk: DataDisk,
+) -> Result<Machine> {
+    let name = node.name();
+    let dir = control_plane.layout().node_dir(&name);
+    fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    let root = dir.join("root.ext4");
+    disk::copy(&parts.node.root, &root)?;
+    let data = dir.join("data.xfs");
+    disk::xfs(&data, control_plane.profile().data_mib()).await?;
+    let data_mount = (data_disk == DataDisk::Mounted).then_some(&parts.node.data_mount);
+    let mode = Mode::Node(node_spec(control_plane, node, &parts.node.images, data_mount)?);
+    let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
+    let disk =
+        |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
+    let spec = VmSpec {
+        name: name.clone(),
+        hypervisor: parts.node.hypervisor.clone(),
+        kernel: parts.node.kernel.clone(),
+        initramfs: dir.join("initramfs"),
+        kernel_args: Vec::new(),
+        memory_mib: control_plane.profile().memory_mib(),
+        cpus: 2,
+        disks: vec![
+            disk(ROOT_DISK, &root, DiskMode::Persistent),
+            disk(DATA_DISK, &data, DiskMode::Persistent),
+            disk(TOOLS_DISK, parts.tools_disk.as_path(), DiskMode::ReadOnly),
+            disk(IMAGES_DISK, &parts.node.images_disk, DiskMode::ReadOnly),
+        ],
+        network: true,
+        forwards: vec![Forward {
+            host: SocketAddrV4::new(address, kubelet.port()),
+            guest_port: KUBELET_PORT,
+        }],
+        logs: control_plane.layout().logs().join(&name),
+    };
+    Ok(Machine { spec, init: parts.node.init.clone(), modules: parts.node.modules.clone(), mode })
+}

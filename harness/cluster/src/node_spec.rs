@@ -1,0 +1,315 @@
+//! The specification that makes a virtual machine a Kubernetes node: files, mounts, services.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use testvm_guest::spec::{
+    Command, Condition, FileSpec, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
+};
+
+use super::components::HOST_SEEN_FROM_GUEST;
+use super::control_plane::ControlPlane;
+use super::pki::{ServerName, Subject};
+use super::plan::DataMount;
+
+/// The disk of the root file system.
+pub(crate) const ROOT_DISK: &str = "root";
+pub(crate) const DATA_DISK: &str = "data";
+/// The disk of the Kubernetes programs.
+pub(crate) const TOOLS_DISK: &str = "tools";
+/// The disk of the container image archives.
+pub(crate) const IMAGES_DISK: &str = "images";
+
+/// What a node does with its data disk when it boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataDisk {
+    /// The node mounts the file system of the disk as [`NodePlan::data_mount`](super::NodePlan::data_mount) says.
+    Mounted,
+    /// The node does not mount the disk.
+    Unmounted,
+}
+
+/// The directory of the Kubernetes programs.
+pub const TOOLS_DIR: &str = "/opt/kubernetes";
+/// The state that the network plugins keep about running pods. They write it without fsync and cannot parse
+/// files that a power cut truncated. Pods from before the cut could then neither be removed nor restarted.
+/// The networks themselves do not survive a reboot, so this state is kept in memory.
+const CNI_STATE_DIR: &str = "/var/lib/cni";
+const IMAGES_DIR: &str = "/opt/images";
+pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+/// The handler of containerd that runs pods with `hostUsers: false`.
+pub const USER_NAMESPACES_HANDLER: &str = "crun";
+/// The address of the kubelet's health endpoint, inside the node.
+const KUBELET_HEALTH: &str = "127.0.0.1:10248";
+/// The time from the start of a service to its first response, on an emulated processor shared with builds.
+const START_DEADLINE: Duration = Duration::from_secs(180);
+const IMPORT_DEADLINE: Duration = Duration::from_secs(180);
+
+/// The identity of one node. Its index determines everything else about it.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeName {
+    pub(crate) index: u8,
+}
+
+impl NodeName {
+    pub(crate) fn name(&self) -> String {
+        format!("node-{}", self.index)
+    }
+
+    /// Returns the address range of the node's pods. It differs between nodes, although their pods share no
+    /// network.
+    pub(crate) fn pod_cidr(&self) -> String {
+        format!("10.244.{}.0/24", self.index)
+    }
+}
+
+/// The container images that a node imports when it boots.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeImages {
+    /// The names of the archives on the image disk.
+    pub(crate) archives: Vec<String>,
+    /// The image of the container that holds a pod's namespaces.
+    pub(crate) pause: String,
+}
+
+/// Returns the specification of one node of the cluster of `control_plane`. The node mounts its data disk as
+/// `data_mount` says, or not at all.
+pub(crate) fn node_spec(
+    control_plane: &ControlPlane,
+    node: &NodeName,
+    images: &NodeImages,
+    data_mount: Option<&DataMount>,
+) -> Result<NodeSpec> {
+    let mut steps =
+        vec![service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"])))];
+    for archive in &images.archives {
+        let path = format!("{IMAGES_DIR}/{archive}");
+        steps.push(run(
+            "import",
+            &["ctr", "--namespace", "k8s.io", "images", "import", &path],
+            IMPORT_DEADLINE,
+        ));
+    }
+    let kubelet = format!("{TOOLS_DIR}/kubelet");
+    steps.push(service(
+        "kubelet",
+        &[
+            &kubelet,
+            "--config=/etc/kubernetes/kubelet.json",
+            "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
+            &format!("--hostname-override={}", node.name()),
+            // Keeps the address in the Node object. It is on the host's loopback and forwarded to this node,
+            // so the kubelet cannot detect it.
+            "--cloud-provider=external",
+            "--v=2",
+        ],
+        Condition::Tcp(KUBELET_HEALTH.into()),
+    ));
+    let kube_proxy = format!("{TOOLS_DIR}/kube-proxy");
+    steps.push(service(
+        "kube-proxy",
+        &[&kube_proxy, "--config=/etc/kubernetes/kube-proxy.json"],
+        Condition::Tcp("127.0.0.1:10256".into()),
+    ));
+    let mut mounts = vec![
+        mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
+        mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
+        in_memory(CNI_STATE_DIR),
+    ];
+    mounts.extend(data_mount.map(|data| mount(DATA_DISK, &data.mount_point, "xfs", &data.options)));
+    Ok(NodeSpec {
+        hostname: node.name(),
+        root_disk: ROOT_DISK.into(),
+        mounts,
+        network: Some(Network::default()),
+        files: files(control_plane, node, images)?,
+        steps,
+    })
+}
+
+/// Returns the Node object, which is created before the kubelet starts. It has the address at which the API
+/// server reaches the kubelet. A Node that exists already does not get the taint that a cloud provider would
+/// have to remove.
+pub(crate) fn node_object(node: &NodeName, address: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name(), "labels": {"kubernetes.io/hostname": node.name()}},
+        "spec": {"podCIDR": node.pod_cidr(), "podCIDRs": [node.pod_cidr()]},
+        "status": {"addresses": [
+            {"type": "InternalIP", "address": address},
+            {"type": "Hostname", "address": node.name()},
+        ]},
+    })
+}
+
+fn files(control_plane: &ControlPlane, node: &NodeName, images: &NodeImages) -> Result<Vec<FileSpec>> {
+    let authority = control_plane.authority();
+    let name = node.name();
+    let address = control_plane.kubelet_address(node.index)?.ip();
+    let kubelet_user = format!("system:node:{name}");
+    let kubelet = authority.client(Subject { user: &kubelet_user, group: Some("system:nodes") })?;
+    let serving = authority.server(&kubelet_user, &[ServerName::Ip(address), ServerName::Dns(&name)])?;
+    let proxy = authority.client(Subject { user: "system:kube-proxy", group: None })?;
+    Ok(vec![
+        public("/etc/kubernetes/ca.crt", authority.certificate()),
+        public("/etc/kubernetes/kubelet.crt", serving.certificate),
+        private("/etc/kubernetes/kubelet.key", serving.key),
+        private("/etc/kubernetes/kubelet.kubeconfig", control_plane.guest_kubeconfig(&kubelet)?),
+        public("/etc/kubernetes/kubelet.json", format!("{:#}\n", kubelet_config())),
+        private("/etc/kubernetes/kube-proxy.kubeconfig", control_plane.guest_kubeconfig(&proxy)?),
+        public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
+        public("/etc/containerd/config.toml", containerd_config(&images.pause)),
+        public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
+        // The kubelet reports the machine id, so nodes that share one image need different ids.
+        public("/etc/machine-id", format!("{:032x}\n", u32::from(node.index) + 1)),
+        // There is no name server. With an empty file, no pod waits for one.
+        public("/etc/resolv.conf", String::new()),
+        public(
+            "/etc/hosts",
+            format!("127.0.0.1 localhost\n10.0.2.15 {name}\n{HOST_SEEN_FROM_GUEST} control-plane\n"),
+        ),
+    ])
+}
+
+fn kubelet_config() -> Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": "/etc/kubernetes/ca.crt"},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": "/etc/kubernetes/kubelet.crt",
+        "tlsPrivateKeyFile": "/etc/kubernetes/kubelet.key",
+        "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
+        "cgroupDriver": "cgroupfs",
+        "failSwapOn": false,
+        "resolvConf": "/etc/resolv.conf",
+        // No server listens there, but without an address the kubelet logs a warning for every pod.
+        "clusterDNS": ["10.96.0.10"],
+        "clusterDomain": "cluster.local",
+        // The images are imported, not pulled. An image that the kubelet deletes cannot be pulled again.
+        "imageGCHighThresholdPercent": 100,
+        "imageMinimumGCAge": "24h",
+        // The disk is an overlay that grows on the host, so its free space means nothing.
+        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "healthzBindAddress": "127.0.0.1",
+        "healthzPort": 10248,
+    })
+}
+
+fn kube_proxy_config(node: &str) -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "hostnameOverride": node,
+        "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
+        "mode": "iptables",
+        "clusterCIDR": "10.244.0.0/16",
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        // Keep the kernel's defaults: those of kube-proxy are for production traffic.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    })
+}
+
+/// Returns the configuration of containerd. runc runs pods, as in most clusters; crun runs those whose
+/// RuntimeClass names [`USER_NAMESPACES_HANDLER`].
+fn containerd_config(pause: &str) -> String {
+    format!(
+        r#"version = 4
+[plugins."io.containerd.server.v1.grpc"]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{pause}"
+[plugins."io.containerd.cri.v1.runtime"]
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["/usr/lib/cni"]
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.cri.v1.runtime".containerd]
+    default_runtime_name = "runc"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{USER_NAMESPACES_HANDLER}]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{USER_NAMESPACES_HANDLER}.options]
+        BinaryName = "/usr/bin/crun"
+        SystemdCgroup = false
+"#
+    )
+}
+
+fn cni_config(pod_cidr: &str) -> Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": true,
+                "ipMasq": true,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": pod_cidr}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+fn mount(disk: &str, target: &str, fs_type: &str, options: &str) -> Mount {
+    Mount {
+        source: Source::Disk(disk.into()),
+        target: target.into(),
+        fs_type: fs_type.into(),
+        options: options.into(),
+    }
+}
+
+fn in_memory(target: &str) -> Mount {
+    Mount {
+        source: Source::Name("tmpfs".into()),
+        target: target.into(),
+        fs_type: "tmpfs".into(),
+        options: "mode=0755".into(),
+    }
+}
+
+fn run(name: &str, argv: &[&str], timeout: Duration) -> Step {
+    Step::Run(Command { name: name.into(), argv: strings(argv), env: BTreeMap::new(), timeout })
+}
+
+fn service(name: &str, argv: &[&str], when: Condition) -> Step {
+    Step::Service(Service {
+        name: name.into(),
+        argv: strings(argv),
+        env: BTreeMap::new(),
+        restart: Restart::Always,
+        ready: Some(Ready { when, within: START_DEADLINE }),
+    })
+}
+
+fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn public(path: &str, content: String) -> FileSpec {
+    FileSpec { path: path.into(), mode: 0o644, content }
+}
+
+fn private(path: &str, content: String) -> FileSpec {
+    FileSpec { path: path.into(), mode: 0o600, content }
+}

@@ -1,0 +1,43 @@
+//! The programs and disks that clusters are made of.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use testvm::session::Session;
+use testvm::vm::Accelerator;
+
+use super::images::{self, NodeParts};
+use super::plan::NodePlan;
+use super::programs::Programs;
+
+/// The programs and disks that clusters are made of.
+#[derive(Debug)]
+pub struct Parts {
+    pub(super) programs: Programs,
+    pub(super) node: NodeParts,
+    /// The disk with the programs of Kubernetes that run on a node.
+    pub(super) tools_disk: PathBuf,
+}
+
+impl Parts {
+    /// Builds all parts that are not in the cache. It takes each program of Kubernetes from `kubernetes_bin`
+    /// if it is there. It awaits `plan` while it builds the parts that do not depend on it.
+    ///
+    /// # Errors
+    /// A part cannot be fetched or built, or the error of `plan`.
+    pub async fn build(
+        session: &Session,
+        plan: impl Future<Output = Result<NodePlan>>,
+        kubernetes_bin: Option<&Path>,
+    ) -> Result<Parts> {
+        let programs = Programs::ensure(session, kubernetes_bin);
+        let (programs, node) = tokio::try_join!(programs, NodeParts::prepare(session, plan))?;
+        let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
+        Ok(Parts { programs, node, tools_disk })
+    }
+
+    /// Returns the accelerator of the nodes.
+    pub fn accelerator(&self) -> Accelerator {
+        self.node.hypervisor.accelerator
+    }
+}

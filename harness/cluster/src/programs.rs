@@ -1,0 +1,119 @@
+//! The programs of a cluster, built from the pinned modules or provided by the user.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use testvm::go_build::{self, GoModule, Version, VersionVariable, required_version};
+use testvm::process::Program;
+use testvm::session::Session;
+
+const KUBERNETES: GoModule = GoModule {
+    name: "kubernetes",
+    versioned_by: "k8s.io/kubernetes",
+    version_variables: &[
+        VersionVariable { variable: "k8s.io/component-base/version.gitVersion", value: |v| v.to_string() },
+        VersionVariable {
+            variable: "k8s.io/component-base/version.gitMajor",
+            value: |v| v.major.to_string(),
+        },
+        VersionVariable {
+            variable: "k8s.io/component-base/version.gitMinor",
+            value: |v| v.minor.to_string(),
+        },
+        VersionVariable { variable: "k8s.io/component-base/version.gitTreeState", value: |_| "clean".into() },
+        VersionVariable { variable: "k8s.io/client-go/pkg/version.gitVersion", value: |v| v.to_string() },
+    ],
+    renamed: &[],
+    without_go: WITHOUT_GO,
+};
+
+const ETCD: GoModule = GoModule {
+    name: "etcd",
+    versioned_by: "go.etcd.io/etcd/server/v3",
+    version_variables: &[],
+    // The main package has the name of its directory.
+    renamed: &[("server", "etcd")],
+    without_go: WITHOUT_GO,
+};
+
+const WITHOUT_GO: Option<&str> = Some("--kubernetes-bin DIR uses programs you have instead");
+
+/// The variable for the directory of the binaries, by the convention of controller-runtime's setup-envtest.
+const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
+
+/// The path of each program.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    pub(crate) etcd: PathBuf,
+    pub(crate) kube_apiserver: PathBuf,
+    pub(crate) kube_controller_manager: PathBuf,
+    pub(crate) kube_scheduler: PathBuf,
+    pub(crate) kube_proxy: PathBuf,
+    pub(crate) kubelet: PathBuf,
+    pub(crate) kubectl: PathBuf,
+}
+
+impl Programs {
+    /// Takes each program from `given` or from `KUBEBUILDER_ASSETS` if it is there, and builds the others.
+    pub(crate) async fn ensure(session: &Session, given: Option<&Path>) -> Result<Programs> {
+        let given = match given {
+            Some(dir) => Some(dir.to_owned()),
+            None => std::env::var_os(ASSETS_VARIABLE).map(PathBuf::from),
+        };
+        let finder = Finder { session, given };
+        Ok(Programs {
+            etcd: finder.find(&ETCD, "etcd").await?,
+            kube_apiserver: finder.find(&KUBERNETES, "kube-apiserver").await?,
+            kube_controller_manager: finder.find(&KUBERNETES, "kube-controller-manager").await?,
+            kube_scheduler: finder.find(&KUBERNETES, "kube-scheduler").await?,
+            kube_proxy: finder.find(&KUBERNETES, "kube-proxy").await?,
+            kubelet: finder.find(&KUBERNETES, "kubelet").await?,
+            kubectl: finder.find(&KUBERNETES, "kubectl").await?,
+        })
+    }
+}
+
+struct Finder<'a> {
+    session: &'a Session,
+    given: Option<PathBuf>,
+}
+
+impl Finder<'_> {
+    async fn find(&self, module: &GoModule, program: &str) -> Result<PathBuf> {
+        if let Some(dir) = &self.given {
+            let path = dir.join(program);
+            if path.is_file() {
+                self.check_version(module, program, &path).await?;
+                return Ok(path);
+            }
+        }
+        // The first call for a module builds all its programs; later calls take them from the cache.
+        Ok(go_build::build(self.session, module).await?.join(program))
+    }
+
+    /// Checks that a provided program has the same minor version as the ones that are built. Kubernetes does
+    /// not support a kubelet that is newer than its API server, and clients of another minor version may not
+    /// see every field.
+    async fn check_version(&self, module: &GoModule, program: &str, path: &Path) -> Result<()> {
+        // kubectl has no --version. It works with any server at most one minor version away.
+        if matches!(program, "etcd" | "kubectl") {
+            return Ok(());
+        }
+        let go_mod = self.session.workspace.definitions().join(module.name).join("go.mod");
+        let text = std::fs::read_to_string(&go_mod).with_context(|| format!("read {}", go_mod.display()))?;
+        let pinned = required_version(&text, module.versioned_by)
+            .with_context(|| format!("{} requires no {}", go_mod.display(), module.versioned_by))?;
+        let answer = Program::new(path).arg("--version").run().await?.stdout;
+        let found = Version::parse(&answer)
+            .with_context(|| format!("{} --version answered {answer:?}", path.display()))?;
+        anyhow::ensure!(
+            (found.major, found.minor) == (pinned.major, pinned.minor),
+            "{} is {found}, this harness runs {}.{}: give a directory of that minor (--kubernetes-bin or \
+             {ASSETS_VARIABLE}), or none to have it built",
+            path.display(),
+            pinned.major,
+            pinned.minor
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+//! A running cluster: a control plane and the nodes that belong to it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use kube::Client;
+use testvm::session::{Project, Session};
+
+use super::control_plane::ControlPlane;
+use super::node::Node;
+use super::node_spec::DataDisk;
+use super::parts::Parts;
+use super::spec::ClusterSpec;
+
+/// The interval at which a cluster that is only kept running is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A running cluster. Dropping it kills everything in it; [`Cluster::stop`] stops it in order.
+pub struct Cluster {
+    control_plane: ControlPlane,
+    parts: Parts,
+    nodes: Vec<Node>,
+}
+
+impl Cluster {
+    /// Starts a control plane and one node, and waits until the node is ready.
+    ///
+    /// # Errors
+    /// A component does not start; the message has the end of its log.
+    pub async fn start(session: &Session, spec: ClusterSpec, parts: Parts) -> Result<Cluster> {
+        let layout = spec.make_directories()?;
+        let programs = parts.programs.clone();
+        let control_plane =
+            ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await?;
+        let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
+        let node = cluster.boot_node(session, 0, DataDisk::Mounted).await?;
+        cluster.nodes.push(node);
+        Ok(cluster)
+    }
+
+    /// Boots a node and waits until it is Ready. The cluster stops its first node itself. The caller must
+    /// stop every other node before the cluster.
+    ///
+    /// # Errors
+    /// The node does not boot, or does not become Ready in time.
+    pub async fn boot_node(&self, session: &Session, index: u8, data_disk: DataDisk) -> Result<Node> {
+        Node::start(session, &self.control_plane, &self.parts, index, data_disk).await
+    }
+
+    /// Returns the control plane.
+    pub fn control_plane(&self) -> &ControlPlane {
+        &self.control_plane
+    }
+
+    /// Returns a client with the administrator's rights.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        self.control_plane.client()
+    }
+
+    /// Returns the path of the administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.control_plane.kubeconfig()
+    }
+
+    /// Returns the path of a kubectl of the cluster's version.
+    #[must_use]
+    pub fn kubectl(&self) -> &Path {
+        &self.control_plane.programs().kubectl
+    }
+
+    /// Returns commands for the user to paste.
+    #[must_use]
+    pub fn walkthrough(&self) -> String {
+        walkthrough(self.control_plane.project(), &self.kubeconfig(), self.kubectl())
+    }
+
+    /// Returns the nodes that the cluster stops itself.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Kills the API server and restarts it, as after a crash.
+    ///
+    /// # Errors
+    /// The API server does not become healthy again.
+    pub async fn restart_api_server(&self) -> Result<()> {
+        self.control_plane.restart_api_server().await
+    }
+
+    /// Keeps the cluster until the session is cancelled, then stops it.
+    ///
+    /// # Errors
+    /// A component ended by itself, or the cluster cannot be stopped.
+    pub async fn serve_until_cancelled(self, session: &Session) -> Result<()> {
+        loop {
+            tokio::select! {
+                () = session.cancel.cancelled() => return self.stop().await,
+                () = tokio::time::sleep(CHECK_INTERVAL) => self.control_plane.check_alive().await?,
+            }
+        }
+    }
+
+    /// Ends the nodes, then the control plane.
+    ///
+    /// # Errors
+    /// A component did not end in order. Even then, no process is left.
+    pub async fn stop(self) -> Result<()> {
+        let mut stopped = Ok(());
+        for node in self.nodes {
+            // The other components must be stopped too; the first error is returned.
+            let result = node.stop().await;
+            stopped = stopped.and(result);
+        }
+        stopped.and(self.control_plane.stop().await)
+    }
+}
+
+/// Returns commands for the user to paste.
+pub fn walkthrough(project: Project, kubeconfig: &Path, kubectl: &Path) -> String {
+    let directory = kubectl.parent().unwrap_or(Path::new(""));
+    format!(
+        "the cluster is up; to use it:\n\n  \
+         export KUBECONFIG={}\n  \
+         export PATH={}:$PATH\n  \
+         kubectl get nodes,storageclasses,pods --all-namespaces\n\n\
+         to remove it: {} down",
+        kubeconfig.display(),
+        directory.display(),
+        project.command
+    )
+}

@@ -1,0 +1,61 @@
+//! The contents of the nodes on which loopfs is tested: container images, programs, and the data directory.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use testvm::images::shell;
+use testvm::session::Session;
+use testvm_cluster::{ContainerImage, DataMount, NodePlan, Parts};
+
+use crate::builds;
+
+/// The image of the test pods.
+pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
+/// An image with a shell, for interactive use; csi/examples uses it.
+const SHELL: &str = "docker.io/library/shell:dev";
+/// The image of the driver, as in the manifests.
+const DRIVER: &str = "docker.io/library/loopfs:dev";
+
+/// The mount point of the driver's file system, as in the manifests.
+pub(crate) const DATA_DIR: &str = "/var/lib/loopfs/data";
+/// The mount options of the driver's file system: quotas are enforced, and no device, setuid bit or program
+/// on it is honoured.
+pub(crate) const DATA_OPTIONS: &str = "prjquota,nodev,nosuid,noexec";
+
+/// Builds the programs and disks of clusters, with the driver's image on every node. The nodes have `tools`
+/// in addition to the programs of Kubernetes: the name of each there, and its path on the host.
+///
+/// # Errors
+/// A part cannot be fetched or built.
+pub(crate) async fn parts(
+    session: &Session,
+    kubernetes_bin: Option<&Path>,
+    tools: &[(String, PathBuf)],
+) -> Result<Parts> {
+    Parts::build(session, plan(session, tools), kubernetes_bin).await
+}
+
+async fn plan(session: &Session, tools: &[(String, PathBuf)]) -> Result<NodePlan> {
+    let programs = async {
+        let guest = builds::guest_programs(session).await?;
+        let driver = builds::driver_programs(session).await?;
+        anyhow::Ok((guest, driver, builds::loopfs_tool(session).await?))
+    };
+    let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
+    let images = vec![
+        ContainerImage {
+            archive: "volume-check.tar",
+            reference: VOLUME_CHECK,
+            // With the tool, a pod can change project ids, as the owner of a directory can.
+            files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool)],
+        },
+        ContainerImage { archive: "shell.tar", reference: SHELL, files: vec![("/bin/sh", busybox)] },
+        ContainerImage {
+            archive: "loopfs.tar",
+            reference: DRIVER,
+            files: vec![("/loopfs-csi", driver.csi), ("/loopfs-provisioner", driver.provisioner)],
+        },
+    ];
+    let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
+    Ok(NodePlan { init: guest.init, pause: guest.pause, images, data_mount, tools: tools.to_vec() })
+}

@@ -1,0 +1,296 @@
+//! Artifacts that are built once: a directory per recipe, named by a hash of all its inputs.
+//!
+//! An artifact is complete or absent. It is built in a directory beside its final name, synced, and renamed.
+//! A lock per artifact lets two runs share one build. The next build removes the directory that a killed run
+//! left.
+
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use sha2::{Digest, Sha256};
+
+/// The user's cache directory for a project.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// Opens `$XDG_CACHE_HOME/NAME`, or `~/.cache/NAME`.
+    ///
+    /// # Errors
+    /// Neither variable is set, or the directory cannot be created.
+    pub fn open(name: &str) -> Result<Cache> {
+        let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
+            Some(base) => PathBuf::from(base),
+            None => {
+                PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
+                    .join(".cache")
+            }
+        };
+        Cache::at(base.join(name))
+    }
+
+    /// # Errors
+    /// The directory cannot be created.
+    pub fn at(root: PathBuf) -> Result<Cache> {
+        std::fs::create_dir_all(&root).with_context(|| format!("create the cache {}", root.display()))?;
+        Ok(Cache { root })
+    }
+
+    /// Returns the directory of the cache.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns the artifact of `recipe` from the cache. If it is missing, `build` creates it in an empty
+    /// directory.
+    ///
+    /// # Errors
+    /// An error of `build`, after which nothing is kept, or of the file system.
+    pub async fn artifact<F>(&self, recipe: &Recipe, build: F) -> Result<PathBuf>
+    where
+        F: AsyncFnOnce(&Path) -> Result<()>,
+    {
+        let target = self.root.join(recipe.name()).join(recipe.key());
+        if target.is_dir() {
+            return Ok(target);
+        }
+        let parent = self.root.join(recipe.name());
+        std::fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
+        let _lock = self.lock(recipe).await?;
+        if target.is_dir() {
+            return Ok(target);
+        }
+        let building = parent.join(format!(".{}.building", recipe.key()));
+        // The lock proves that no live run is using this directory, so it can be removed.
+        remove_dir(&building)?;
+        std::fs::create_dir(&building).with_context(|| format!("create {}", building.display()))?;
+        let built = build(&building).await.with_context(|| format!("build {}", recipe.name()));
+        if let Err(error) = built {
+            return Err(match remove_dir(&building) {
+                Ok(()) => error,
+                Err(leftover) => error.context(format!("and {leftover:#}")),
+            });
+        }
+        publish(&building, &target).with_context(|| format!("keep {}", target.display()))?;
+        Ok(target)
+    }
+
+    /// Waits, without a limit, for another run that is building the same artifact.
+    async fn lock(&self, recipe: &Recipe) -> Result<Flock<File>> {
+        lock(&self.root.join(recipe.name()).join(format!(".{}.lock", recipe.key()))).await
+    }
+}
+
+/// Locks a file, and waits while another process holds the lock. The kernel releases the lock when its holder
+/// ends.
+///
+/// # Errors
+/// The file cannot be created or locked.
+pub async fn lock(path: &Path) -> Result<Flock<File>> {
+    let path = path.to_owned();
+    tokio::task::spawn_blocking(move || {
+        Flock::lock(open_lock(&path)?, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| errno)
+            .with_context(|| format!("lock {}", path.display()))
+    })
+    .await?
+}
+
+/// Locks a file like [`lock`], but returns `None` if another process holds the lock.
+///
+/// # Errors
+/// As [`lock`].
+pub fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
+    match Flock::lock(open_lock(path)?, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(errno).with_context(|| format!("lock {}", path.display())),
+    }
+}
+
+fn open_lock(path: &Path) -> Result<File> {
+    // The file is only locked, never truncated or removed.
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true);
+    options.open(path).with_context(|| format!("open the lock {}", path.display()))
+}
+
+/// All inputs of an artifact. Two recipes with the same inputs have the same artifact.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    name: String,
+    hash: Sha256,
+}
+
+impl Recipe {
+    /// Creates a recipe. `name` is a path component: the kind of artifact. Increase `version` when a change
+    /// of the code changes what it builds.
+    #[must_use]
+    pub fn new(name: &str, version: u32) -> Recipe {
+        Recipe { name: name.to_owned(), hash: Sha256::new() }.with("recipe version", version.to_string())
+    }
+
+    /// Adds one input with its label.
+    #[must_use]
+    pub fn with(mut self, label: &str, value: impl AsRef<[u8]>) -> Recipe {
+        // The lengths distinguish ("ab", "c") from ("a", "bc").
+        for part in [label.as_bytes(), value.as_ref()] {
+            self.hash.update((part.len() as u64).to_le_bytes());
+            self.hash.update(part);
+        }
+        self
+    }
+
+    /// Adds the content of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn with_file(self, label: &str, path: &Path) -> Result<Recipe> {
+        Ok(self.with(label, digest_file(path)?))
+    }
+
+    /// Adds another artifact, whose name is the hash of its inputs.
+    #[must_use]
+    pub fn with_artifact(self, label: &str, artifact: &Path) -> Recipe {
+        self.with(label, artifact.file_name().unwrap_or_default().as_bytes())
+    }
+
+    /// Returns the kind of the artifact.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the hash of all inputs, in hexadecimal digits.
+    #[must_use]
+    pub fn key(&self) -> String {
+        let digest = hex(&self.hash.clone().finalize());
+        digest[..32].to_owned()
+    }
+}
+
+/// Returns the SHA-256 of a file, in hexadecimal.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn digest_file(path: &Path) -> Result<String> {
+    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let mut hash = Sha256::new();
+    std::io::copy(&mut file, &mut hash).with_context(|| format!("read {}", path.display()))?;
+    Ok(hex(&hash.finalize()))
+}
+
+/// Returns the bytes as hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Syncs a new artifact and renames it to its final name, so that a crash leaves all of it or nothing.
+fn publish(building: &Path, target: &Path) -> Result<()> {
+    let parent = target.parent().context("an artifact has a parent")?;
+    let directory = File::open(building)?;
+    // One syncfs for any number of files. An artifact has at most a few hundred MB.
+    nix::unistd::syncfs(&directory)?;
+    std::fs::rename(building, target)?;
+    File::open(parent)?.sync_all()?;
+    Ok(())
+}
+
+/// Removes a directory with its content. A missing directory is not an error.
+pub fn remove_dir(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path().join("cache")).unwrap();
+        (dir, cache)
+    }
+
+    #[tokio::test]
+    async fn two_runs_share_one_build() {
+        let (_dir, cache) = cache();
+        let recipe = Recipe::new("thing", 1).with("input", "a");
+        let builds = AtomicUsize::new(0);
+        let build = || {
+            cache.artifact(&recipe, async |dir: &Path| {
+                builds.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                std::fs::write(dir.join("file"), "content")?;
+                Ok(())
+            })
+        };
+        let (first, second) = tokio::join!(build(), build());
+        assert_eq!(first.unwrap(), second.unwrap());
+        assert_eq!(builds.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_failed_build_keeps_nothing_and_can_be_repeated() {
+        let (_dir, cache) = cache();
+        let recipe = Recipe::new("thing", 1);
+        let failed = cache
+            .artifact(&recipe, async |dir: &Path| {
+                std::fs::write(dir.join("half"), "")?;
+                anyhow::bail!("no network")
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(format!("{failed:#}"), "build thing: no network");
+        let path = cache.artifact(&recipe, async |_: &Path| Ok(())).await.unwrap();
+        assert!(!path.join("half").exists());
+    }
+
+    #[tokio::test]
+    async fn an_incomplete_artifact_of_a_killed_run_is_not_used() {
+        let (_dir, cache) = cache();
+        let recipe = Recipe::new("thing", 1);
+        let half = cache.root().join("thing").join(format!(".{}.building", recipe.key()));
+        std::fs::create_dir_all(&half).unwrap();
+        std::fs::write(half.join("half"), "").unwrap();
+        let path = cache
+            .artifact(&recipe, async |dir: &Path| Ok(std::fs::write(dir.join("whole"), "")?))
+            .await
+            .unwrap();
+        assert!(path.join("whole").exists() && !path.join("half").exists());
+    }
+
+    #[test]
+    fn a_lock_has_one_holder_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = try_lock(&path).unwrap();
+        assert!(held.is_some());
+        assert!(try_lock(&path).unwrap().is_none());
+        drop(held);
+        assert!(try_lock(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_key_depends_on_every_input_and_its_length() {
+        let key = |a: &str, b: &str| Recipe::new("thing", 1).with(a, b).key();
+        assert_eq!(key("ab", "c"), key("ab", "c"));
+        assert_ne!(key("ab", "c"), key("a", "bc"));
+        assert_ne!(key("ab", "c"), Recipe::new("thing", 2).with("ab", "c").key());
+    }
+}

@@ -1,0 +1,298 @@
+//! The kernels for virtual machines, as listed in `kernels/kernels.toml` of the definitions.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::debian;
+use crate::cache::Recipe;
+use crate::process::Program;
+use crate::session::Session;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Catalogue {
+    default: String,
+    kernel: Vec<Row>,
+    modules: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    name: String,
+    suite: String,
+    package: String,
+}
+
+/// A kernel and its modules, ready to boot.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    name: String,
+    release: String,
+    directory: PathBuf,
+    sets: BTreeMap<String, Vec<String>>,
+}
+
+/// A decompressed module, as the kernel loads it.
+#[derive(Clone, Debug)]
+pub struct Module {
+    pub name: String,
+    pub content: Vec<u8>,
+}
+
+impl Kernel {
+    /// Returns the names in the catalogue, in its order.
+    ///
+    /// # Errors
+    /// The catalogue cannot be read.
+    pub fn names(session: &Session) -> Result<Vec<String>> {
+        let (_, catalogue) = catalogue(session)?;
+        Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
+    }
+
+    /// Returns the name of the kernel that is booted by default.
+    ///
+    /// # Errors
+    /// The catalogue cannot be read.
+    pub fn default_name(session: &Session) -> Result<String> {
+        let (_, catalogue) = catalogue(session)?;
+        Ok(catalogue.default)
+    }
+
+    /// Returns the kernel of this name in the catalogue, or the default kernel.
+    ///
+    /// # Errors
+    /// The catalogue does not list it, or its package cannot be fetched.
+    pub async fn prepare(session: &Session, name: Option<&str>) -> Result<Kernel> {
+        let (path, catalogue) = catalogue(session)?;
+        let name = name.unwrap_or(&catalogue.default);
+        let known = || catalogue.kernel.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
+        let row = catalogue
+            .kernel
+            .iter()
+            .find(|row| row.name == name)
+            .with_context(|| {
+                format!("no kernel is called {name} in {}; there is: {}", path.display(), known())
+            })?
+            .clone();
+        let recipe = Recipe::new("kernel", 1).with("suite", &row.suite).with("package", &row.package);
+        let directory = session
+            .cache
+            .artifact(&recipe, async |directory: &Path| {
+                let step = session.progress.step(format!("fetch the kernel {}", row.name));
+                debian::extract(&row.suite, &row.package, directory, place, step.notes()).await?;
+                step.done(release(directory)?);
+                Ok(())
+            })
+            .await?;
+        Ok(Kernel { name: row.name, release: release(&directory)?, directory, sets: catalogue.modules })
+    }
+
+    /// Returns the name in the catalogue.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the release, as `uname -r` prints it.
+    #[must_use]
+    pub fn release(&self) -> &str {
+        &self.release
+    }
+
+    /// Returns the path of the kernel's image.
+    #[must_use]
+    pub fn vmlinuz(&self) -> PathBuf {
+        self.directory.join("vmlinuz")
+    }
+
+    /// Returns the directory for `/usr/lib/modules`. Its name is the release.
+    #[must_use]
+    pub fn modules_directory(&self) -> PathBuf {
+        self.directory.join("modules").join(&self.release)
+    }
+
+    /// Returns the artifact in the cache, for recipes that depend on it.
+    #[must_use]
+    pub fn artifact(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the modules of these sets of the catalogue, each after its dependencies. It omits modules that
+    /// are built in or that this version does not have.
+    ///
+    /// # Errors
+    /// A set is not in the catalogue, or a module cannot be read.
+    pub async fn modules(&self, sets: &[&str]) -> Result<Vec<Module>> {
+        let files = module_files(&self.modules_directory())?;
+        let mut order = Order { files: &files, seen: BTreeSet::new(), modules: Vec::new() };
+        for set in sets {
+            let names = self.sets.get(*set).with_context(|| format!("no set of modules is called {set}"))?;
+            for name in names {
+                order.add(&canonical(name)).await?;
+            }
+        }
+        Ok(order.modules)
+    }
+}
+
+fn catalogue(session: &Session) -> Result<(PathBuf, Catalogue)> {
+    let path = session.workspace.definitions().join("kernels/kernels.toml");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let catalogue = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    Ok((path, catalogue))
+}
+
+/// Returns the path at which a file of a kernel package is kept, or `None` if it is not needed.
+fn place(path: &Path) -> Option<PathBuf> {
+    let path = path.strip_prefix("usr").unwrap_or(path);
+    if let Ok(kernel) = path.strip_prefix("boot") {
+        return kernel.to_string_lossy().starts_with("vmlinuz-").then(|| "vmlinuz".into());
+    }
+    let module = path.strip_prefix("lib/modules").ok()?;
+    // Newer packages have the kernel there, and their installation copies it to /boot.
+    Some(if module.ends_with("vmlinuz") { "vmlinuz".into() } else { Path::new("modules").join(module) })
+}
+
+fn release(directory: &Path) -> Result<String> {
+    let modules = directory.join("modules");
+    let mut releases = fs::read_dir(&modules)
+        .with_context(|| format!("read {}", modules.display()))?
+        .collect::<Result<Vec<_>, _>>()?;
+    anyhow::ensure!(
+        releases.len() == 1 && directory.join("vmlinuz").is_file(),
+        "{} should hold one kernel and its modules, and holds {releases:?}",
+        directory.display()
+    );
+    Ok(releases.remove(0).file_name().to_string_lossy().into_owned())
+}
+
+/// Returns every module file below a directory, by the canonical name of the module.
+fn module_files(directory: &Path) -> Result<HashMap<String, PathBuf>> {
+    let mut files = HashMap::new();
+    let mut pending = vec![directory.to_owned()];
+    while let Some(directory) = pending.pop() {
+        let entries = fs::read_dir(&directory).with_context(|| format!("read {}", directory.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() {
+                pending.push(path);
+            } else if let Some((name, _)) =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.split_once(".ko"))
+            {
+                files.insert(canonical(name), path);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Collects modules so that each follows its dependencies.
+struct Order<'a> {
+    files: &'a HashMap<String, PathBuf>,
+    seen: BTreeSet<String>,
+    modules: Vec<Module>,
+}
+
+impl Order<'_> {
+    async fn add(&mut self, name: &str) -> Result<()> {
+        let Some(path) = self.files.get(name) else { return Ok(()) };
+        if !self.seen.insert(name.to_owned()) {
+            return Ok(());
+        }
+        let content = decompressed(path).await?;
+        for needed in depends(&content) {
+            Box::pin(self.add(&needed)).await?;
+        }
+        self.modules.push(Module { name: name.to_owned(), content });
+        Ok(())
+    }
+}
+
+async fn decompressed(path: &Path) -> Result<Vec<u8>> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => {
+            let target = tempfile::NamedTempFile::new().context("make a file")?;
+            // The output goes to a file because it is not text.
+            Program::new("sh")
+                .args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"])
+                .arg(path)
+                .arg(target.path())
+                .run()
+                .await
+                .with_context(|| format!("decompress {}", path.display()))?;
+            Ok(fs::read(target.path())?)
+        }
+        Some("ko") => fs::read(path).with_context(|| format!("read {}", path.display())),
+        _ => anyhow::bail!("{} is compressed in a way nobody here knows", path.display()),
+    }
+}
+
+/// Returns the dependencies of a module: `depends=` of its modinfo, a list of NUL-terminated strings.
+fn depends(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(start) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
+    let value = &module[start + KEY.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    let names = String::from_utf8_lossy(&value[..end]);
+    names.split(',').filter(|name| !name.is_empty()).map(canonical).collect()
+}
+
+/// Returns the canonical name: file names may have dashes where the kernel has underscores.
+fn canonical(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("boot/vmlinuz-6.12.1-cloud-amd64", Some("vmlinuz"))]
+    #[case("usr/lib/modules/7.2.1-cloud-amd64/vmlinuz", Some("vmlinuz"))]
+    #[case("boot/System.map-6.12.1-cloud-amd64", None)]
+    #[case("usr/lib/modules/6.12.1/kernel/fs/xfs/xfs.ko.xz", Some("modules/6.12.1/kernel/fs/xfs/xfs.ko.xz"))]
+    #[case("lib/modules/6.1.0/modules.builtin", Some("modules/6.1.0/modules.builtin"))]
+    #[case("usr/share/doc/x", None)]
+    fn kernels_and_modules_are_kept(#[case] path: &str, #[case] kept: Option<&str>) {
+        assert_eq!(place(Path::new(path)).as_deref(), kept.map(Path::new));
+    }
+
+    #[test]
+    fn dependencies_are_read_from_modinfo() {
+        let module = b"ELF\0license=GPL\0depends=crc32c-generic,libcrc32c\0name=xfs\0";
+        assert_eq!(depends(module), ["crc32c_generic", "libcrc32c"]);
+        assert!(depends(b"\0depends=\0").is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_module_is_listed_once_and_after_its_dependencies() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
+            fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();
+        }
+        let kernel = Kernel {
+            name: "test".to_owned(),
+            release: String::new(),
+            directory: dir.path().to_owned(),
+            sets: BTreeMap::from([(
+                "all".to_owned(),
+                vec!["xfs".into(), "built_in".into(), "br_net".into()],
+            )]),
+        };
+        fs::create_dir(dir.path().join("modules")).unwrap();
+        for name in ["xfs.ko", "libcrc32c.ko", "br-net.ko"] {
+            fs::rename(dir.path().join(name), dir.path().join("modules").join(name)).unwrap();
+        }
+        let names: Vec<String> =
+            kernel.modules(&["all"]).await.unwrap().into_iter().map(|module| module.name).collect();
+        assert_eq!(names, ["libcrc32c", "xfs", "br_net"]);
+        assert!(kernel.modules(&["none"]).await.is_err());
+    }
+}

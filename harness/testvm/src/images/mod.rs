@@ -1,0 +1,15 @@
+//! The images of virtual machines and pods: kernels, root file systems, disks, container images.
+//!
+//! Each is built from data in [`Workspace::definitions`](crate::session::Workspace::definitions) and cached under a hash of its inputs. Nothing here needs root.
+//! Packages come only from the mirror that this machine uses anyway.
+
+pub mod disk;
+pub mod initramfs;
+pub mod kernel;
+pub mod node;
+pub mod oci;
+pub mod qemu;
+pub mod shell;
+pub mod write_log;
+
+mod debian;

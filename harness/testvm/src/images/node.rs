@@ -1,0 +1,121 @@
+//! The root file system of a Kubernetes node, as `node/node.toml` of the definitions describes it, with containerd from its Go
+//! module.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::debian::{Bootstrap, as_root};
+use super::kernel::Kernel;
+use crate::cache::Recipe;
+use crate::go_build::{self, GoModule, VersionVariable};
+use crate::progress::Notes;
+use crate::session::Session;
+
+/// The container runtime, with its shim and its command line tool.
+const CONTAINERD: GoModule = GoModule {
+    name: "containerd",
+    versioned_by: "github.com/containerd/containerd/v2",
+    version_variables: &[VersionVariable {
+        variable: "github.com/containerd/containerd/v2/version.Version",
+        value: |version| version.to_string(),
+    }],
+    renamed: &[],
+    without_go: None,
+};
+const CONTAINERD_PROGRAMS: [&str; 3] = ["containerd", "containerd-shim-runc-v2", "ctr"];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    suite: String,
+    packages: Vec<String>,
+    exclude: Vec<String>,
+    size_mib: u64,
+}
+
+/// Returns an ext4 image of a node's root with the modules of `kernel`. Runs share it: boot it as a scratch
+/// disk, or copy it first.
+///
+/// # Errors
+/// The description cannot be read, a package cannot be fetched, or containerd cannot be built.
+pub async fn prepare(session: &Session, kernel: &Kernel) -> Result<PathBuf> {
+    let path = session.workspace.definitions().join("node/node.toml");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let description: Description =
+        toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    let containerd = go_build::build(session, &CONTAINERD).await?;
+    let recipe = Recipe::new("node-root", 2)
+        .with("suite", &description.suite)
+        .with("packages", description.packages.join(","))
+        .with("exclude", description.exclude.join(","))
+        .with("size", description.size_mib.to_string())
+        .with_artifact("kernel", kernel.artifact())
+        .with_artifact("containerd", &containerd);
+    let artifact = session
+        .cache
+        .artifact(&recipe, async |directory: &Path| {
+            let step = session.progress.step("build the node's root file system");
+            build(&description, kernel, &containerd, directory, step.notes()).await?;
+            step.done("");
+            Ok(())
+        })
+        .await?;
+    Ok(artifact.join("root.ext4"))
+}
+
+async fn build(
+    description: &Description,
+    kernel: &Kernel,
+    containerd: &Path,
+    directory: &Path,
+    notes: Notes,
+) -> Result<()> {
+    let tar = directory.join("root.tar");
+    let excluded = description.exclude.iter().map(|pattern| format!("--dpkgopt=path-exclude={pattern}"));
+    let modules = kernel.modules_directory();
+    let modules = modules.to_str().context("the path of the cache is not UTF-8")?;
+    let release = kernel.release();
+    let containerd = containerd.to_str().context("the path of the cache is not UTF-8")?;
+    let programs: String =
+        CONTAINERD_PROGRAMS.iter().map(|program| format!(" '{containerd}/{program}'")).collect();
+    // The modules are added and indexed for the node's modprobe before the tar file is written.
+    let hooks = [
+        "--customize-hook=mkdir -p \"$1/usr/lib/modules\"".to_owned(),
+        format!("--customize-hook=copy-in '{modules}' /usr/lib/modules"),
+        format!("--customize-hook=chroot \"$1\" depmod {release}"),
+        format!("--customize-hook=copy-in{programs} /usr/local/bin"),
+    ];
+    Bootstrap::new(&description.suite, "minbase", &description.packages)
+        .await?
+        .args(excluded.chain(hooks))
+        .run(&tar, move |line| notes.note(line.to_owned()))
+        .await?;
+    to_ext4(&tar, directory, description.size_mib).await?;
+    fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
+}
+
+/// Unpacks, packs and removes the files in one user namespace, because they have more owners than a user has
+/// ids.
+async fn to_ext4(tar: &Path, directory: &Path, size_mib: u64) -> Result<()> {
+    // Device nodes are omitted: an ordinary user cannot create them, and the guest mounts devtmpfs.
+    const SCRIPT: &str = "\
+set -e
+trap 'rm -rf root' EXIT
+mkdir root
+tar --extract --numeric-owner --xattrs --xattrs-include='*' --exclude='./dev/*' --file \"$1\" --directory root
+truncate --size \"$2M\" root.ext4
+mke2fs -q -F -t ext4 -m 0 -J size=16 -E lazy_itable_init=0,lazy_journal_init=0 -d root root.ext4";
+    as_root("sh")
+        .args(["-c", SCRIPT, "sh"])
+        .arg(tar)
+        .arg(size_mib.to_string())
+        .current_dir(directory)
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .run()
+        .await
+        .context("make an ext4 image of the node's root")?;
+    Ok(())
+}

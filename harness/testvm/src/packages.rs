@@ -1,0 +1,104 @@
+//! The distribution packages that the host needs. They are installed if the user may do that; otherwise an
+//! error has the command to paste.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::process::{Program, find};
+use crate::session::Session;
+
+/// A program that this crate runs, or a file that it reads, and its Debian package.
+#[derive(Clone, Copy, Debug)]
+pub struct Tool {
+    program: &'static str,
+    package: &'static str,
+}
+
+const fn tool(program: &'static str, package: &'static str) -> Tool {
+    Tool { program, package }
+}
+
+/// Builds root file systems from Debian packages.
+pub const MMDEBSTRAP: Tool = tool("mmdebstrap", "mmdebstrap");
+/// Creates XFS file systems.
+pub const MKFS_XFS: Tool = tool("mkfs.xfs", "xfsprogs");
+/// Creates ext4 file systems.
+pub const MKE2FS: Tool = tool("mke2fs", "e2fsprogs");
+/// Decompresses kernel modules.
+pub const XZ: Tool = tool("xz", "xz-utils");
+/// Starts child processes that end with their owner.
+pub const SETPRIV: Tool = tool("setpriv", "util-linux");
+/// Debian's keys, which another distribution may lack.
+const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring");
+/// newuidmap maps the subordinate ids of an ordinary user. With it, building a root file system with several
+/// owners needs no root.
+const NEWUIDMAP: Tool = tool("newuidmap", "uidmap");
+
+/// The tools that build and boot images.
+pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKE2FS, XZ, SETPRIV];
+
+/// Checks that every tool is installed, and installs missing ones if possible.
+///
+/// # Errors
+/// Tools are missing and this user cannot install them; the message has the command that does.
+pub async fn ensure(session: &Session, tools: &[Tool]) -> Result<()> {
+    let root = nix::unistd::geteuid().is_root();
+    let mut wanted: Vec<Tool> = tools.to_vec();
+    if !root && wanted.iter().any(|tool| tool.program == MMDEBSTRAP.program) {
+        wanted.push(NEWUIDMAP);
+    }
+    let missing = missing(&wanted, |program| find(OsStr::new(program)).is_some());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages = missing.iter().copied().collect::<Vec<_>>().join(" ");
+    let line = format!("apt-get update && apt-get install --yes --no-install-recommends {packages}");
+    anyhow::ensure!(
+        root && find(OsStr::new("apt-get")).is_some(),
+        "these packages are needed and not installed; as root, run:\n  {line}\n\
+         (on a distribution without apt, install its packages of the same programs)"
+    );
+    let step = session.progress.step(format!("install {packages}"));
+    install(&missing).await?;
+    let still = self::missing(&wanted, |program| find(OsStr::new(program)).is_some());
+    anyhow::ensure!(still.is_empty(), "installed {packages}, yet these are missing: {still:?}");
+    step.done("");
+    Ok(())
+}
+
+/// Returns the packages of the tools that are not installed, without repetition.
+fn missing(tools: &[Tool], installed: impl Fn(&str) -> bool) -> BTreeSet<&'static str> {
+    tools.iter().filter(|tool| !installed(tool.program)).map(|tool| tool.package).collect()
+}
+
+async fn install(packages: &BTreeSet<&'static str>) -> Result<()> {
+    let apt_get = || Program::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
+    let install = || {
+        apt_get()
+            // Wait if an unattended upgrade holds the dpkg lock.
+            .args(["-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends"])
+            .args(packages.iter().copied())
+    };
+    if Path::new("/var/cache/apt/pkgcache.bin").exists() && install().finish().await?.status.success() {
+        return Ok(());
+    }
+    // There are no package lists yet, or they are outdated and the mirror has newer packages.
+    apt_get().args(["-o", "DPkg::Lock::Timeout=300", "update"]).run().await.context("apt-get update")?;
+    install().run().await.context("apt-get install")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_missing_package_is_named_once() {
+        let tools = [MKE2FS, MKFS_XFS, tool("xfs_db", "xfsprogs"), XZ];
+        let missing = missing(&tools, |program| program == "xz");
+        assert_eq!(missing.into_iter().collect::<Vec<_>>(), ["e2fsprogs", "xfsprogs"]);
+    }
+}

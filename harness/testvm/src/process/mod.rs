@@ -1,0 +1,328 @@
+//! Child processes. Each has one owner that stops and reaps it, however the owner ends.
+//!
+//! - If the owner is dropped, it kills the whole process group and reaps the child before `drop` returns.
+//! - If the owner is killed by SIGKILL, the kernel kills the child (`PR_SET_PDEATHSIG`, set by setpriv).
+//!   That signal follows the *thread* that forked. Each child therefore has a thread that spawns it and then
+//!   waits for it.
+//! - If the child ends before other processes of its group, they are killed.
+
+mod output;
+mod running;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result};
+
+use output::{LineSink, Output, input};
+pub use running::Process;
+
+/// Directories of programs that may be missing in an ordinary user's `PATH` (`mkfs.xfs`, `mke2fs`).
+const SYSTEM_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// A program to be run. Its standard input is empty by default.
+pub struct Program {
+    program: OsString,
+    name: Option<String>,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    env_removed: Vec<OsString>,
+    directory: Option<PathBuf>,
+    input: Vec<u8>,
+    log: Option<PathBuf>,
+    stderr_lines: Option<LineSink>,
+}
+
+impl Program {
+    /// Creates a program that inherits the environment and the working directory.
+    #[must_use]
+    pub fn new(program: impl Into<OsString>) -> Program {
+        Program {
+            program: program.into(),
+            name: None,
+            args: Vec::new(),
+            env: Vec::new(),
+            env_removed: Vec::new(),
+            directory: None,
+            input: Vec::new(),
+            log: None,
+            stderr_lines: None,
+        }
+    }
+
+    /// Sets the program's name in messages, if its file name is not clear enough.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Program {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Program {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Program {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Program {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Removes an environment variable.
+    #[must_use]
+    pub fn env_remove(mut self, name: impl Into<OsString>) -> Program {
+        self.env_removed.push(name.into());
+        self
+    }
+
+    /// Sets the working directory.
+    #[must_use]
+    pub fn current_dir(mut self, directory: impl Into<PathBuf>) -> Program {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Sets the bytes of its standard input.
+    #[must_use]
+    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Program {
+        self.input = bytes.into();
+        self
+    }
+
+    /// Appends standard output and error to this file rather than capturing them.
+    #[must_use]
+    pub fn log(mut self, path: impl Into<PathBuf>) -> Program {
+        self.log = Some(path.into());
+        self
+    }
+
+    /// Calls `sink` for each line of standard error as it is written. The line is captured or logged too.
+    #[must_use]
+    pub fn on_stderr_line(mut self, sink: impl FnMut(&str) + Send + 'static) -> Program {
+        self.stderr_lines = Some(Box::new(sink));
+        self
+    }
+
+    /// Starts the program.
+    ///
+    /// # Errors
+    /// The program is not installed, or cannot be started.
+    pub fn spawn(self) -> Result<Process> {
+        let name = self.name.unwrap_or_else(|| display_name(&self.program));
+        let path = find(&self.program).with_context(|| {
+            format!("{name} is not installed (looked in PATH and {})", SYSTEM_DIRECTORIES.join(", "))
+        })?;
+        let output =
+            Output::open(self.log.as_deref()).with_context(|| format!("open the output of {name}"))?;
+
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(path).args(&self.args);
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        for removed in &self.env_removed {
+            command.env_remove(removed);
+        }
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command.process_group(0);
+        command.stdin(input(&self.input).with_context(|| format!("prepare the input of {name}"))?);
+        command.stdout(output.stdout.try_clone()?);
+        let tee = match self.stderr_lines {
+            Some(sink) => {
+                command.stderr(Stdio::piped());
+                Some((sink, output.stderr.try_clone()?))
+            }
+            None => {
+                command.stderr(output.stderr.try_clone()?);
+                None
+            }
+        };
+        Process::start(name, command, tee, output)
+    }
+
+    /// Runs the program to its end. Another exit code than 0 is an error.
+    ///
+    /// # Errors
+    /// The program cannot be started, or does not exit with 0; the message has its last lines of output.
+    pub async fn run(self) -> Result<Finished> {
+        let finished = self.finish().await?;
+        anyhow::ensure!(finished.status.success(), "{}", finished.failure());
+        Ok(finished)
+    }
+
+    /// Runs the program to its end, whatever its status.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub async fn finish(self) -> Result<Finished> {
+        let mut process = self.spawn()?;
+        let status = process.wait().await?;
+        let (stdout, stderr) = process.output.read()?;
+        Ok(Finished { name: process.name.clone(), status, stdout, stderr, log: process.output.log.clone() })
+    }
+}
+
+/// The result of a program that ran to its end.
+#[derive(Debug)]
+pub struct Finished {
+    pub name: String,
+    pub status: ExitStatus,
+    /// The standard output; empty if a log file was set.
+    pub stdout: String,
+    /// The standard error; empty if a log file was set.
+    pub stderr: String,
+    log: Option<PathBuf>,
+}
+
+impl Finished {
+    /// Returns the error message for an unexpected status.
+    #[must_use]
+    pub fn failure(&self) -> String {
+        let (output, hint) = match &self.log {
+            Some(path) => {
+                (std::fs::read_to_string(path).unwrap_or_default(), format!(" (see {})", path.display()))
+            }
+            None if self.stderr.trim().is_empty() => (self.stdout.clone(), String::new()),
+            None => (self.stderr.clone(), String::new()),
+        };
+        format!("{} ended with {}{hint}:\n{}", self.name, self.status, tail(&output, 20))
+    }
+}
+
+/// Returns the path of a program, or `None` if it is not installed.
+#[must_use]
+pub fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(program)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).chain(SYSTEM_DIRECTORIES.map(PathBuf::from));
+    directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
+}
+
+/// Returns the last `count` lines of a text.
+#[must_use]
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+fn display_name(program: &OsStr) -> String {
+    Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use nix::sys::signal::kill;
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    fn shell(script: &str) -> Program {
+        Program::new("sh").args(["-c", script])
+    }
+
+    fn alive(pid: i32) -> bool {
+        // Signal 0 succeeds for a zombie, so read its state.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit(')').next().unwrap_or_default().trim().chars().next();
+        kill(Pid::from_raw(pid), None).is_ok() && !matches!(state, Some('Z' | 'X') | None)
+    }
+
+    #[tokio::test]
+    async fn input_and_output_of_a_program_are_passed() {
+        let finished = shell("cat; echo problem >&2").input("hello").run().await.unwrap();
+        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("hello", "problem\n"));
+    }
+
+    #[tokio::test]
+    async fn a_failure_names_the_program_its_status_and_its_last_output() {
+        let error = shell("echo no space left >&2; exit 3").run().await.unwrap_err().to_string();
+        assert!(error.contains("sh ended with exit status: 3") && error.contains("no space left"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_named() {
+        let error = Program::new("no-such-program-here").run().await.unwrap_err().to_string();
+        assert!(error.starts_with("no-such-program-here is not installed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn dropping_the_owner_leaves_no_process_of_the_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let process = shell("sleep 1000 & echo $!; wait").log(&log).spawn().unwrap();
+        let child: i32 = wait_for_line(&log).await.parse().unwrap();
+        let leader = process.id();
+        assert!(alive(leader) && alive(child));
+        drop(process);
+        assert!(!alive(leader));
+        assert!(ends_soon(child).await);
+    }
+
+    #[tokio::test]
+    async fn remaining_processes_of_a_finished_program_are_killed() {
+        let finished = shell("sleep 1000 >/dev/null 2>&1 & echo $!").run().await.unwrap();
+        assert!(ends_soon(finished.stdout.trim().parse().unwrap()).await);
+    }
+
+    #[tokio::test]
+    async fn stop_sends_sigkill_if_sigterm_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let process =
+            shell("trap '' TERM; echo ready; while :; do sleep 0.05; done").log(&log).spawn().unwrap();
+        wait_for_line(&log).await;
+        let status = process.stop(Duration::from_millis(200)).await.unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    }
+
+    #[tokio::test]
+    async fn lines_of_standard_error_are_passed_as_they_arrive() {
+        let (sender, lines) = mpsc::channel();
+        let finished = shell("echo one >&2; echo two >&2")
+            .on_stderr_line(move |line| sender.send(line.to_owned()).unwrap())
+            .run()
+            .await
+            .unwrap();
+        assert_eq!(lines.iter().collect::<Vec<_>>(), ["one", "two"]);
+        assert_eq!(finished.stderr, "one\ntwo\n");
+    }
+
+    async fn wait_for_line(log: &Path) -> String {
+        for _ in 0..400 {
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            if let Some((line, _)) = text.split_once('\n') {
+                return line.to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("nothing was written to {}", log.display());
+    }
+
+    /// Waits for the end of an orphan. init reaps it some time after it was killed.
+    async fn ends_soon(pid: i32) -> bool {
+        for _ in 0..400 {
+            if !alive(pid) {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+}

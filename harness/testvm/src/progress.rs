@@ -1,0 +1,219 @@
+//! Live progress: spinners on a terminal, and otherwise timestamped lines.
+//!
+//! Both distinguish a slow step from a hung one: a spinner counts its seconds, and without a terminal a long
+//! step prints a line every `HEARTBEAT`.
+
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+const HEARTBEAT: Duration = Duration::from_secs(30);
+
+/// The display of all steps in progress. Clones share one display.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    display: Display,
+}
+
+#[derive(Clone, Debug)]
+enum Display {
+    Terminal(MultiProgress),
+    Plain(Arc<Mutex<Vec<Weak<PlainStep>>>>),
+}
+
+#[derive(Debug)]
+struct PlainStep {
+    title: String,
+    started: Instant,
+    note: Mutex<String>,
+}
+
+impl Progress {
+    /// Creates a display on standard error.
+    #[must_use]
+    pub fn new() -> Progress {
+        if std::io::stderr().is_terminal() {
+            return Progress { display: Display::Terminal(MultiProgress::new()) };
+        }
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::downgrade(&steps);
+        std::thread::spawn(move || heartbeat(&heard));
+        Progress { display: Display::Plain(steps) }
+    }
+
+    /// Begins a step. It is displayed until [`done`](Step::done). A step that is dropped before is displayed
+    /// as stopped.
+    #[must_use]
+    pub fn step(&self, title: impl Into<String>) -> Step {
+        let title = title.into();
+        let shown = match &self.display {
+            Display::Terminal(multi) => {
+                let bar = multi.add(ProgressBar::new_spinner().with_style(running_style()));
+                bar.set_prefix(title.clone());
+                bar.enable_steady_tick(Duration::from_millis(120));
+                Shown::Bar(bar)
+            }
+            Display::Plain(steps) => {
+                print_line(&format!("{title} ..."));
+                let step = Arc::new(PlainStep {
+                    title: title.clone(),
+                    started: Instant::now(),
+                    note: Mutex::default(),
+                });
+                lock(steps).push(Arc::downgrade(&step));
+                Shown::Plain(step)
+            }
+        };
+        Step { progress: self.clone(), title, started: Instant::now(), shown, ended: false }
+    }
+
+    /// Prints a line above the steps in progress.
+    pub fn line(&self, text: impl AsRef<str>) {
+        match &self.display {
+            // A closed terminal must not fail the run.
+            Display::Terminal(multi) => drop(multi.println(text.as_ref())),
+            Display::Plain(_) => print_line(text.as_ref()),
+        }
+    }
+
+    /// Removes the live display, so that ordinary output can follow.
+    pub fn finish(&self) {
+        if let Display::Terminal(multi) = &self.display {
+            drop(multi.clear());
+        }
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress::new()
+    }
+}
+
+/// One step of work in progress.
+#[derive(Debug)]
+pub struct Step {
+    progress: Progress,
+    title: String,
+    started: Instant,
+    shown: Shown,
+    ended: bool,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Bar(ProgressBar),
+    Plain(Arc<PlainStep>),
+}
+
+impl Step {
+    /// Sets the text about the current work of the step. It is cheap enough for every line of a build's
+    /// output.
+    pub fn note(&self, text: impl Into<Cow<'static, str>>) {
+        match &self.shown {
+            Shown::Bar(bar) => bar.set_message(text),
+            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
+        }
+    }
+
+    /// Returns a handle with which another thread can [`note`](Step::note) for this step.
+    #[must_use]
+    pub fn notes(&self) -> Notes {
+        Notes(match &self.shown {
+            Shown::Bar(bar) => Shown::Bar(bar.clone()),
+            Shown::Plain(step) => Shown::Plain(Arc::clone(step)),
+        })
+    }
+
+    /// Returns the time since the step began.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Ends the step as succeeded. `summary` may be empty.
+    pub fn done(mut self, summary: impl AsRef<str>) {
+        self.end("ok", summary.as_ref());
+    }
+
+    /// Ends the step as failed. The caller reports the error itself.
+    pub fn failed(mut self, summary: impl AsRef<str>) {
+        self.end("FAILED", summary.as_ref());
+    }
+
+    fn end(&mut self, word: &str, summary: &str) {
+        self.ended = true;
+        let colon = if summary.is_empty() { "" } else { ": " };
+        let line = format!("{word:<6} {} ({}){colon}{summary}", self.title, seconds(self.elapsed()));
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+        }
+        self.progress.line(line);
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end("ended", "without success");
+        }
+    }
+}
+
+/// A handle for notes of a step: see [`Step::notes`].
+#[derive(Debug)]
+pub struct Notes(Shown);
+
+impl Notes {
+    /// Displays what the step is doing.
+    pub fn note(&self, text: impl Into<Cow<'static, str>>) {
+        match &self.0 {
+            Shown::Bar(bar) => bar.set_message(text),
+            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
+        }
+    }
+}
+
+/// Returns a duration as text: `7.2 s`, `3 min 09 s`.
+#[must_use]
+pub fn seconds(duration: Duration) -> String {
+    if duration < Duration::from_secs(60) {
+        return format!("{:.1} s", duration.as_secs_f64());
+    }
+    format!("{} min {:02} s", duration.as_secs() / 60, duration.as_secs() % 60)
+}
+
+fn running_style() -> ProgressStyle {
+    ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner())
+}
+
+fn heartbeat(steps: &Weak<Mutex<Vec<Weak<PlainStep>>>>) {
+    loop {
+        std::thread::sleep(HEARTBEAT);
+        let Some(steps) = steps.upgrade() else { return };
+        let mut steps = lock(&steps);
+        steps.retain(|step| step.strong_count() > 0);
+        for step in steps.iter().filter_map(Weak::upgrade) {
+            if step.started.elapsed() < HEARTBEAT {
+                continue;
+            }
+            let note = lock(&step.note).clone();
+            let dash = if note.is_empty() { "" } else { " - " };
+            print_line(&format!("{} ... {}{dash}{note}", step.title, seconds(step.started.elapsed())));
+        }
+    }
+}
+
+fn print_line(text: &str) {
+    let now = jiff::Zoned::now().strftime("%H:%M:%S").to_string();
+    // A closed standard error must not fail the run.
+    drop(writeln!(std::io::stderr(), "{now} {text}"));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,300 @@
+//! The results of a run, with their times: for users, for CI and for the exit code.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
+use serde::Serialize;
+
+use crate::progress::seconds;
+
+/// The result of one case.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome", content = "message")]
+pub enum Outcome {
+    Passed,
+    /// The complete reason, because a reader of the report has nothing else.
+    Failed(String),
+    /// The reason why the case does not apply here.
+    Skipped(String),
+    /// The case was selected, but an earlier one failed or the run was stopped.
+    NotRun,
+}
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Case {
+    /// The lane, or the part of a lane, to which the case belongs.
+    pub suite: String,
+    pub name: String,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    #[serde(rename = "seconds", serialize_with = "as_seconds")]
+    pub time: Duration,
+}
+
+/// All cases of a run, in the order in which they ran.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    pub cases: Vec<Case>,
+}
+
+impl Report {
+    /// Creates a report without cases.
+    #[must_use]
+    pub fn new() -> Report {
+        Report::default()
+    }
+
+    /// Adds a case.
+    pub fn push(&mut self, suite: &str, name: &str, outcome: Outcome, time: Duration) {
+        self.cases.push(Case { suite: suite.to_owned(), name: name.to_owned(), outcome, time });
+    }
+
+    /// Records `result` as a case that passed or failed.
+    pub fn record<T>(&mut self, suite: &str, name: &str, time: Duration, result: &Result<T>) {
+        let outcome = match result {
+            Ok(_) => Outcome::Passed,
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        self.push(suite, name, outcome, time);
+    }
+
+    /// Adds all cases of another report.
+    pub fn append(&mut self, other: Report) {
+        self.cases.extend(other.cases);
+    }
+
+    /// Returns the number of cases that passed.
+    #[must_use]
+    pub fn passed(&self) -> usize {
+        self.count(|outcome| *outcome == Outcome::Passed)
+    }
+
+    /// Returns the number of cases that failed.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.count(|outcome| matches!(outcome, Outcome::Failed(_)))
+    }
+
+    /// Returns the number of cases that do not apply here.
+    #[must_use]
+    pub fn skipped(&self) -> usize {
+        self.count(|outcome| matches!(outcome, Outcome::Skipped(_)))
+    }
+
+    /// Returns the number of selected cases that did not run.
+    #[must_use]
+    pub fn not_run(&self) -> usize {
+        self.count(|outcome| *outcome == Outcome::NotRun)
+    }
+
+    fn count(&self, matches: impl Fn(&Outcome) -> bool) -> usize {
+        self.cases.iter().filter(|case| matches(&case.outcome)).count()
+    }
+
+    /// Returns `true` if at least one case was selected, all of them ran, and none failed.
+    #[must_use]
+    pub fn succeeded(&self) -> bool {
+        !self.cases.is_empty() && self.failed() == 0 && self.not_run() == 0 && self.passed() > 0
+    }
+
+    /// Returns a summary such as `3 passed, 0 failed, 1 skipped`.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        format!("{} passed, {} failed, {} skipped", self.passed(), self.failed(), self.skipped())
+    }
+
+    /// Returns one line per case, with its time. A suite with many passed cases has only one line for them.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        for suite in self.suites() {
+            let cases: Vec<&Case> = self.cases.iter().filter(|case| case.suite == suite).collect();
+            let fold = cases.len() > FOLD_ABOVE;
+            let total: Duration = cases.iter().map(|case| case.time).sum();
+            _ = writeln!(text, "\n{suite} ({} cases, {})", cases.len(), seconds(total));
+            let passed = cases.iter().filter(|case| case.outcome == Outcome::Passed).count();
+            if fold && passed > 0 {
+                _ = writeln!(text, "  passed   {passed} cases");
+            }
+            for case in cases {
+                case_lines(&mut text, case, fold);
+            }
+        }
+        text
+    }
+
+    /// Returns the failed cases as in the table, each after a line break, or an empty text.
+    #[must_use]
+    pub fn failures(&self) -> String {
+        let mut text = String::new();
+        for case in self.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed(_))) {
+            text.push('\n');
+            case_lines(&mut text, case, true);
+        }
+        text.trim_end().to_owned()
+    }
+
+    fn suites(&self) -> Vec<&str> {
+        let mut suites: Vec<&str> = Vec::new();
+        for case in &self.cases {
+            if !suites.contains(&case.suite.as_str()) {
+                suites.push(&case.suite);
+            }
+        }
+        suites
+    }
+
+    /// Writes `junit.xml`, `report.json` and `report.txt` into `dir`. `project` is
+    /// the name of the JUnit report.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, dir: &Path, project: &str) -> Result<()> {
+        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        let junit = self.junit(project).to_string().context("render junit.xml")?;
+        let json = serde_json::to_string_pretty(&Summary { summary: self.summary(), report: self })
+            .context("render report.json")?;
+        let text = format!("{}\n{}\n", self.table(), self.summary());
+        for (name, content) in [("junit.xml", junit), ("report.json", json), ("report.txt", text)] {
+            let path = dir.join(name);
+            std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn junit(&self, project: &str) -> quick_junit::Report {
+        let mut junit = quick_junit::Report::new(project);
+        for name in self.suites() {
+            let mut suite = TestSuite::new(name);
+            for case in self.cases.iter().filter(|case| case.suite == name) {
+                let mut test = TestCase::new(case.name.as_str(), junit_status(&case.outcome));
+                test.set_classname(name).set_time(case.time);
+                suite.add_test_case(test);
+            }
+            junit.add_test_suite(suite);
+        }
+        junit
+    }
+}
+
+/// A suite with more cases than this lists only those that need attention.
+const FOLD_ABOVE: usize = 24;
+
+#[derive(Serialize)]
+struct Summary<'a> {
+    summary: String,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+fn case_lines(text: &mut String, case: &Case, fold: bool) {
+    let (word, message) = match &case.outcome {
+        Outcome::Passed if fold => return,
+        Outcome::Passed => ("passed", ""),
+        Outcome::Failed(message) => ("FAILED", message.as_str()),
+        Outcome::Skipped(reason) => ("skipped", reason.as_str()),
+        Outcome::NotRun => ("not run", ""),
+    };
+    // Padding counts chars; names are ASCII.
+    _ = writeln!(text, "  {word:<8} {:<64} {:>12}", case.name, seconds(case.time));
+    for line in message.lines() {
+        _ = writeln!(text, "             {line}");
+    }
+}
+
+fn junit_status(outcome: &Outcome) -> TestCaseStatus {
+    match outcome {
+        Outcome::Passed => TestCaseStatus::success(),
+        Outcome::Failed(message) => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+            status.set_message(message.lines().next().unwrap_or_default()).set_description(message.as_str());
+            status
+        }
+        Outcome::Skipped(reason) => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(reason.as_str());
+            status
+        }
+        // JUnit has no such state, and a reader must not take the case for skipped.
+        Outcome::NotRun => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+            status.set_message("selected, but not run");
+            status
+        }
+    }
+}
+
+fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn report(outcomes: &[Outcome]) -> Report {
+        let mut report = Report::new();
+        for (index, outcome) in outcomes.iter().enumerate() {
+            report.push("suite", &format!("case {index}"), outcome.clone(), Duration::from_secs(1));
+        }
+        report
+    }
+
+    #[rstest]
+    #[case::nothing_selected(&[], false)]
+    #[case::all_passed(&[Outcome::Passed], true)]
+    #[case::one_failed(&[Outcome::Passed, Outcome::Failed("no".into())], false)]
+    #[case::one_not_run(&[Outcome::Passed, Outcome::NotRun], false)]
+    #[case::a_skip_beside_a_pass(&[Outcome::Passed, Outcome::Skipped("n/a".into())], true)]
+    #[case::only_skips(&[Outcome::Skipped("n/a".into())], false)]
+    fn success_takes_a_pass_and_no_failure(#[case] outcomes: &[Outcome], #[case] expected: bool) {
+        assert_eq!(report(outcomes).succeeded(), expected);
+    }
+
+    #[test]
+    fn the_summary_counts_each_outcome() {
+        let report = report(&[
+            Outcome::Passed,
+            Outcome::Failed("a".into()),
+            Outcome::Skipped("b".into()),
+            Outcome::NotRun,
+        ]);
+        assert_eq!(report.summary(), "1 passed, 1 failed, 1 skipped");
+        assert_eq!(report.not_run(), 1);
+    }
+
+    #[test]
+    fn a_long_suite_lists_its_failures_and_counts_the_other_cases() {
+        let mut outcomes = vec![Outcome::Passed; FOLD_ABOVE + 1];
+        outcomes.push(Outcome::Failed("asked 1, got 2\nsee log".into()));
+        let report = report(&outcomes);
+        let table = report.table();
+        assert!(table.contains(&format!("passed   {} cases", FOLD_ABOVE + 1)), "{table}");
+        assert!(table.contains("asked 1, got 2"), "{table}");
+        assert!(!table.contains("case 3 "), "{table}");
+        let failures = report.failures();
+        assert!(failures.starts_with("\n  FAILED   case 25 "), "{failures:?}");
+        assert!(failures.ends_with("\n             see log"), "{failures:?}");
+    }
+
+    #[test]
+    fn junit_and_json_hold_every_case_and_message() {
+        let dir = tempfile::tempdir().unwrap();
+        report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun])
+            .write(dir.path(), "project")
+            .unwrap();
+        let junit = std::fs::read_to_string(dir.path().join("junit.xml")).unwrap();
+        assert!(junit.contains("tests=\"3\"") && junit.contains("failures=\"1\""), "{junit}");
+        assert!(junit.contains("reason &lt;&amp;"), "{junit}");
+        let json: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
+        assert_eq!(json["cases"][1]["outcome"], "failed");
+        assert_eq!(json["cases"][1]["message"], "reason <&>");
+    }
+}

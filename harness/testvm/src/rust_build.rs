@@ -1,0 +1,215 @@
+//! Static builds of Rust programs and tests with cargo, which rebuilds only what has changed.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::process::Program;
+use crate::progress::Step;
+use crate::session::Session;
+
+/// Links the C library into the program, because the guests and images have none.
+const RUSTFLAGS: &str = "-Ctarget-feature=+crt-static";
+
+/// The build profile of tests.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Profile {
+    Debug,
+    /// The profile of programs that are installed.
+    Release,
+}
+
+/// Builds the test binary `tests/<test>` of a package.
+///
+/// # Errors
+/// The binary does not compile.
+pub async fn test_binary(session: &Session, package: &str, test: &str, feature: &str) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the {test} tests of {package}"));
+    let built = build_tests(session, &step, package, test, feature).await?;
+    step.done("");
+    built.program(test)
+}
+
+/// Builds a program that the tests `tests/<test>` of its package run.
+///
+/// # Errors
+/// The program does not compile.
+pub async fn tested_program(
+    session: &Session,
+    package: &str,
+    test: &str,
+    feature: &str,
+    program: &str,
+) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the program {program}"));
+    let built = build_tests(session, &step, package, test, feature).await?;
+    step.done("");
+    built.program(program)
+}
+
+/// Builds the unit tests of a package's library for this machine. The program runs where it was built.
+///
+/// # Errors
+/// The tests do not compile.
+pub async fn unit_tests(
+    session: &Session,
+    package: &str,
+    feature: &str,
+    profile: Profile,
+) -> Result<PathBuf> {
+    let step = session.progress.step(format!("build the tests of {package} with {feature}"));
+    let notes = step.notes();
+    let release: &[&str] = match profile {
+        Profile::Debug => &[],
+        Profile::Release => &["--release"],
+    };
+    let finished = program(session.workspace.root())
+        .args(["test", "--no-run", "--package", package, "--lib", "--features", feature])
+        .args(release)
+        .args(["--message-format", "json-render-diagnostics"])
+        .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
+        .run()
+        .await?;
+    step.done("");
+    Built(artifacts(&finished.stdout)).program(package)
+}
+
+/// Builds tests and the programs of the package, which cargo builds first.
+async fn build_tests(
+    session: &Session,
+    step: &Step,
+    package: &str,
+    test: &str,
+    feature: &str,
+) -> Result<Built> {
+    let profile = "--profile=guest-tests";
+    let args = ["test", profile, "--no-run", "--package", package, "--test", test, "--features", feature];
+    cargo(session, step, &args).await
+}
+
+/// Builds the benchmark `name` of a package, which the feature `bench` enables.
+///
+/// # Errors
+/// The benchmark does not compile.
+pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
+    let args = ["build", "--release", "--package", package, "--bench", name, "--features", "bench"];
+    let title = format!("build the benchmark {name} of {package}");
+    programs(session, &title, &args).await?.program(name)
+}
+
+/// Builds static programs with these arguments to cargo, as a step with the title `title`.
+///
+/// # Errors
+/// The programs do not compile.
+pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<Built> {
+    let step = session.progress.step(title);
+    let built = cargo(session, &step, args).await?;
+    step.done("");
+    Ok(built)
+}
+
+/// The result of a cargo build.
+pub struct Built(Vec<Artifact>);
+
+impl Built {
+    /// Returns the path of the program of this name.
+    ///
+    /// # Errors
+    /// Cargo built no program of this name.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
+        let found = self.0.iter().find(|artifact| artifact.target.name == name);
+        let path = found.and_then(|artifact| artifact.executable.clone());
+        path.with_context(|| format!("cargo built no program called {name}"))
+    }
+}
+
+#[derive(Deserialize)]
+struct Artifact {
+    reason: String,
+    target: Target,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+async fn cargo(session: &Session, step: &Step, args: &[&str]) -> Result<Built> {
+    // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
+    let target = host_triple(session.workspace.root()).await?;
+    let notes = step.notes();
+    let (command, rest) = args.split_first().context("no cargo command")?;
+    let finished = program(session.workspace.root())
+        .arg(*command)
+        .args(["--target", &target, "--message-format", "json-render-diagnostics"])
+        .args(rest.iter().copied())
+        .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS)
+        .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
+        .run()
+        .await?;
+    Ok(Built(artifacts(&finished.stdout)))
+}
+
+/// Returns cargo in the workspace, without the variables that the outer cargo set for the package of
+/// this program. Build scripts that depend on such variables would run again each time.
+#[must_use]
+pub fn program(workspace: &Path) -> Program {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut program = Program::new(cargo).current_dir(workspace);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == "CARGO_BIN_NAME" {
+            program = program.env_remove(name);
+        }
+    }
+    program
+}
+
+fn artifacts(messages: &str) -> Vec<Artifact> {
+    // Messages of other kinds have other fields.
+    let parsed = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
+    parsed
+        .filter(|artifact| artifact.reason == "compiler-artifact" && artifact.executable.is_some())
+        .collect()
+}
+
+/// Returns `true` if rustc has the standard library for a target.
+///
+/// # Errors
+/// rustc does not know the target, or does not run.
+pub async fn has_target(session: &Session, triple: &str) -> Result<bool> {
+    let printed = rustc(session.workspace.root(), &["--print", "target-libdir", "--target", triple]).await?;
+    Ok(Path::new(printed.trim()).is_dir())
+}
+
+async fn host_triple(workspace: &Path) -> Result<String> {
+    let version = rustc(workspace, &["-vV"]).await?;
+    version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .map(str::to_owned)
+        .context("rustc -vV names no host")
+}
+
+async fn rustc(workspace: &Path, args: &[&str]) -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    Ok(Program::new(rustc).args(args.iter().copied()).current_dir(workspace).run().await?.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_among_the_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"library"},"executable":null}
+{"reason":"build-script-executed","package_id":"x"}
+{"reason":"compiler-artifact","target":{"name":"kernel"},"executable":"/t/kernel-1"}
+{"reason":"build-finished","success":true}"#;
+        let built = Built(artifacts(messages));
+        assert_eq!(built.program("kernel").unwrap(), PathBuf::from("/t/kernel-1"));
+        assert!(built.program("library").is_err());
+    }
+}

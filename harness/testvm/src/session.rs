@@ -1,0 +1,139 @@
+//! The state that all parts of one run share: paths, progress, and cancellation.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::fcntl::Flock;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{self, Cache};
+use crate::progress::Progress;
+
+/// The project whose programs run in the virtual machines.
+#[derive(Clone, Copy, Debug)]
+pub struct Project {
+    /// The name of the cache directory, of clusters in kubeconfigs, and of the JUnit report. In upper case, it
+    /// begins the names of environment variables.
+    pub name: &'static str,
+    /// The command line that starts this program, such as `cargo harness`, for messages with a command to paste.
+    pub command: &'static str,
+}
+
+impl Project {
+    /// Returns the name of an environment variable: `DISK_TOOL_ACCELERATOR` for `ACCELERATOR` of the project
+    /// `disk-tool`.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> String {
+        format!("{}_{name}", self.name.to_uppercase().replace('-', "_"))
+    }
+}
+
+/// One run of the program.
+#[derive(Debug)]
+pub struct Session {
+    /// The project under test.
+    pub project: Project,
+    /// The directories of the project.
+    pub workspace: Workspace,
+    /// The artifacts that are built once.
+    pub cache: Cache,
+    /// The display of steps.
+    pub progress: Progress,
+    /// Cancelled by the first Ctrl-C. Long operations then start no new steps, and write a report.
+    pub cancel: CancellationToken,
+}
+
+impl Session {
+    /// # Errors
+    /// The cache directory cannot be found or created.
+    pub fn new(project: Project, workspace: Workspace) -> Result<Session> {
+        Ok(Session {
+            project,
+            workspace,
+            cache: Cache::open(project.name)?,
+            progress: Progress::new(),
+            cancel: CancellationToken::new(),
+        })
+    }
+
+    /// Waits until no other run in this checkout writes the reports and logs of `name`, and locks them.
+    ///
+    /// # Errors
+    /// The lock cannot be acquired, or the run was stopped while it waited.
+    pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
+        let target = self.workspace.target();
+        std::fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
+        let path = target.join(format!(".harness-{name}.lock"));
+        if let Some(lock) = cache::try_lock(&path)? {
+            return Ok(lock);
+        }
+        let step = self.progress.step(format!("wait for another {name} run in this checkout"));
+        let lock = self.until_cancelled(cache::lock(&path)).await?;
+        step.done("");
+        Ok(lock)
+    }
+
+    /// Runs `work` until it ends or the session is cancelled. In the second case, `work` is dropped with
+    /// everything it owns.
+    ///
+    /// # Errors
+    /// The error of `work`, or that the run was stopped.
+    pub async fn until_cancelled<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match self.cancel.run_until_cancelled(work).await {
+            Some(result) => result,
+            None => anyhow::bail!("stopped before it ended"),
+        }
+    }
+}
+
+/// The directories of a checkout of the project.
+#[derive(Clone, Debug)]
+pub struct Workspace {
+    root: PathBuf,
+    definitions: PathBuf,
+}
+
+impl Workspace {
+    /// Creates a value for the cargo workspace at `root`. `definitions` is the directory of the data that
+    /// describes images: package lists, kernels, pinned versions.
+    #[must_use]
+    pub fn new(root: PathBuf, definitions: PathBuf) -> Workspace {
+        Workspace { root, definitions }
+    }
+
+    /// Returns the directory of the cargo workspace.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns the directory of the data that describes images: package lists, kernels, pinned versions.
+    #[must_use]
+    pub fn definitions(&self) -> &Path {
+        &self.definitions
+    }
+
+    /// Returns cargo's target directory.
+    #[must_use]
+    pub fn target(&self) -> PathBuf {
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from)
+    }
+
+    /// Returns the directory of the reports and logs of the run `name`. Each run recreates it.
+    #[must_use]
+    pub fn reports(&self, name: &str) -> PathBuf {
+        self.target().join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_variable_begins_with_the_project() {
+        let project = Project { name: "disk-tool", command: "cargo xtask" };
+        assert_eq!(project.variable("ACCELERATOR"), "DISK_TOOL_ACCELERATOR");
+    }
+}

@@ -1,0 +1,22 @@
+//! Virtual machines: their specification, the QEMU process that runs one, and the messages of the guest.
+//!
+//! [`VmSpec`] is data. [`Vm::boot`] turns it into a running machine with one owner; dropping that owner cuts
+//! the power. The guest communicates over virtio ports of their own. The console is only a log.
+
+mod accelerator;
+mod boot;
+mod command;
+mod console;
+mod control;
+mod hypervisor;
+mod machine;
+mod reports;
+mod spec;
+
+pub use accelerator::choose;
+pub use boot::{GuestFile, initramfs};
+pub use control::Control;
+pub use hypervisor::{Accelerator, Hypervisor};
+pub use machine::{ExitReason, Phase, Vm};
+pub use reports::LineTimes;
+pub use spec::{Disk, DiskMode, Forward, VmSpec};

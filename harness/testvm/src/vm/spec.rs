@@ -1,0 +1,72 @@
+//! The specification of a virtual machine.
+
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
+
+use super::hypervisor::Hypervisor;
+
+/// Everything that determines QEMU's arguments. Starting the same specification again after a power cut is a
+/// reboot: [`DiskMode::Persistent`] disks have the content that the power cut left.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    /// The name of the machine in messages and in the names of its files in `logs`.
+    pub name: String,
+    pub hypervisor: Hypervisor,
+    pub kernel: PathBuf,
+    /// See [`super::initramfs`].
+    pub initramfs: PathBuf,
+    /// Arguments that are appended to the kernel command line.
+    pub kernel_args: Vec<String>,
+    pub memory_mib: u32,
+    pub cpus: u32,
+    pub disks: Vec<Disk>,
+    /// `true` for a user-mode network, in which the guest is 10.0.2.15 and the host's loopback is 10.0.2.2.
+    pub network: bool,
+    /// Ports of the host that are forwarded to the guest. They need `network`.
+    pub forwards: Vec<Forward>,
+    /// The directory of the console's log and the output of all programs in the guest, one file per source.
+    pub logs: PathBuf,
+}
+
+/// A raw disk image, which the guest finds by its name.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Disk {
+    /// The name: at most 20 bytes, because it is a virtio-blk serial number.
+    pub name: String,
+    /// The path of the image on the host.
+    pub image: PathBuf,
+    pub mode: DiskMode,
+}
+
+impl Disk {
+    /// Returns the path of the log of writes to a [`DiskMode::Logged`] disk, beside its image: see
+    /// [`crate::images::write_log`]. Each boot truncates it.
+    #[must_use]
+    pub fn write_log(&self) -> PathBuf {
+        let mut path = self.image.clone().into_os_string();
+        path.push(".writes");
+        path.into()
+    }
+}
+
+/// What happens to the guest's writes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DiskMode {
+    /// Writes go to the image.
+    Persistent,
+    /// Writes go to the image, and a copy of each, in order, to [`Disk::write_log`].
+    Logged,
+    /// Writes are discarded when the machine ends, so machines can share the image.
+    Scratch,
+    /// The guest cannot write.
+    ReadOnly,
+}
+
+/// A TCP port of the host that is forwarded to the guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Forward {
+    /// The address, which can be any in 127.0.0.0/8, so that every machine can use the same port.
+    pub host: SocketAddrV4,
+    /// The port of the guest.
+    pub guest_port: u16,
+}
