@@ -20,14 +20,14 @@ use crate::{
         audit,
         capacity::{self, CapacityConfig},
         claims, classes,
-        context::{Context, ContextParts},
+        context::Context,
         health_endpoints::HealthEndpoints,
         janitor, lost_disk, persistent_volumes, project_audit,
     },
     objects::identity::Identity,
     store::{
         intents::Intents,
-        storage::{self, Opener, Storage},
+        storage::{self, Opener},
     },
     tasks::{named, until},
 };
@@ -65,15 +65,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(ContextParts {
-        cluster: cluster.clone(),
-        storage: Arc::new(Storage::default()),
-        intents,
-        claims,
-        volumes,
-        classes,
-        now: Timestamp::now,
-    }));
+    let ctx = Arc::new(Context::new(cluster.clone(), intents, claims, volumes, classes, Timestamp::now));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
 

@@ -48,7 +48,7 @@ fn observe(
         }
     };
     ctx.capacity.notify_one();
-    for claim in ctx.claims.state() {
+    for claim in ctx.claims.cache.state() {
         let is_of_class = changed.is_none() || ownership::class_name(&claim) == changed.as_deref();
         if is_of_class && ownership::is_claim_to_provision(&claim, &ctx.cluster.identity) {
             // The controller no longer listens during shutdown.

@@ -129,7 +129,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     match ctx.cluster.volume_api().delete(&name, &parameters).await {
         Ok(_marked_or_deleted) => Ok(()),
         Err(error) => {
-            ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
+            ctx.volumes.writes.forget(&ObjectRef::from_obj(volume));
             Err(Error::api("delete PersistentVolume", &name, error))
         }
     }
@@ -161,10 +161,10 @@ async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Con
     match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
         Ok(Some(patched)) => {
             let key = ObjectRef::from_obj(volume);
-            ctx.volume_writes.remember(patched.into_inner());
+            ctx.volumes.writes.remember(patched.into_inner());
             // If this write removed the object, the watch may have reported that already and cleared the entry.
-            if ctx.volumes.get(&key).is_none() {
-                ctx.volume_writes.forget(&key);
+            if ctx.volumes.cache.get(&key).is_none() {
+                ctx.volumes.writes.forget(&key);
             }
             Ok(())
         }

@@ -85,7 +85,7 @@ async fn process_records(ctx: &Context) -> bool {
 async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
     // The task that holds the lock may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
-    let claim = ctx.claims.get(&intent.claim());
+    let claim = ctx.claims.cache.get(&intent.claim());
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {

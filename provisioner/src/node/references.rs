@@ -35,7 +35,7 @@ pub(crate) async fn require_none(
     };
     let refused =
         |volume: &PersistentVolume| Error::StillReferenced { id: id.clone(), by: volume.name_any() };
-    if let Some(volume) = ctx.volumes.state().iter().find(|volume| needs(volume)) {
+    if let Some(volume) = ctx.volumes.cache.state().iter().find(|volume| needs(volume)) {
         return Err(refused(volume));
     }
     let mut parameters =

@@ -48,7 +48,7 @@ impl Collection {
 /// node's volumes. A volume that was being created or deleted during the first comparison is no finding in the second.
 async fn find(ctx: &Context) -> Result<Findings, Error> {
     let before = node_volumes(ctx).await?;
-    let cached = ctx.volumes.state();
+    let cached = ctx.volumes.cache.state();
     let suspected = compare(&before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
     if suspected.is_empty() {
         return Ok(suspected);
@@ -107,7 +107,7 @@ const MAX_NAMES: usize = 8;
 fn report_findings(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
-        if let Some(object) = ctx.volumes.get(&key) {
+        if let Some(object) = ctx.volumes.cache.get(&key) {
             ctx.cluster.events.publish(&*object, Reason::VolumeMissing, why.as_str());
         }
     }
@@ -196,7 +196,7 @@ fn could_be_ours(id: &VolumeId) -> bool {
 
 /// Returns `true` if the claim of a volume exists, so that its PersistentVolume may be created again.
 fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
-    ctx.claims.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
+    ctx.claims.cache.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
 }
 
 #[cfg(test)]
