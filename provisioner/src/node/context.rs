@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{
+        absence,
         backoff::{self, Backoff},
         cluster::Cluster,
         mutation_cache::MutationCache,
@@ -25,8 +26,14 @@ use crate::{
         queue::Object,
         signals::{RetryGeneration, SyncSignal},
     },
+    error::Error,
     metrics::{LatestFindings, Operations},
-    store::{in_flight::InFlight, intents::Intents, storage::Storage},
+    store::{
+        in_flight::InFlight,
+        intents::Intents,
+        storage::Storage,
+        volumes::{VolumeError, Volumes},
+    },
 };
 
 /// The state that all reconciles of a node share: access to the cluster and the store, caches, back-off and signals.
@@ -99,6 +106,35 @@ impl Context {
             Some(cached) => Some(self.volumes.writes.newest(cached)),
             None => self.volumes.writes.get(&key),
         }
+    }
+
+    /// Reads a PersistentVolume from the API server. Returns `None` only if that proves that it does not exist.
+    ///
+    /// # Errors
+    /// When the request fails.
+    pub(crate) async fn read_volume(&self, name: &str) -> Result<Option<PersistentVolume>, Error> {
+        let read = absence::get_opt(&self.cluster.volume_api(), name).await;
+        let volume = read.map_err(|error| Error::api("read PersistentVolume", name, error))?;
+        Ok(volume.map(Pruned::into_inner))
+    }
+
+    /// Runs a blocking operation on the store, if its file system is the expected one or that is unknown.
+    ///
+    /// # Errors
+    /// [`Error::OtherFilesystem`], or the error of the operation.
+    pub(crate) async fn run_on<T, F>(&self, expected: Option<String>, operation: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let run = self.storage.run(move |volumes| {
+            let present = volumes.filesystem_uuid();
+            match expected.filter(|expected| *expected != present) {
+                Some(of_volume) => Ok(Err(Error::OtherFilesystem { of_volume, of_node: present })),
+                None => operation(volumes).map(Ok),
+            }
+        });
+        run.await?
     }
 }
 

@@ -7,7 +7,7 @@ use loopfs::volume_store::VolumeId;
 use tokio::time::timeout;
 
 use crate::{
-    api::{absence, backoff},
+    api::backoff,
     error::Error,
     node::{context::Context, references},
     objects::ownership,
@@ -94,10 +94,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
     }
     let object = match ctx.volume(id.as_str()) {
         Some(ours) => Some(ours),
-        None => absence::get_opt(&ctx.cluster.volume_api(), id.as_str())
-            .await
-            .map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?
-            .map(|object| Arc::new(object.into_inner())),
+        None => ctx.read_volume(id.as_str()).await?.map(Arc::new),
     };
     let is_provisioned = match object {
         // The claim was rescheduled and got its volume on another node.

@@ -247,28 +247,19 @@ async fn expand(
 ) -> (Outcome, Option<Error>) {
     let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
     let kind = kind(volume);
-    let expanding = ctx.storage.run(move |volumes| {
-        let present = volumes.filesystem_uuid();
-        match expected {
-            Some(of_volume) if of_volume != present => {
-                Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
-            }
-            _ => {
-                let size = volumes.expand(&id, target)?;
-                // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
-                let shown = kind == VolumeKind::Filesystem
-                    || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
-                Ok(Ok(if shown { Outcome::Expanded(size) } else { Outcome::AwaitsNode(size) }))
-            }
-        }
+    let expanding = ctx.run_on(expected, move |volumes| {
+        let size = volumes.expand(&id, target)?;
+        // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
+        let is_refreshed = kind == VolumeKind::Filesystem
+            || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).unwrap_or(false);
+        Ok(if is_refreshed { Outcome::Expanded(size) } else { Outcome::AwaitsNode(size) })
     });
     let error = match expanding.await {
-        Ok(Ok(outcome)) => {
+        Ok(outcome) => {
             ctx.capacity.notify_one();
             return (outcome, None);
         }
-        Ok(Err(error)) => error,
-        Err(error) => Error::from(error),
+        Err(error) => error,
     };
     let outcome = match &error {
         Error::Storage(StorageError::Volume(refused)) if refused.is_infeasible() => {

@@ -374,8 +374,7 @@ fn differed(fields: &[String]) -> String {
 
 /// Deletes an object, unless it changed since the decision. An object that does not exist any more is no error.
 async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Preconditions) -> Result<(), Error> {
-    let parameters = DeleteParams { preconditions: Some(found), ..DeleteParams::default() };
-    let deleted = api.delete(&key.name, &parameters).await;
+    let deleted = api.delete(&key.name, &DeleteParams::default().preconditions(found)).await;
     absence::unless_absent::<DynamicObject, _>(deleted, &kind.resource(), &key.name)
         .map(drop)
         .map_err(|error| Error::api("delete", key.to_string(), error))

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::compare::{NodeVolumes, compare, objects};
 use crate::{
-    api::{absence, events::Reason},
+    api::events::Reason,
     error::Error,
     metrics::Findings,
     node::{context::Context, references},
@@ -178,8 +178,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
-    let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
-    let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
+    let object = ctx.read_volume(id.as_str()).await?;
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
         return Ok(false);
     }
