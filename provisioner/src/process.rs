@@ -19,15 +19,15 @@ use crate::{
     node::{
         audit,
         capacity::{self, CapacityConfig},
-        claims, classes,
-        context::{Context, ContextParts},
+        claims, classes, cleanup,
+        context::Context,
         health_endpoints::HealthEndpoints,
-        janitor, lost_disk, persistent_volumes, project_audit,
+        lost_disk, persistent_volumes, project_audit,
     },
     objects::identity::Identity,
     store::{
         intents::Intents,
-        storage::{self, Opener, Storage},
+        storage::{self, Opener},
     },
     tasks::{named, until},
 };
@@ -60,20 +60,12 @@ pub(crate) struct Parts {
 /// Spawns all tasks of the process. The first task to end, for whatever reason, ends the process.
 pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) {
     let Parts { client, identity, intents, open, options, monitoring } = parts;
-    let (events, event_requests) = Events::new();
+    let (events, event_requests) = Events::new(identity.node());
     let cluster = Cluster { client: client.clone(), identity: identity.clone(), events };
     let (claims, claim_cache) = reflector::store();
     let (volumes, volume_cache) = reflector::store();
     let (classes, class_cache) = reflector::store();
-    let ctx = Arc::new(Context::new(ContextParts {
-        cluster: cluster.clone(),
-        storage: Arc::new(Storage::default()),
-        intents,
-        claims,
-        volumes,
-        classes,
-        now: Timestamp::now,
-    }));
+    let ctx = Arc::new(Context::new(cluster.clone(), intents, claims, volumes, classes, Timestamp::now));
     let (related, claims_of_volumes) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
 
@@ -124,7 +116,7 @@ pub(crate) fn spawn(parts: Parts) -> (JoinSet<&'static str>, CancellationToken) 
         let endpoints = HealthEndpoints { ctx: Arc::clone(&ctx), writes };
         tasks.spawn(named("monitoring", monitoring::serve(listeners, endpoints, stop.clone())));
     }
-    tasks.spawn(named("janitor", until(stop.clone(), janitor::run(ctx))));
+    tasks.spawn(named("cleanup", until(stop.clone(), cleanup::run(ctx))));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn(named("events", events::publish(client, identity, event_requests)));
     (tasks, stop)
@@ -134,7 +126,7 @@ async fn keep_storage_open(ctx: Arc<Context>, open: Opener) {
     let opened = || {
         ctx.retry_generation.bump();
         ctx.trash.notify_one();
-        ctx.claims_vanished.notify_one();
+        ctx.claims_deleted.notify_one();
     };
-    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, &ctx.cluster.identity, opened).await;
+    storage::keep_open(&ctx.storage, open, &ctx.cluster.events, opened).await;
 }

@@ -8,6 +8,7 @@ pub(crate) mod connection;
 pub(crate) mod event_counter;
 pub(crate) mod events;
 pub(crate) mod jitter;
+pub(crate) mod list;
 pub(crate) mod mutation_cache;
 pub(crate) mod pruned;
 pub(crate) mod queue;

@@ -59,21 +59,17 @@ pub(crate) fn decide(state: NodeLossState<'_>, identity: &Identity) -> Decision 
     });
     let claim_is_deleted = claim.is_some_and(|claim| claim.metadata.deletion_timestamp.is_some());
     let is_deleted = volume.metadata.deletion_timestamp.is_some();
-    let spec = volume.spec.as_ref();
-    let deletes = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete");
-    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
-    let has_finalizer = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
     match (policy.on_node_loss, claim.is_some()) {
         (OnNodeLoss::Retain, _) => Decision::ReportOnly,
         (_, true) if claim_is_deleted => Decision::Requeue,
         (OnNodeLoss::DeleteClaim, true) => Decision::DeleteClaim,
         // The PersistentVolume is the only record of where the data is, and its reclaim policy retains the data.
-        (_, _) if !deletes => Decision::ReportOnly,
+        (_, _) if !pv::has_delete_policy(volume) => Decision::ReportOnly,
         (OnNodeLoss::DeleteVolume, true) if is_deleted => Decision::Requeue,
         (OnNodeLoss::DeleteVolume, true) => Decision::DeletePv,
-        (_, false) if phase != Some("Released") => Decision::Requeue,
+        (_, false) if pv::phase(volume) != Some("Released") => Decision::Requeue,
         // Finalizers of other controllers hold it.
-        (_, false) if is_deleted && !has_finalizer => Decision::Requeue,
+        (_, false) if is_deleted && !pv::has_finalizer(volume) => Decision::Requeue,
         (_, false) => Decision::DeletePvAndFinalizer,
     }
 }

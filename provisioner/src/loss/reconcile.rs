@@ -226,7 +226,7 @@ async fn delete<K: queue::Object>(
     object: &K,
 ) -> Result<(), Error> {
     let preconditions = Preconditions { uid: object.uid(), resource_version: object.resource_version() };
-    let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    let parameters = DeleteParams::default().preconditions(preconditions);
     let name = object.name_any();
     api.delete(&name, &parameters).await.map(drop).map_err(|error| Error::api(operation, name, error))
 }

@@ -54,11 +54,11 @@ pub(crate) async fn run(
     let retried = queue::requeue_failed(
         Arc::clone(&ctx),
         |ctx: &Context| &ctx.retry_generation,
-        |ctx| &ctx.claim_backoff,
+        |ctx| &ctx.claims.backoff,
     );
     let queue = stream::select(touched, stream::select(queue::receiver(related), retried));
     let copies = Slow { concurrency: COPY_CONCURRENCY, is_slow: is_to_be_copied };
-    queue::run(CONCURRENCY, copies, queue, ctx.claims.clone(), reconcile, ctx, stop).await;
+    queue::run(CONCURRENCY, copies, queue, ctx.claims.cache.clone(), reconcile, ctx, stop).await;
 }
 
 /// Returns `true` if the claim waits for a volume that is a copy.
@@ -75,24 +75,19 @@ fn observe(
         CacheChange::Applied(claim) => Some(ObjectRef::from_obj(&*claim)),
         CacheChange::Deleted(claim) => {
             let key = ObjectRef::from_obj(&*claim);
-            ctx.claim_writes.forget(&key);
-            ctx.claim_conflicts.clear(&key);
+            ctx.claims.writes.forget(&key);
+            ctx.claims.conflicts.clear(&key);
             // A claim that is rescheduled to another node may come back. Its back-off is kept for that case. Otherwise this node would
             // retry without any delay each time the scheduler selects it.
             if claim.metadata.deletion_timestamp.is_some() || ownership::bound_volume(&claim).is_some() {
-                ctx.claim_backoff.clear(&key);
+                ctx.claims.backoff.clear(&key);
             }
-            ctx.claims_vanished.notify_one();
+            ctx.claims_deleted.notify_one();
             None
         }
         CacheChange::Listed => {
-            // Objects that were deleted while the watch was interrupted cause no change of their own.
-            let is_cached = |key: &ObjectRef<PersistentVolumeClaim>| ctx.claims.get(key).is_some();
-            ctx.claim_writes.retain(is_cached);
-            ctx.claim_backoff.retain(is_cached);
-            ctx.claim_conflicts.retain(is_cached);
-            ctx.claims_vanished.notify_one();
-            ctx.claims_synced.set();
+            ctx.claims.listed();
+            ctx.claims_deleted.notify_one();
             None
         }
     }
@@ -122,36 +117,34 @@ struct Failure {
 
 async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Action {
     ctx.synced().await;
-    let claim = ctx.claim_writes.newest(cached);
+    let claim = ctx.claims.writes.newest(cached);
     let key = ObjectRef::from_obj(&*claim);
     let retry_key = retry_key(&claim, &ctx);
-    let now = Instant::now();
-    let wait = ctx.claim_conflicts.remaining(&key, &(), now);
-    if let Some(wait) = wait.or_else(|| ctx.claim_backoff.remaining(&key, &retry_key, now)) {
+    if let Some(wait) = ctx.claims.remaining(&key, &retry_key) {
         return Action::requeue(wait);
     }
     let attempted = attempt(&claim, &ctx).await;
     if !matches!(&attempted, Err(Failure { error, .. }) if error.is_conflict()) {
-        ctx.claim_conflicts.clear(&key);
+        ctx.claims.conflicts.clear(&key);
     }
     match attempted {
-        Ok(Progress::UpToDate) => ctx.claim_backoff.clear(&key),
+        Ok(Progress::UpToDate) => ctx.claims.backoff.clear(&key),
         // Without back-off, the kubelet would fail again and this process would request the resize again, in an endless loop.
         Ok(Progress::Done | Progress::Pending)
             if ResizeStatus::of(&claim) == Some(ResizeStatus::NodeInfeasible) =>
         {
-            ctx.claim_backoff.failed(key, retry_key, Instant::now());
+            ctx.claims.backoff.failed(key, retry_key, Instant::now());
         }
         Ok(Progress::Done | Progress::Pending | Progress::Elsewhere) => {}
         Ok(Progress::Requeue) => {
-            return Action::requeue(ctx.claim_backoff.failed(key, retry_key, Instant::now()));
+            return Action::requeue(ctx.claims.backoff.failed(key, retry_key, Instant::now()));
         }
         Err(Failure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "the claim changed in the meantime, or another task works on its volume; it is reconciled again");
-            return Action::requeue(ctx.claim_conflicts.failed(key, (), Instant::now()));
+            return Action::requeue(ctx.claims.conflicts.failed(key, (), Instant::now()));
         }
         Err(Failure { reason, error }) => {
-            let wait = ctx.claim_backoff.failed(key, retry_key, Instant::now());
+            let wait = ctx.claims.backoff.failed(key, retry_key, Instant::now());
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
             if let Some(patch) = reschedule::plan(&claim, &error, &ctx.cluster.identity) {
                 match reschedule::apply(&claim, &patch, &ctx).await {

@@ -39,18 +39,16 @@ fn observe(
     ctx: &Context,
     related: &mpsc::UnboundedSender<ObjectRef<PersistentVolumeClaim>>,
 ) {
-    let changed = match change {
-        CacheChange::Applied(class) | CacheChange::Deleted(class) => Some(class.name_any()),
-        // Any class may have changed while the watch was interrupted.
-        CacheChange::Listed => {
-            ctx.classes_synced.set();
-            None
-        }
-    };
     ctx.capacity.notify_one();
-    for claim in ctx.claims.state() {
-        let is_of_class = changed.is_none() || ownership::class_name(&claim) == changed.as_deref();
-        if is_of_class && ownership::is_claim_to_provision(&claim, &ctx.cluster.identity) {
+    let class = match change {
+        CacheChange::Applied(class) | CacheChange::Deleted(class) => class.name_any(),
+        // `Applied` of each class of the list follows.
+        CacheChange::Listed => return ctx.classes_synced.set(),
+    };
+    for claim in ctx.claims.cache.state() {
+        if ownership::class_name(&claim) == Some(class.as_str())
+            && ownership::is_claim_to_provision(&claim, &ctx.cluster.identity)
+        {
             // The controller no longer listens during shutdown.
             related.send(ObjectRef::from_obj(&*claim)).ok();
         }
@@ -76,8 +74,8 @@ mod tests {
 
     #[rstest]
     #[case::the_class_arrives(CacheChange::Applied(class()), json!({}), true)]
-    #[case::the_class_goes(CacheChange::Deleted(class()), json!({}), true)]
-    #[case::all_are_listed_again(CacheChange::Listed, json!({}), true)]
+    #[case::the_class_is_deleted(CacheChange::Deleted(class()), json!({}), true)]
+    #[case::all_are_listed_and_follow(CacheChange::Listed, json!({}), false)]
     #[case::no_node_is_selected(CacheChange::Applied(class()), json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": null}}}), true)]
     #[case::of_another_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": "other"}}), false)]
     #[case::without_class(CacheChange::Applied(class()), json!({"spec": {"storageClassName": null}}), false)]

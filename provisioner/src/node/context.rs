@@ -1,6 +1,9 @@
 //! The state that all reconciles of a node share.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use k8s_openapi::{
     api::{
@@ -15,47 +18,44 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{
+        absence,
         backoff::{self, Backoff},
         cluster::Cluster,
         mutation_cache::MutationCache,
+        pruned::Pruned,
+        queue::Object,
         signals::{RetryGeneration, SyncSignal},
     },
+    error::Error,
     metrics::{LatestFindings, Operations},
-    store::{in_flight::InFlight, intents::Intents, storage::Storage},
+    store::{
+        in_flight::InFlight,
+        intents::Intents,
+        storage::Storage,
+        volumes::{VolumeError, Volumes},
+    },
 };
 
 /// The state that all reconciles of a node share: access to the cluster and the store, caches, back-off and signals.
 pub(crate) struct Context {
     pub(crate) cluster: Cluster,
-    pub(crate) storage: Arc<Storage>,
+    pub(crate) storage: Storage,
     pub(crate) intents: Intents,
 
-    /// Cache of the claims that could concern this node.
-    pub(crate) claims: Store<PersistentVolumeClaim>,
-    /// Cache of this node's PersistentVolumes.
-    pub(crate) volumes: Store<PersistentVolume>,
+    /// The claims that could concern this node.
+    pub(crate) claims: ControllerState<PersistentVolumeClaim>,
+    /// This node's PersistentVolumes.
+    pub(crate) volumes: ControllerState<PersistentVolume>,
     /// Cache of all storage classes.
     pub(crate) classes: Store<StorageClass>,
-
-    pub(crate) claims_synced: SyncSignal,
-    pub(crate) volumes_synced: SyncSignal,
     pub(crate) classes_synced: SyncSignal,
 
-    pub(crate) claim_writes: MutationCache<PersistentVolumeClaim>,
-    pub(crate) volume_writes: MutationCache<PersistentVolume>,
-
-    pub(crate) claim_backoff: Backoff<ObjectRef<PersistentVolumeClaim>, RetryKey>,
-    pub(crate) volume_backoff: Backoff<ObjectRef<PersistentVolume>, RetryKey>,
-
-    pub(crate) claim_conflicts: Backoff<ObjectRef<PersistentVolumeClaim>, ()>,
-    pub(crate) volume_conflicts: Backoff<ObjectRef<PersistentVolume>, ()>,
-
-    /// Excludes provisioning and the removal of an orphaned volume from working on the same volume.
+    /// Locks on volumes. Provisioning, deletion and the removal of an orphaned volume exclude each other, and copies of the volume.
     pub(crate) in_flight: InFlight,
     /// Notified when an entry was moved to the trash.
     pub(crate) trash: Notify,
     /// Notified when a claim was deleted or a watch restarted: records of provisioning may have been orphaned.
-    pub(crate) claims_vanished: Notify,
+    pub(crate) claims_deleted: Notify,
     pub(crate) retry_generation: RetryGeneration,
     /// Notified when the free capacity may have decreased, or a published CSIStorageCapacity was changed.
     pub(crate) capacity: Notify,
@@ -65,44 +65,124 @@ pub(crate) struct Context {
     pub(crate) now: fn() -> Timestamp,
 }
 
-/// The parts that a [`Context`] is created from. Its other fields start empty.
-pub(crate) struct ContextParts {
-    pub(crate) cluster: Cluster,
-    pub(crate) storage: Arc<Storage>,
-    pub(crate) intents: Intents,
-    pub(crate) claims: Store<PersistentVolumeClaim>,
-    pub(crate) volumes: Store<PersistentVolume>,
-    pub(crate) classes: Store<StorageClass>,
-    pub(crate) now: fn() -> Timestamp,
-}
-
 impl Context {
-    pub(crate) fn new(parts: ContextParts) -> Self {
-        let ContextParts { cluster, storage, intents, claims, volumes, classes, now } = parts;
+    /// Creates a context with a store that is not open yet.
+    pub(crate) fn new(
+        cluster: Cluster,
+        intents: Intents,
+        claims: Store<PersistentVolumeClaim>,
+        volumes: Store<PersistentVolume>,
+        classes: Store<StorageClass>,
+        now: fn() -> Timestamp,
+    ) -> Self {
         Self {
             cluster,
-            storage,
+            storage: Default::default(),
             intents,
-            claims,
-            volumes,
+            claims: ControllerState::new(claims),
+            volumes: ControllerState::new(volumes),
             classes,
-            claims_synced: Default::default(),
-            volumes_synced: Default::default(),
             classes_synced: Default::default(),
-            claim_writes: Default::default(),
-            volume_writes: Default::default(),
-            claim_backoff: Default::default(),
-            volume_backoff: Default::default(),
-            claim_conflicts: Backoff::new(backoff::CONFLICT),
-            volume_conflicts: Backoff::new(backoff::CONFLICT),
             in_flight: Default::default(),
             trash: Default::default(),
-            claims_vanished: Default::default(),
+            claims_deleted: Default::default(),
             retry_generation: Default::default(),
             capacity: Default::default(),
             operations: Default::default(),
             audit: Default::default(),
             now,
+        }
+    }
+
+    /// Returns once every cache has received its first list.
+    pub(crate) async fn synced(&self) {
+        tokio::join!(self.claims.synced.wait(), self.volumes.synced.wait(), self.classes_synced.wait());
+    }
+
+    /// Returns the newest known version of one of this node's PersistentVolumes.
+    pub(crate) fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
+        let key = ObjectRef::new(name);
+        match self.volumes.cache.get(&key) {
+            Some(cached) => Some(self.volumes.writes.newest(cached)),
+            None => self.volumes.writes.get(&key),
+        }
+    }
+
+    /// Reads a PersistentVolume from the API server. Returns `None` only if that proves that it does not exist.
+    ///
+    /// # Errors
+    /// When the request fails.
+    pub(crate) async fn read_volume(&self, name: &str) -> Result<Option<PersistentVolume>, Error> {
+        let read = absence::get_opt(&self.cluster.volume_api(), name).await;
+        let volume = read.map_err(|error| Error::api("read PersistentVolume", name, error))?;
+        Ok(volume.map(Pruned::into_inner))
+    }
+
+    /// Runs a blocking operation on the store, if its file system is the expected one or that is unknown.
+    ///
+    /// # Errors
+    /// [`Error::OtherFilesystem`], or the error of the operation.
+    pub(crate) async fn run_on<T, F>(&self, expected: Option<String>, operation: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Volumes) -> Result<T, VolumeError> + Send + 'static,
+    {
+        let run = self.storage.run(move |volumes| {
+            let present = volumes.filesystem_uuid();
+            match expected.filter(|expected| *expected != present) {
+                Some(of_volume) => Ok(Err(Error::OtherFilesystem { of_volume, of_node: present })),
+                None => operation(volumes).map(Ok),
+            }
+        });
+        run.await?
+    }
+}
+
+/// The state of the controller of one type of object.
+pub(crate) struct ControllerState<K: Object> {
+    pub(crate) cache: Store<K>,
+    pub(crate) synced: SyncSignal,
+    pub(crate) writes: MutationCache<K>,
+    pub(crate) backoff: Backoff<ObjectRef<K>, RetryKey>,
+    pub(crate) conflicts: Backoff<ObjectRef<K>, ()>,
+}
+
+impl<K: Object> ControllerState<K> {
+    fn new(cache: Store<K>) -> Self {
+        ControllerState {
+            cache,
+            synced: Default::default(),
+            writes: Default::default(),
+            backoff: Default::default(),
+            conflicts: Backoff::new(backoff::CONFLICT),
+        }
+    }
+
+    /// Removes the state of objects that were deleted while the watch was interrupted: they cause no change of their own. Sets the
+    /// signal that the cache is synced.
+    pub(crate) fn listed(&self) {
+        let is_cached = |key: &ObjectRef<K>| self.cache.get(key).is_some();
+        self.writes.retain(is_cached);
+        self.backoff.retain(is_cached);
+        self.conflicts.retain(is_cached);
+        self.synced.set();
+    }
+
+    /// Returns the remaining wait after a conflict or a failure, or `None` if an attempt is allowed now.
+    pub(crate) fn remaining(&self, key: &ObjectRef<K>, retry_key: &RetryKey) -> Option<Duration> {
+        let now = Instant::now();
+        self.conflicts.remaining(key, &(), now).or_else(|| self.backoff.remaining(key, retry_key, now))
+    }
+
+    /// Stores the response to a write of an object. If the write failed, the version in the mutation cache may be stale, and is
+    /// removed.
+    pub(crate) fn remember(&self, object: &K, response: kube::Result<Pruned<K>>) -> kube::Result<Arc<K>> {
+        match response {
+            Ok(written) => Ok(self.writes.remember(written.into_inner())),
+            Err(error) => {
+                self.writes.forget(&ObjectRef::from_obj(object));
+                Err(error)
+            }
         }
     }
 }
@@ -120,20 +200,4 @@ pub(crate) struct RetryKey {
     pub(crate) class_version: Option<String>,
     /// See [`RetryGeneration`].
     pub(crate) retry_generation: u64,
-}
-
-impl Context {
-    /// Returns once every cache has received its first list.
-    pub(crate) async fn synced(&self) {
-        tokio::join!(self.claims_synced.wait(), self.volumes_synced.wait(), self.classes_synced.wait());
-    }
-
-    /// Returns the newest known version of one of this node's PersistentVolumes.
-    pub(crate) fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
-        let key = ObjectRef::new(name);
-        match self.volumes.get(&key) {
-            Some(cached) => Some(self.volume_writes.newest(cached)),
-            None => self.volume_writes.get(&key),
-        }
-    }
 }

@@ -54,12 +54,9 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Pla
     if !ownership::is_our_volume(volume, identity) {
         return Ok(Plan::UpToDate);
     }
-    let spec = volume.spec.as_ref();
-    let deletes = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete");
-    let has_finalizer = volume.finalizers().iter().any(|finalizer| finalizer == pv::FINALIZER);
     let is_deleted = volume.metadata.deletion_timestamp.is_some();
-    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
-    Ok(match (deletes, has_finalizer) {
+    let phase = pv::phase(volume);
+    Ok(match (pv::has_delete_policy(volume), pv::has_finalizer(volume)) {
         (false, true) => Plan::RemoveFinalizer,
         (false, false) if phase == Some("Released") => Plan::ReportRetained,
         (false, false) => Plan::UpToDate,
@@ -118,18 +115,13 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: Plan, ctx: &Context) 
 
 /// Marks the PersistentVolume for deletion.
 async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
-    let parameters = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: volume.metadata.uid.clone(),
-            resource_version: volume.metadata.resource_version.clone(),
-        }),
-        ..Default::default()
-    };
+    let unchanged = Preconditions { uid: volume.uid(), resource_version: volume.resource_version() };
+    let parameters = DeleteParams::default().preconditions(unchanged);
     let name = volume.name_any();
     match ctx.cluster.volume_api().delete(&name, &parameters).await {
         Ok(_marked_or_deleted) => Ok(()),
         Err(error) => {
-            ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
+            ctx.volumes.writes.forget(&ObjectRef::from_obj(volume));
             Err(Error::api("delete PersistentVolume", &name, error))
         }
     }
@@ -138,17 +130,7 @@ async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
 /// Moves the data to the trash, where it is inaccessible. The trash cleanup frees its space in the background.
 async fn discard(deletion: Deletion, ctx: &Context) -> Result<(), Error> {
     let Deletion { id, filesystem_uuid, mark: _ } = deletion;
-    let discarded = ctx.storage.run(move |volumes| {
-        let present = volumes.filesystem_uuid();
-        match filesystem_uuid {
-            Some(of_volume) if of_volume != present => {
-                Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
-            }
-            _ => volumes.delete(&id).map(Ok),
-        }
-    });
-    let existed = discarded.await??;
-    if existed {
+    if ctx.run_on(filesystem_uuid, move |volumes| volumes.delete(&id)).await? {
         ctx.trash.notify_one();
     }
     Ok(())
@@ -161,10 +143,10 @@ async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Con
     match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
         Ok(Some(patched)) => {
             let key = ObjectRef::from_obj(volume);
-            ctx.volume_writes.remember(patched.into_inner());
+            ctx.volumes.writes.remember(patched.into_inner());
             // If this write removed the object, the watch may have reported that already and cleared the entry.
-            if ctx.volumes.get(&key).is_none() {
-                ctx.volume_writes.forget(&key);
+            if ctx.volumes.cache.get(&key).is_none() {
+                ctx.volumes.writes.forget(&key);
             }
             Ok(())
         }

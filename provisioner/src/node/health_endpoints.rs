@@ -30,7 +30,7 @@ impl HealthEndpoints {
                 && ownership::selected_node(claim) == Some(ctx.cluster.identity.node())
                 && !ownership::volume_id_for(claim).is_ok_and(|id| ctx.volume(id.as_str()).is_some())
         };
-        ctx.claims.state().iter().filter(|claim| waits(claim)).count()
+        ctx.claims.cache.state().iter().filter(|claim| waits(claim)).count()
     }
 
     /// Returns `true` if this node never had storage: it has no record of a file system, and no PersistentVolume names it.
@@ -40,6 +40,7 @@ impl HealthEndpoints {
         ctx.storage.is_absent()
             && !ctx
                 .volumes
+                .cache
                 .state()
                 .iter()
                 .any(|volume| ownership::is_our_volume(volume, &ctx.cluster.identity))
@@ -67,8 +68,8 @@ impl monitoring::HealthEndpoints for HealthEndpoints {
     async fn readiness(&self) -> Result<(), String> {
         let ctx = &self.ctx;
         let caches = [
-            ("claims", &ctx.claims_synced),
-            ("volumes", &ctx.volumes_synced),
+            ("claims", &ctx.claims.synced),
+            ("volumes", &ctx.volumes.synced),
             ("storage classes", &ctx.classes_synced),
         ];
         if let Some((what, _)) = caches.iter().find(|(_, signal)| !signal.is_set()) {
@@ -128,7 +129,7 @@ mod tests {
         let (_bench, endpoints) = test_context(Caches::default(), vec![]);
         // Counters without a value are not served.
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
-        endpoints.ctx.cluster.events.publish_on_node(&fixtures::identity(), Reason::StorageReady, "mounted");
+        endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Findings::default()));
         endpoints.writes.ended("create", "persistentvolumes".to_owned(), "201".to_owned());
         let readme = include_str!("../../README.md");
@@ -146,11 +147,7 @@ mod tests {
         test_context.volumes.state().trash.push(Bytes(4096));
         endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
         for _ in 0..2 {
-            endpoints.ctx.cluster.events.publish_on_node(
-                &fixtures::identity(),
-                Reason::StorageUnavailable,
-                "mount it",
-            );
+            endpoints.ctx.cluster.events.publish_on_node(Reason::StorageUnavailable, "mount it");
         }
         let text = scraped(&endpoints).await;
         for line in [
@@ -221,16 +218,17 @@ mod tests {
     #[tokio::test]
     async fn readiness_fails_until_all_caches_are_synced() {
         let (test_context, mut endpoints) = test_context(Caches::default(), vec![]);
-        endpoints.ctx = Arc::new(crate::node::context::Context::new(crate::node::context::ContextParts {
-            cluster: test_context.ctx.cluster.clone(),
-            storage: Arc::clone(&test_context.ctx.storage),
-            intents: test_context.ctx.intents.clone(),
-            claims: test_context.ctx.claims.clone(),
-            volumes: test_context.ctx.volumes.clone(),
-            classes: test_context.ctx.classes.clone(),
-            now: test_context.ctx.now,
-        }));
-        endpoints.ctx.claims_synced.set();
+        let synced = &test_context.ctx;
+        endpoints.ctx = Arc::new(Context::new(
+            synced.cluster.clone(),
+            synced.intents.clone(),
+            synced.claims.cache.clone(),
+            synced.volumes.cache.clone(),
+            synced.classes.clone(),
+            synced.now,
+        ));
+        endpoints.ctx.storage.open(test_context.volumes.clone());
+        endpoints.ctx.claims.synced.set();
         assert!(endpoints.readiness().await.unwrap_err().contains("the volumes that the API server holds"));
     }
 }

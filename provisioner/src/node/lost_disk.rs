@@ -44,7 +44,7 @@ fn on_other_disks(ctx: &Context) -> BTreeMap<LostStorage, Vec<Arc<PersistentVolu
         State::Untried | State::Unavailable(_) | State::Absent(_) => return BTreeMap::new(),
     };
     let mut lost: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for volume in ctx.volumes.state() {
+    for volume in ctx.volumes.cache.state() {
         if let Some(uuid) =
             ownership::filesystem_uuid(&volume, &ctx.cluster.identity).filter(|of| *of != present)
         {

@@ -50,10 +50,10 @@ pub(crate) async fn run(
     let retried = queue::requeue_failed(
         Arc::clone(&ctx),
         |ctx: &Context| &ctx.retry_generation,
-        |ctx| &ctx.volume_backoff,
+        |ctx| &ctx.volumes.backoff,
     );
     let queue = stream::select(touched, retried);
-    queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.clone(), reconcile, ctx, stop).await;
+    queue::run(CONCURRENCY, Slow::none(), queue, ctx.volumes.cache.clone(), reconcile, ctx, stop).await;
 }
 
 /// Handles a change of the cache. Returns the PersistentVolume to reconcile, if any, and sends its claim to `related`.
@@ -72,17 +72,13 @@ fn observe(
         }
         CacheChange::Deleted(volume) => {
             let key = ObjectRef::from_obj(&*volume);
-            ctx.volume_writes.forget(&key);
-            ctx.volume_backoff.clear(&key);
-            ctx.volume_conflicts.clear(&key);
+            ctx.volumes.writes.forget(&key);
+            ctx.volumes.backoff.clear(&key);
+            ctx.volumes.conflicts.clear(&key);
             None
         }
         CacheChange::Listed => {
-            let is_cached = |key: &ObjectRef<PersistentVolume>| ctx.volumes.get(key).is_some();
-            ctx.volume_writes.retain(is_cached);
-            ctx.volume_backoff.retain(is_cached);
-            ctx.volume_conflicts.retain(is_cached);
-            ctx.volumes_synced.set();
+            ctx.volumes.listed();
             None
         }
     }
@@ -95,7 +91,7 @@ fn claim_of(volume: &PersistentVolume) -> Option<ObjectRef<PersistentVolumeClaim
 
 async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
     ctx.synced().await;
-    let volume = ctx.volume_writes.newest(cached);
+    let volume = ctx.volumes.writes.newest(cached);
     let key = ObjectRef::from_obj(&*volume);
     let retry_key = RetryKey {
         uid: volume.uid(),
@@ -103,26 +99,24 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Action {
         retry_generation: ctx.retry_generation.current(),
         ..Default::default()
     };
-    let now = Instant::now();
-    let wait = ctx.volume_conflicts.remaining(&key, &(), now);
-    if let Some(wait) = wait.or_else(|| ctx.volume_backoff.remaining(&key, &retry_key, now)) {
+    if let Some(wait) = ctx.volumes.remaining(&key, &retry_key) {
         return Action::requeue(wait);
     }
     let attempted = attempt(&volume, &ctx).await;
     if !attempted.as_ref().is_err_and(Error::is_conflict) {
-        ctx.volume_conflicts.clear(&key);
+        ctx.volumes.conflicts.clear(&key);
     }
     match attempted {
         Ok(()) => {
-            ctx.volume_backoff.clear(&key);
+            ctx.volumes.backoff.clear(&key);
             Action::await_change()
         }
         Err(error) if error.is_conflict() => {
             tracing::debug!(volume = %key, %error, "the PersistentVolume changed in the meantime, or another task works on its volume; it is reconciled again");
-            Action::requeue(ctx.volume_conflicts.failed(key, (), Instant::now()))
+            Action::requeue(ctx.volumes.conflicts.failed(key, (), Instant::now()))
         }
         Err(error) => {
-            let wait = ctx.volume_backoff.failed(key, retry_key, Instant::now());
+            let wait = ctx.volumes.backoff.failed(key, retry_key, Instant::now());
             tracing::debug!(
                 reason = error.reason(),
                 ?wait,
@@ -368,7 +362,7 @@ mod tests {
         let test_context = test_context(vec![unlabelled(&[]), removes_finalizer()]);
         let marked = released(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
         reconciled(&test_context, marked.clone()).await;
-        assert_eq!(test_context.ctx.volume_writes.get(&ObjectRef::from_obj(&marked)), None);
+        assert_eq!(test_context.ctx.volumes.writes.get(&ObjectRef::from_obj(&marked)), None);
         test_context.finish().await;
     }
 

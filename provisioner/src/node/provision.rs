@@ -222,7 +222,7 @@ pub(crate) async fn apply(
     let Some(volume) = create_pv(claim, pv::build(description, &ctx.cluster.identity), ctx).await? else {
         return delete_duplicate(id, ctx).await;
     };
-    ctx.volume_writes.remember(volume);
+    ctx.volumes.writes.remember(volume);
     clear(&id, ctx).await?;
     let note = format!("successfully provisioned volume {id}: {kind}, {capacity}");
     ctx.cluster.events.publish(claim, Reason::ProvisioningSucceeded, note);

@@ -8,13 +8,11 @@ use kube::{ResourceExt, api::ListParams};
 use loopfs::volume_store::VolumeId;
 
 use crate::{
+    api::list,
     error::Error,
     node::context::Context,
     objects::{ownership, pv},
 };
-
-/// Number of PersistentVolumes in each response to a list request.
-const PAGE_SIZE: u32 = 500;
 
 /// Checks that no PersistentVolume but `deleted`, if given, needs the data of a volume.
 ///
@@ -35,20 +33,11 @@ pub(crate) async fn require_none(
     };
     let refused =
         |volume: &PersistentVolume| Error::StillReferenced { id: id.clone(), by: volume.name_any() };
-    if let Some(volume) = ctx.volumes.state().iter().find(|volume| needs(volume)) {
+    if let Some(volume) = ctx.volumes.cache.state().iter().find(|volume| needs(volume)) {
         return Err(refused(volume));
     }
-    let mut parameters =
-        ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label())).limit(PAGE_SIZE);
-    loop {
-        let page = ctx.cluster.volume_api().list(&parameters).await;
-        let page = page.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
-        if let Some(volume) = page.items.iter().find(|volume| needs(volume)) {
-            return Err(refused(volume));
-        }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(()),
-        }
-    }
+    let unlabelled = ListParams::default().labels(&format!("!{}", ctx.cluster.identity.node_label()));
+    let needing = list::selected(&ctx.cluster.volume_api(), unlabelled, needs).await;
+    let needing = needing.map_err(|error| Error::api("list", "the PersistentVolumes", error))?;
+    needing.first().map_or(Ok(()), |volume| Err(refused(volume)))
 }

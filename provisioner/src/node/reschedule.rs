@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     ResourceExt,
     api::{Patch, PatchParams},
-    runtime::reflector::ObjectRef,
 };
 use loopfs::ErrorKind;
 use serde_json::{Value, json};
@@ -45,16 +44,11 @@ pub(crate) fn plan(claim: &PersistentVolumeClaim, failure: &Error, identity: &Id
 /// When the write fails; the next failed attempt to provision tries again.
 pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Context) -> Result<(), Error> {
     let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
-    match api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
-        Ok(written) => {
-            ctx.claim_writes.remember(written.into_inner());
-            Ok(())
-        }
-        Err(error) => {
-            ctx.claim_writes.forget(&ObjectRef::from_obj(claim));
-            Err(Error::api("return to the scheduler claim", claim.name_any(), error))
-        }
-    }
+    let patched = api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+    ctx.claims
+        .remember(claim, patched)
+        .map(drop)
+        .map_err(|error| Error::api("return to the scheduler claim", claim.name_any(), error))
 }
 
 #[cfg(test)]

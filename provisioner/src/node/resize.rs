@@ -10,7 +10,7 @@
 //! it. If the driver does not respond, the kubelet does the last step: after `NodeResizePending` it calls NodeExpandVolume when
 //! it next syncs the pod, a minute or more later.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, PersistentVolumeClaim},
@@ -19,7 +19,6 @@ use k8s_openapi::{
 use kube::{
     ResourceExt,
     api::{Patch, PatchParams},
-    runtime::reflector::ObjectRef,
 };
 use loopfs::Bytes;
 use loopfs::volume_store::{VolumeId, VolumeKind};
@@ -203,7 +202,7 @@ pub(crate) async fn apply(
         }
         None => None,
     };
-    let claim = begun.as_ref().unwrap_or(claim);
+    let claim = begun.as_deref().unwrap_or(claim);
 
     let (outcome, failed) = expand(id.clone(), target, volume, ctx).await;
     let record = record(claim, volume, &outcome, (ctx.now)());
@@ -211,11 +210,9 @@ pub(crate) async fn apply(
         let name = volume.name_any();
         let patched =
             ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
-        let written = patched.map_err(|error| {
-            ctx.volume_writes.forget(&ObjectRef::from_obj(volume));
-            Error::api("record the new capacity of PersistentVolume", &name, error)
-        })?;
-        ctx.volume_writes.remember(written.into_inner());
+        ctx.volumes
+            .remember(volume, patched)
+            .map_err(|error| Error::api("record the new capacity of PersistentVolume", &name, error))?;
     }
     if let Some(patch) = &record.claim {
         patch_claim(claim, patch, ctx).await?;
@@ -250,28 +247,19 @@ async fn expand(
 ) -> (Outcome, Option<Error>) {
     let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity).map(str::to_owned);
     let kind = kind(volume);
-    let expanding = ctx.storage.run(move |volumes| {
-        let present = volumes.filesystem_uuid();
-        match expected {
-            Some(of_volume) if of_volume != present => {
-                Ok(Err(Error::OtherFilesystem { of_volume, of_node: present }))
-            }
-            _ => {
-                let size = volumes.expand(&id, target)?;
-                // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
-                let shown = kind == VolumeKind::Filesystem
-                    || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).is_ok_and(|shown| shown);
-                Ok(Ok(if shown { Outcome::Expanded(size) } else { Outcome::AwaitsNode(size) }))
-            }
-        }
+    let expanding = ctx.run_on(expected, move |volumes| {
+        let size = volumes.expand(&id, target)?;
+        // If it is unknown whether the devices are refreshed, the kubelet refreshes them.
+        let is_refreshed = kind == VolumeKind::Filesystem
+            || volumes.wait_for_device_size(&id, size, REFRESH_TIMEOUT).unwrap_or(false);
+        Ok(if is_refreshed { Outcome::Expanded(size) } else { Outcome::AwaitsNode(size) })
     });
     let error = match expanding.await {
-        Ok(Ok(outcome)) => {
+        Ok(outcome) => {
             ctx.capacity.notify_one();
             return (outcome, None);
         }
-        Ok(Err(error)) => error,
-        Err(error) => Error::from(error),
+        Err(error) => error,
     };
     let outcome = match &error {
         Error::Storage(StorageError::Volume(refused)) if refused.is_infeasible() => {
@@ -286,16 +274,12 @@ async fn patch_claim(
     claim: &PersistentVolumeClaim,
     patch: &Value,
     ctx: &Context,
-) -> Result<PersistentVolumeClaim, Error> {
+) -> Result<Arc<PersistentVolumeClaim>, Error> {
     let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
     let patched = api.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
-    let written = patched.map_err(|error| {
-        ctx.claim_writes.forget(&ObjectRef::from_obj(claim));
-        Error::api("record the resize in the status of claim", claim.name_any(), error)
-    })?;
-    let written = written.into_inner();
-    ctx.claim_writes.remember(written.clone());
-    Ok(written)
+    ctx.claims
+        .remember(claim, patched)
+        .map_err(|error| Error::api("record the resize in the status of claim", claim.name_any(), error))
 }
 
 #[cfg(test)]

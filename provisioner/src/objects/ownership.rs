@@ -3,7 +3,9 @@
 //! A cluster has one provisioner on each node, and other drivers. This process never changes an object that these functions
 //! reject.
 
-use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
+};
 
 use loopfs::volume_store::VolumeId;
 
@@ -63,6 +65,14 @@ pub(crate) fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
 
+/// Returns the CSI source of a PersistentVolume of this driver, on whatever node.
+pub(crate) fn csi<'a>(
+    volume: &'a PersistentVolume,
+    identity: &Identity,
+) -> Option<&'a CSIPersistentVolumeSource> {
+    volume.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == identity.driver())
+}
+
 /// Returns the node that the volume is labelled with.
 fn node_label<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
     let label = volume.metadata.labels.as_ref()?.get(&identity.node_label());
@@ -77,7 +87,7 @@ pub(crate) fn is_our_volume(volume: &PersistentVolume, identity: &Identity) -> b
     let Some(spec) = &volume.spec else { return false };
     let labelled_node = node_label(volume, identity);
     let terms = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
-    spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
+    csi(volume, identity).is_some()
         && labelled_node == Some(identity.node())
         && terms.is_none_or(|required| {
             required.node_selector_terms.iter().all(|term| !contradicts(term, identity))
@@ -92,10 +102,8 @@ pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bo
 
 /// Returns the node of a PersistentVolume of this driver that is on another node.
 pub(crate) fn other_node<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
-    let labelled_node = node_label(volume, identity);
-    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-    let node = labelled_node.filter(|node| *node != identity.node())?;
-    csi.is_some_and(|csi| csi.driver == identity.driver()).then_some(node)
+    let node = node_label(volume, identity).filter(|node| *node != identity.node())?;
+    csi(volume, identity).map(|_ours| node)
 }
 
 /// Returns `true` if the PersistentVolume is one of this driver on a node and can be on no other node.
@@ -112,7 +120,7 @@ pub(crate) fn is_only_on(volume: &PersistentVolume, node: &str, identity: &Ident
                 && expression.values.as_deref().is_some_and(|values| values == [node])
         })
     };
-    spec.csi.as_ref().is_some_and(|csi| csi.driver == identity.driver())
+    csi(volume, identity).is_some()
         && labelled_node == Some(node)
         && terms.is_some_and(|required| {
             !required.node_selector_terms.is_empty() && required.node_selector_terms.iter().all(only)
@@ -153,9 +161,7 @@ pub(crate) struct InvalidHandle(pub(crate) String);
 /// # Errors
 /// When the volume handle is not a volume id.
 pub(crate) fn volume_id(volume: &PersistentVolume, identity: &Identity) -> Result<VolumeId, InvalidHandle> {
-    let csi =
-        volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).filter(|csi| csi.driver == identity.driver());
-    let handle = csi.map(|csi| csi.volume_handle.as_str()).unwrap_or_default();
+    let handle = csi(volume, identity).map(|csi| csi.volume_handle.as_str()).unwrap_or_default();
     VolumeId::parse(handle).map_err(|error| InvalidHandle(error.to_string()))
 }
 

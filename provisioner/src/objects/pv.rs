@@ -9,6 +9,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use kube::ResourceExt;
 use loopfs::Bytes;
 use loopfs::volume_store::{VolumeId, VolumeKind};
 use serde_json::{Value, json};
@@ -121,10 +122,25 @@ fn only_on_this_node(identity: &Identity) -> NodeSelector {
 /// Returns `true` if the data of a PersistentVolume has to be deleted: its reclaim policy is Delete, and either its claim was
 /// deleted, or no claim has bound it and the PersistentVolume is being deleted.
 pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
-    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
     let is_deleted = volume.metadata.deletion_timestamp.is_some();
-    policy == Some("Delete") && (phase == Some("Released") || phase == Some("Available") && is_deleted)
+    let is_released = phase(volume) == Some("Released");
+    has_delete_policy(volume) && (is_released || phase(volume) == Some("Available") && is_deleted)
+}
+
+/// Returns `true` if the reclaim policy of a PersistentVolume is Delete.
+pub(crate) fn has_delete_policy(volume: &PersistentVolume) -> bool {
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    policy == Some(ReclaimPolicy::Delete.as_str())
+}
+
+/// Returns `true` if a PersistentVolume has this driver's finalizer.
+pub(crate) fn has_finalizer(volume: &PersistentVolume) -> bool {
+    volume.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+}
+
+/// Returns the phase of a PersistentVolume.
+pub(crate) fn phase(volume: &PersistentVolume) -> Option<&str> {
+    volume.status.as_ref()?.phase.as_deref()
 }
 
 /// Returns the patch that adds or removes this driver's finalizer and leaves all others unchanged.

@@ -31,8 +31,8 @@ use crate::{
         events::{EventRequest, Events},
         queue::Object,
     },
-    node::context::{Context, ContextParts},
-    store::{intents::Intents, storage::Storage},
+    node::context::Context,
+    store::intents::Intents,
     testing::{fake_store::FakeStore, fixtures},
 };
 
@@ -143,26 +143,20 @@ impl TestContext {
     pub(crate) fn new(volumes: FakeStore, caches: Caches, requests: Vec<ExpectedRequest>) -> Self {
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
         let server = tokio::spawn(serve(handle, requests));
-        let (events, event_requests) = Events::new();
+        let (events, event_requests) = Events::new(fixtures::identity().node());
         let volumes = Arc::new(volumes);
-        let storage = Storage::default();
-        storage.open(volumes.clone());
         let scratch = tempfile::tempdir().unwrap();
         let (classes, class_cache) = cache(caches.classes);
-        let ctx = Arc::new(Context::new(ContextParts {
-            cluster: Cluster {
-                client: Client::new(service, "default"),
-                identity: fixtures::identity(),
-                events,
-            },
-            storage: Arc::new(storage),
-            intents: Intents::beside(&scratch.path().join("data")),
-            claims: cache(caches.claims).0,
-            volumes: cache(caches.volumes).0,
+        let ctx = Arc::new(Context::new(
+            Cluster { client: Client::new(service, "default"), identity: fixtures::identity(), events },
+            Intents::beside(&scratch.path().join("data")),
+            cache(caches.claims).0,
+            cache(caches.volumes).0,
             classes,
-            now: || Timestamp::UNIX_EPOCH,
-        }));
-        for signal in [&ctx.claims_synced, &ctx.volumes_synced, &ctx.classes_synced] {
+            || Timestamp::UNIX_EPOCH,
+        ));
+        ctx.storage.open(volumes.clone());
+        for signal in [&ctx.claims.synced, &ctx.volumes.synced, &ctx.classes_synced] {
             signal.set();
         }
         TestContext { ctx, volumes, class_cache, event_requests, server, _scratch: scratch }

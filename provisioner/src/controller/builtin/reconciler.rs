@@ -213,7 +213,7 @@ impl Reconciler<'_> {
                     "ConfigMap {namespace}/{config_map}, which declares the built-in objects, does not exist, so they stay unchanged; \
                      create it, or leave out --builtin-objects"
                 );
-                self.cluster.events.publish_on_node(&self.cluster.identity, Reason::DeclarationInvalid, note);
+                self.cluster.events.publish_on_node(Reason::DeclarationInvalid, note);
             }
         }
         state.declaration = Some(declared);
@@ -374,8 +374,7 @@ fn differed(fields: &[String]) -> String {
 
 /// Deletes an object, unless it changed since the decision. An object that does not exist any more is no error.
 async fn delete(api: &Api<DynamicObject>, kind: &Kind, key: &Key, found: Preconditions) -> Result<(), Error> {
-    let parameters = DeleteParams { preconditions: Some(found), ..DeleteParams::default() };
-    let deleted = api.delete(&key.name, &parameters).await;
+    let deleted = api.delete(&key.name, &DeleteParams::default().preconditions(found)).await;
     absence::unless_absent::<DynamicObject, _>(deleted, &kind.resource(), &key.name)
         .map(drop)
         .map_err(|error| Error::api("delete", key.to_string(), error))

@@ -7,9 +7,10 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 use loopfs::volume_store::VolumeId;
 
 use crate::{
+    api::list,
     error::Error,
     metrics::Findings,
-    objects::{identity::Identity, ownership},
+    objects::{identity::Identity, ownership, pv},
     store::{intents::Intents, volumes::Volumes},
 };
 
@@ -61,7 +62,7 @@ fn handle_on_this_node<'a>(
     node: &NodeVolumes,
     identity: &Identity,
 ) -> Option<&'a str> {
-    let csi = object.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == identity.driver())?;
+    let csi = ownership::csi(object, identity)?;
     let on_another_disk =
         ownership::filesystem_uuid(object, identity).is_some_and(|uuid| uuid != node.filesystem_uuid);
     let elsewhere = ownership::is_elsewhere(object, identity) && on_another_disk;
@@ -93,31 +94,14 @@ fn missing(object: &PersistentVolume, node: &NodeVolumes, identity: &Identity) -
 
 /// Returns `true` if the volume of a PersistentVolume is about to be deleted or was just deleted.
 fn is_being_deleted(object: &PersistentVolume) -> bool {
-    let released = object.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released");
-    let policy = object.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    object.metadata.deletion_timestamp.is_some() || released && policy == Some("Delete")
+    object.metadata.deletion_timestamp.is_some() || pv::is_discarded(object)
 }
-
-/// Number of PersistentVolumes in each response to a list request.
-const PAGE_SIZE: u32 = 500;
 
 /// Returns all PersistentVolumes of this driver on all nodes, including those that a person created.
 pub(crate) async fn objects(client: &Client, identity: &Identity) -> Result<Vec<PersistentVolume>, Error> {
-    let api: Api<PersistentVolume> = Api::all(client.clone());
-    let mut parameters = ListParams::default().limit(PAGE_SIZE);
-    let mut objects = Vec::new();
-    loop {
-        let page = api.list(&parameters).await;
-        let page = page.map_err(|error| Error::api("list", "PersistentVolumes", error))?;
-        let driver = |object: &PersistentVolume| {
-            object.spec.as_ref()?.csi.as_ref().map(|csi| csi.driver == identity.driver())
-        };
-        objects.extend(page.items.into_iter().filter(|object| driver(object) == Some(true)));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(objects),
-        }
-    }
+    let of_driver = |object: &PersistentVolume| ownership::csi(object, identity).is_some();
+    let objects = list::selected(&Api::all(client.clone()), ListParams::default(), of_driver).await;
+    objects.map_err(|error| Error::api("list", "PersistentVolumes", error))
 }
 
 #[cfg(test)]
@@ -154,9 +138,9 @@ mod tests {
     #[case::its_object(json!({}))]
     #[case::retained(json!({"status": {"phase": "Released"}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}))]
     #[case::being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))]
-    #[case::made_by_hand(json!({"metadata": {"name": "mine", "labels": null}}))]
+    #[case::created_by_a_person(json!({"metadata": {"name": "mine", "labels": null}}))]
     #[case::labelled_wrongly(json!({"metadata": {"labels": {NODE: "node-b"}}}))]
-    #[case::says_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
+    #[case::names_no_disk_and_another_node(json!({"metadata": {"labels": {NODE: "node-b"}}, "spec": {"csi": {"volumeAttributes": null}}}))]
     #[case::of_another_disk_here(json!({"spec": {"csi": {"volumeAttributes": {UUID: OTHER_DISK}}}}))]
     fn a_volume_that_a_persistent_volume_names_is_not_orphaned(#[case] change: Value) {
         assert_eq!(orphans(&held(&[fixtures::VOLUME], &[]), &[fixtures::volume(change)]), ids(&[]));

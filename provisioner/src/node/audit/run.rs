@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::compare::{NodeVolumes, compare, objects};
 use crate::{
-    api::{absence, events::Reason},
+    api::events::Reason,
     error::Error,
     metrics::Findings,
     node::{context::Context, references},
@@ -48,7 +48,7 @@ impl Collection {
 /// node's volumes. A volume that was being created or deleted during the first comparison is no finding in the second.
 async fn find(ctx: &Context) -> Result<Findings, Error> {
     let before = node_volumes(ctx).await?;
-    let cached = ctx.volumes.state();
+    let cached = ctx.volumes.cache.state();
     let suspected = compare(&before, cached.iter().map(|object| &**object), &ctx.cluster.identity);
     if suspected.is_empty() {
         return Ok(suspected);
@@ -107,7 +107,7 @@ const MAX_NAMES: usize = 8;
 fn report_findings(findings: &Findings, ctx: &Context) {
     for (name, why) in &findings.missing {
         let key = ObjectRef::<PersistentVolume>::new(name);
-        if let Some(object) = ctx.volumes.get(&key) {
+        if let Some(object) = ctx.volumes.cache.get(&key) {
             ctx.cluster.events.publish(&*object, Reason::VolumeMissing, why.as_str());
         }
     }
@@ -122,7 +122,7 @@ fn report_findings(findings: &Findings, ctx: &Context) {
          `loopfs-provisioner --audit` to list all of them",
         names.join(", ")
     );
-    ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumes, note);
+    ctx.cluster.events.publish_on_node(Reason::OrphanedVolumes, note);
 }
 
 /// Removes the volumes that have been orphaned for the grace time, unless suspiciously many are orphaned.
@@ -146,7 +146,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
              them with --collect-at-most=100",
             collection.at_most_percent
         );
-        ctx.cluster.events.publish_on_node(&ctx.cluster.identity, Reason::OrphanedVolumesKept, note);
+        ctx.cluster.events.publish_on_node(Reason::OrphanedVolumesKept, note);
         return;
     }
     for (id, _) in since.iter().filter(|(_, since)| since.elapsed() >= grace) {
@@ -156,11 +156,7 @@ async fn collect(since: &HashMap<VolumeId, Instant>, collection: Collection, ctx
                     "removed volume {id}, which had no PersistentVolume for {} s (--collect-after)",
                     grace.as_secs()
                 );
-                ctx.cluster.events.publish_on_node(
-                    &ctx.cluster.identity,
-                    Reason::OrphanedVolumeRemoved,
-                    note,
-                );
+                ctx.cluster.events.publish_on_node(Reason::OrphanedVolumeRemoved, note);
                 ctx.trash.notify_one();
                 ctx.retry_generation.bump();
             }
@@ -178,8 +174,7 @@ async fn collect_one(id: &VolumeId, ctx: &Context) -> Result<bool, Error> {
     }
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
-    let object = absence::get_opt(&ctx.cluster.volume_api(), id.as_str()).await;
-    let object = object.map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?;
+    let object = ctx.read_volume(id.as_str()).await?;
     if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
         return Ok(false);
     }
@@ -196,7 +191,7 @@ fn could_be_ours(id: &VolumeId) -> bool {
 
 /// Returns `true` if the claim of a volume exists, so that its PersistentVolume may be created again.
 fn has_claim(id: &VolumeId, ctx: &Context) -> bool {
-    ctx.claims.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
+    ctx.claims.cache.state().iter().any(|claim| ownership::volume_id_for(claim).is_ok_and(|made| made == *id))
 }
 
 #[cfg(test)]

@@ -70,13 +70,10 @@ pub(super) async fn find(
         return Err(Refusal::Source { source_object: describe(name), why: "does not exist" }.into());
     };
     let volume = match ownership::bound_volume(&source) {
-        Some(volume) => {
-            let object = absence::get_opt(&ctx.cluster.volume_api(), volume).await;
-            object.map_err(|error| Error::api("read PersistentVolume", volume, error))?
-        }
+        Some(volume) => ctx.read_volume(volume).await?,
         None => None,
     };
-    resolve(&source, volume.as_deref(), &ctx.cluster.identity)
+    resolve(&source, volume.as_ref(), &ctx.cluster.identity)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use loopfs::volume_store::VolumeId;
 use tokio::time::timeout;
 
 use crate::{
-    api::{absence, backoff},
+    api::backoff,
     error::Error,
     node::{context::Context, references},
     objects::ownership,
@@ -48,7 +48,7 @@ pub(crate) async fn remove_orphans(ctx: &Context) {
         ctx.synced().await;
         attempts = if process_records(ctx).await { 0 } else { attempts.saturating_add(1) };
         let wait = if attempts == 0 { ORPHANS_INTERVAL } else { backoff::FAILURE.after(attempts) };
-        drop(timeout(wait, ctx.claims_vanished.notified()).await);
+        drop(timeout(wait, ctx.claims_deleted.notified()).await);
     }
 }
 
@@ -58,11 +58,11 @@ async fn process_records(ctx: &Context) -> bool {
     let intents = match tokio::task::spawn_blocking(move || intents.list()).await {
         Ok(Ok(intents)) => intents,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "could not read the records of provisioning; the janitor retries");
+            tracing::warn!(%error, "could not read the records of provisioning; the cleanup retries");
             return false;
         }
         Err(error) => {
-            tracing::error!(%error, "the task that reads the records of provisioning panicked; the janitor retries");
+            tracing::error!(%error, "the task that reads the records of provisioning panicked; the cleanup retries");
             return false;
         }
     };
@@ -85,7 +85,7 @@ async fn process_records(ctx: &Context) -> bool {
 async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result<bool, Error> {
     // The task that holds the lock may fail after the claim was deleted, and then leaves an orphan.
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
-    let claim = ctx.claims.get(&intent.claim());
+    let claim = ctx.claims.cache.get(&intent.claim());
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(intent.uid.as_str()));
     let bound = claim.as_deref().map(|claim| ownership::bound_volume(claim) == Some(id.as_str()));
     if bound == Some(false) {
@@ -94,10 +94,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
     }
     let object = match ctx.volume(id.as_str()) {
         Some(ours) => Some(ours),
-        None => absence::get_opt(&ctx.cluster.volume_api(), id.as_str())
-            .await
-            .map_err(|error| Error::api("read PersistentVolume", id.as_str(), error))?
-            .map(|object| Arc::new(object.into_inner())),
+        None => ctx.read_volume(id.as_str()).await?.map(Arc::new),
     };
     let is_provisioned = match object {
         // The claim was rescheduled and got its volume on another node.
@@ -121,7 +118,7 @@ async fn process_record(id: &VolumeId, intent: &Intent, ctx: &Context) -> Result
         Ok(removed)
     });
     if removed.await? {
-        tracing::info!(volume = %id, claim = %intent.claim(), "removed a volume whose claim vanished while it was being made");
+        tracing::info!(volume = %id, claim = %intent.claim(), "removed a volume whose claim was deleted during provisioning");
         ctx.trash.notify_one();
     }
     Ok(true)
@@ -224,7 +221,7 @@ mod tests {
         let ctx = Arc::clone(&test_context.ctx);
         let exclusive = ctx.in_flight.enter(&id());
         let begun = tokio::time::Instant::now();
-        let janitor = tokio::spawn({
+        let cleanup = tokio::spawn({
             let ctx = Arc::clone(&ctx);
             async move { remove_orphans(&ctx).await }
         });
@@ -235,8 +232,8 @@ mod tests {
         }
         assert!(begun.elapsed() < ORPHANS_INTERVAL, "{:?}", begun.elapsed());
         assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), None);
-        janitor.abort();
-        drop(janitor.await);
+        cleanup.abort();
+        drop(cleanup.await);
         drop(ctx);
         test_context.finish().await;
     }
