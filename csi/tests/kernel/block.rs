@@ -14,10 +14,12 @@ use loopfs::loop_device::{Access, AttachOptions, LoopControl};
 use loopfs::mount::MountFlags;
 use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{OFlag, open};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rstest::rstest;
 use tonic::Code;
 
+use crate::calls_in_progress::{lock_image, wait_until_busy};
 use crate::scene::{Fixture, MIB, device_number, device_size, id, is_block_device, read_from, write_to};
 use crate::support::*;
 
@@ -53,6 +55,47 @@ fn publish_and_unpublish_are_idempotent() {
     assert_eq!(read_from(&target, 4), b"kept");
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+#[test]
+fn publishing_a_staged_volume_opens_its_device_for_writing_once() {
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    let (staging, target) = (fixture.target("staging"), fixture.target("target"));
+    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    let device = format!("/dev/loop{}", fixture.devices("v")[0].binding.index);
+    let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).unwrap();
+    // The kernel merges equal events that follow each other. An open is between each two closes.
+    watch.add_watch(device.as_str(), AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE_WRITE).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let events = watch.read_events().unwrap();
+    // Each attach opens the device for writing. udev examines a device that was closed after that.
+    let closed = events.iter().filter(|event| event.mask.contains(AddWatchFlags::IN_CLOSE_WRITE)).count();
+    assert_eq!(closed, 1, "{events:?}");
+    drop(watch);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+#[test]
+fn a_volume_that_is_deleted_while_it_is_attached_is_not_published() {
+    let fixture = Fixture::new();
+    fixture.volume("v", VolumeKind::Block);
+    let target = fixture.target("target");
+    let lock = lock_image(&fixture, "v");
+    let slow = Client::connect(&fixture.directories.endpoint);
+    std::thread::scope(|scope| {
+        let response = scope.spawn(|| slow.publish_when_free(publish("v", &target, block())));
+        wait_until_busy(fixture.node(), "v", &target);
+        fixture.delete_in_use("v");
+        drop(lock);
+        assert_refused(response.join().unwrap(), Code::NotFound, &["v"]);
+    });
+    drop(slow);
+    assert_eq!(LoopControl::open().unwrap().list().unwrap(), []);
+    assert!(!target.exists());
     fixture.finish();
 }
 
