@@ -65,8 +65,7 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
 #[test]
 fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
     const CONTROL: &str = "/dev/loop-control";
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let nothing = fixture.scratch().join("nothing");
     fs::write(&nothing, "").unwrap();
     bind_mount(File::open(&nothing).unwrap().as_fd(), Path::new(CONTROL), MountFlags::default()).unwrap();
@@ -129,8 +128,7 @@ fn entry(fixture: &Fixture, volume: &str) -> PathBuf {
 
 #[test]
 fn a_directory_that_left_its_project_is_abnormal() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     assert_healthy(&fixture, "v", &target);
@@ -175,7 +173,7 @@ fn a_truncated_image_is_abnormal_and_read_only() {
     assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
     // The remaining part of the image can be copied.
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &second, block()) };
+    let read_only = publish_read_only("v", &second, block());
     fixture.node().node_publish_volume(read_only).unwrap();
     fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
     drop(image);
@@ -185,8 +183,7 @@ fn a_truncated_image_is_abnormal_and_read_only() {
 
 #[test]
 fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let (target, second) = (fixture.target("target"), fixture.target("second"));
     for target in [&target, &second] {
         fixture.node().node_publish_volume(publish("v", target, block())).unwrap();
@@ -208,8 +205,7 @@ fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
 
 #[test]
 fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     write_to(&target, b"old").unwrap();
@@ -228,8 +224,7 @@ fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
 
 #[test]
 fn unstaging_a_deleted_volume_detaches_its_device() {
-    let mut fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
     let staging = fixture.target("staging");
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
     fixture.delete_in_use("v");

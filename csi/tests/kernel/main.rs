@@ -5,6 +5,7 @@
 //! them is missing, because a skipped test must not look like a passed one.
 
 mod block;
+mod block_access;
 mod calls_in_progress;
 mod controller;
 mod driver_process;

@@ -369,6 +369,15 @@ pub(crate) fn publish(
     }
 }
 
+#[allow(dead_code, reason = "each test binary makes other calls")]
+pub(crate) fn publish_read_only(
+    volume: &str,
+    target: &Path,
+    volume_capability: Option<wire::VolumeCapability>,
+) -> wire::NodePublishVolumeRequest {
+    wire::NodePublishVolumeRequest { readonly: true, ..publish(volume, target, volume_capability) }
+}
+
 pub(crate) fn unpublish(volume: &str, target: &Path) -> wire::NodeUnpublishVolumeRequest {
     wire::NodeUnpublishVolumeRequest {
         volume_id: volume.to_owned(),
