@@ -17,7 +17,7 @@ use rstest::rstest;
 use tonic::Code;
 
 use crate::calls_in_progress::{lock_image, wait_until_busy};
-use crate::scene::{
+use crate::fixture::{
     Fixture, MIB, bind_mount_node, device_number, device_size, id, is_block_device, read_from, write_to,
 };
 use crate::support::*;

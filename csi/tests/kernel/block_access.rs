@@ -7,7 +7,7 @@ use loopfs::loop_device::{Access, AttachOptions, LoopControl};
 use loopfs::volume_store::VolumeKind;
 use tonic::Code;
 
-use crate::scene::{Fixture, id, read_from, write_to};
+use crate::fixture::{Fixture, id, read_from, write_to};
 use crate::support::*;
 
 #[test]

@@ -8,7 +8,7 @@ use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
 use tonic::Code;
 
-use crate::scene::{Fixture, is_block_device};
+use crate::fixture::{Fixture, is_block_device};
 use crate::support::*;
 
 pub(crate) fn lock_image(fixture: &Fixture, volume: &str) -> Flock<OwnedFd> {

@@ -12,7 +12,7 @@ use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::{Code, Status};
 
-use crate::scene::{Fixture, MIB, id, read_from, write_to};
+use crate::fixture::{Fixture, MIB, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;

@@ -12,7 +12,7 @@ use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
-use crate::scene::{Fixture, MIB, read_from, write_to};
+use crate::fixture::{Fixture, MIB, read_from, write_to};
 use crate::support::*;
 
 /// A fault of the storage of a node, and its repair.

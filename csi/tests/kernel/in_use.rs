@@ -6,7 +6,7 @@ use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
-use crate::scene::{Fixture, id};
+use crate::fixture::{Fixture, id};
 use crate::support::*;
 
 /// Returns the reason why a volume cannot be deleted.

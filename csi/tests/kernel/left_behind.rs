@@ -11,7 +11,7 @@ use loopfs::mount::table as mountinfo;
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::VolumeKind;
 
-use crate::scene::{Fixture, path_from};
+use crate::fixture::{Fixture, path_from};
 use crate::support::*;
 
 /// A driver may still be removing deleted volumes in the background.

@@ -15,7 +15,7 @@ use nix::sys::statvfs::FsFlags;
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, MIB, flags_of_mount, id, size_of_mount};
+use crate::fixture::{Fixture, MIB, flags_of_mount, id, size_of_mount};
 use crate::support::*;
 
 #[test]

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 use crate::driver_process::Process;
-use crate::scene::{Fixture, MIB, id, read_from, write_log, write_to};
+use crate::fixture::{Fixture, MIB, id, read_from, write_log, write_to};
 use crate::support::*;
 
 const VOLUMES: usize = 200;

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use tonic::{Code, Status};
 
 use crate::driver_process::Process;
-use crate::scene::{Fixture, write_log};
+use crate::fixture::{Fixture, write_log};
 use crate::support::*;
 
 mod killed_driver;

@@ -10,7 +10,7 @@ use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, id, read_from, write_to};
+use crate::fixture::{Fixture, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;

@@ -11,7 +11,7 @@ use loopfs::volume_store::{SnapshotId, VolumeKind};
 use rstest::rstest;
 use tonic::{Code, Status};
 
-use crate::scene::{Fixture, id, is_block_device, read_from, size_of_mount, write_to};
+use crate::fixture::{Fixture, id, is_block_device, read_from, size_of_mount, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;

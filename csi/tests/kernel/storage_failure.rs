@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, id};
+use crate::fixture::{Fixture, id};
 use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 

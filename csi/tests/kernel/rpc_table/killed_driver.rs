@@ -9,7 +9,7 @@ use super::rpcs::RPCS;
 use super::{CallResult, Subject};
 use crate::calls_in_progress::{lock_image, wait_until_busy};
 use crate::driver_process::Process;
-use crate::scene::Fixture;
+use crate::fixture::Fixture;
 use crate::support::*;
 
 /// Starts all calls concurrently, and kills the driver when half of them have returned and two are in progress. Returns the

@@ -9,7 +9,7 @@ use loopfs::mount::table as mountinfo;
 use tonic::{Code, Status};
 
 use super::{CallResult, MalformedName, Rpc, Subject, clean_up};
-use crate::scene::Fixture;
+use crate::fixture::Fixture;
 use crate::support::*;
 
 const MALFORMED_NAMES: [&str; 6] = ["..", "../../outside", "a/b", ".hidden", "two\nlines", "nul\0"];

@@ -8,7 +8,7 @@ use loopfs::volume_store::{SnapshotId, VolumeKind};
 use tonic::Status;
 
 use super::{CallResult, MalformedName, Rpc, Subject};
-use crate::scene::{Fixture, MIB, device_size, id};
+use crate::fixture::{Fixture, MIB, device_size, id};
 use crate::support::*;
 
 macro_rules! rpc {
