@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use loopfs::volume_store::{SnapshotId, VolumeId};
 use nix::errno::Errno;
+use tokio::task::JoinError;
 
 use crate::object::Object;
 
@@ -85,6 +86,13 @@ pub(crate) enum Error {
     /// A defect of this program.
     #[error("{0}")]
     Defect(String),
+}
+
+/// A task that panicked. The driver never cancels the tasks for which it waits.
+impl From<JoinError> for Error {
+    fn from(panic: JoinError) -> Self {
+        Self::Defect(format!("a defect of the driver: {panic}"))
+    }
 }
 
 /// The reason why a request can never succeed.
