@@ -28,11 +28,11 @@ pub(crate) enum Error {
     Temporary(String),
 
     /// The node's file system is missing, is not the recorded one, or does not enforce quotas.
-    #[error("this node's volumes cannot be reached: {0}")]
+    #[error("this node's storage is unavailable: {0}")]
     StorageUnavailable(String),
 
     /// The driver has just started and has not opened the storage yet.
-    #[error("this node's volumes cannot be reached: they are being opened")]
+    #[error("this node's storage is being opened; retry")]
     StorageStarting,
 
     #[error(transparent)]

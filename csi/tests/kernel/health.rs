@@ -27,7 +27,7 @@ enum Fault {
 #[case::shut_down(Fault::ShutDown, &["shut down", "kernel log", "mount it again"])]
 fn an_unwritable_file_system_is_reported_until_it_is_writable(
     #[case] breakage: Fault,
-    #[case] says: &[&str],
+    #[case] expected_texts: &[&str],
 ) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
@@ -39,12 +39,12 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
     let path = disk.data.to_str().unwrap();
     for _ in 0..2 {
         assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[path]);
-        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, says);
+        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, expected_texts);
     }
     let refused = driver.create_volume(create("w", 1 << 20, mount(&[])));
-    assert_refused(refused, Code::FailedPrecondition, says);
+    assert_refused(refused, Code::FailedPrecondition, expected_texts);
     let storage = driver.node_get_storage_health(Default::default()).unwrap().backend_health;
-    assert!(storage[0].message.contains(says[0]), "{}", storage[0].message);
+    assert!(storage[0].message.contains(expected_texts[0]), "{}", storage[0].message);
 
     match breakage {
         Fault::ReadOnly => disk.remount(MsFlags::empty()),
@@ -97,11 +97,11 @@ fn conditions(fixture: &Fixture, volume: &str, target: &Path) -> [Option<wire::V
 }
 
 #[track_caller]
-fn assert_abnormal(fixture: &Fixture, volume: &str, target: &Path, reason: &str, says: &[&str]) {
+fn assert_abnormal(fixture: &Fixture, volume: &str, target: &Path, reason: &str, expected_texts: &[&str]) {
     for condition in conditions(fixture, volume, target) {
         let condition = condition.expect("the volume is known");
         assert!(condition.abnormal, "{condition:?}");
-        for text in says {
+        for text in expected_texts {
             assert!(condition.message.contains(text), "{:?} does not contain {text:?}", condition.message);
         }
     }
@@ -192,7 +192,7 @@ fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
     fixture.delete_in_use("v");
     fixture.store.empty_trash().unwrap();
 
-    assert_abnormal(&fixture, "v", &target, "ImageMissing", &["the image is gone", "copy what is needed"]);
+    assert_abnormal(&fixture, "v", &target, "ImageMissing", &["the image was removed", "copy the content"]);
     assert_eq!(read_from(&target, 4), b"kept");
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(read_from(&second, 4), b"kept");

@@ -195,9 +195,9 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Returns `true` if the status only says that the driver was killed or has just started.
+/// Returns `true` if the status only reports that the driver was killed or has just started.
 fn was_interrupted(status: &Status) -> bool {
-    let beginning = status.message().contains("are being opened");
+    let beginning = status.message().contains("is being opened");
     status.source().is_some() || status.code() == Code::Aborted || beginning
 }
 
