@@ -2,15 +2,12 @@
 
 use tracing::Span;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Runs work that blocks in system calls. The work continues if the client disconnects.
 pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let span = Span::current();
-    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
-        Ok(outcome) => outcome,
-        Err(panic) => Err(Error::Defect(format!("a defect of the driver: {panic}"))),
-    }
+    tokio::task::spawn_blocking(move || span.in_scope(work)).await?
 }
 
 #[cfg(test)]

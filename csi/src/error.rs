@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use loopfs::volume_store::{SnapshotId, VolumeId};
 use nix::errno::Errno;
+use tokio::task::JoinError;
 
 use crate::object::Object;
 
@@ -27,11 +28,11 @@ pub(crate) enum Error {
     Temporary(String),
 
     /// The node's file system is missing, is not the recorded one, or does not enforce quotas.
-    #[error("this node's volumes cannot be reached: {0}")]
+    #[error("this node's storage is unavailable: {0}")]
     StorageUnavailable(String),
 
     /// The driver has just started and has not opened the storage yet.
-    #[error("this node's volumes cannot be reached: they are being opened")]
+    #[error("this node's storage is being opened; retry")]
     StorageStarting,
 
     #[error(transparent)]
@@ -85,6 +86,13 @@ pub(crate) enum Error {
     /// A defect of this program.
     #[error("{0}")]
     Defect(String),
+}
+
+/// A task that panicked. The driver never cancels the tasks for which it waits.
+impl From<JoinError> for Error {
+    fn from(panic: JoinError) -> Self {
+        Self::Defect(format!("a defect of the driver: {panic}"))
+    }
 }
 
 /// The reason why a request can never succeed.

@@ -29,6 +29,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
@@ -67,7 +68,7 @@ use services::{ControllerService, IdentityService, NodeService, Registrar};
 use storage::{Probe, StorageMonitor, TrashCleanup};
 use target::PublishRoot;
 use topology::ThisNode;
-use transport::{connection, socket};
+use transport::socket;
 use volumes::{VolumeOperations, Volumes};
 
 /// The maximum time that running calls may take to finish after the shutdown was requested. The kubelet kills a pod
@@ -225,8 +226,11 @@ impl Services {
             .add_service(Metered::new(IdentityServer::new(self.identity), &self.calls))
             .add_service(Metered::new(ControllerServer::new(self.controller), &self.calls))
             .add_service(Metered::new(NodeServer::new(self.node), &self.calls))
-            .serve_with_incoming_shutdown(connection::incoming(listener), stop.cancelled_owned())
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
             .await
             .context("serve CSI")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,12 +19,12 @@ pub(crate) fn directories(files: usize) -> usize {
 }
 
 /// Creates the files with one thread per processor, because creating a million takes some time.
-pub(crate) fn make(volume: &Path, files: usize) -> Result<()> {
+pub(crate) fn create(volume: &Path, files: usize) -> Result<()> {
     let threads = std::thread::available_parallelism()?.get();
     let all = directories(files);
     let created = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let make = |first: usize| {
+        let create = |first: usize| {
             for directory in (first..all).step_by(threads) {
                 fill(&volume.join(directory.to_string()), IN_EACH.min(files - directory * IN_EACH))?;
                 let created = created.fetch_add(1, Ordering::Relaxed) + 1;
@@ -34,9 +34,9 @@ pub(crate) fn make(volume: &Path, files: usize) -> Result<()> {
             }
             std::io::Result::Ok(())
         };
-        let makers: Vec<_> = (0..threads).map(|first| scope.spawn(move || make(first))).collect();
-        for maker in makers {
-            maker.join().map_err(|_panic| "a thread that makes files has panicked")??;
+        let threads: Vec<_> = (0..threads).map(|first| scope.spawn(move || create(first))).collect();
+        for thread in threads {
+            thread.join().map_err(|_panic| "a thread that creates files panicked")??;
         }
         Ok(())
     })

@@ -85,7 +85,7 @@ fn run(directory: &Path, du: &[&str], counts: [usize; 2]) -> Result<()> {
         };
         store.create(&VolumeId::parse(&volume.id)?, &spec(files))?;
         driver.node_publish_volume(publish(&volume.id, &volume.target, mount(&[])))?;
-        files::make(&volume.target, files)?;
+        files::create(&volume.target, files)?;
         volumes.push(volume);
     }
     measure(&driver, du, &volumes)?;
@@ -110,10 +110,10 @@ fn measure(driver: &Client, du: &[&str], volumes: &[Published]) -> Result<()> {
         for (volume, (stats_times, du_times)) in volumes.iter().zip(stats_times.iter_mut().zip(&mut du_times))
         {
             for _ in 0..CALLS_PER_ROUND {
-                let answer =
+                let response =
                     stats_times.time(|| driver.node_get_volume_stats(stats(&volume.id, &volume.target)))?;
                 let used =
-                    answer.usage.iter().find(|usage| usage.unit() == Unit::Inodes).map(|usage| usage.used);
+                    response.usage.iter().find(|usage| usage.unit() == Unit::Inodes).map(|usage| usage.used);
                 // A response that does not count all files would be fast for a wrong reason.
                 if used != Some((volume.files + files::directories(volume.files) + 1) as i64) {
                     return Err(format!("{} files, and {used:?} inodes in use", volume.files).into());

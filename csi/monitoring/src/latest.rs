@@ -1,4 +1,4 @@
-//! The result of a check, shared by all requests that ask for it.
+//! The result of a check, shared by all requests for it.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 ///
 /// Requests do not run the check themselves: one task runs it, and every request that arrives in the meantime waits for
 /// that task. A client that sends many requests therefore causes no more checks than one that sends few, and a check that
-/// hangs holds one task (and its threads), however many requests ask for its result.
+/// hangs holds one task (and its threads), however many requests wait for its result.
 #[derive(Debug)]
 pub(crate) struct Latest<T> {
     max_age: Duration,

@@ -123,7 +123,7 @@ impl RequestReader {
             Ok(0) => None,
             Ok(at_most) => Some(at_most),
             Err(_negative) => {
-                let problem = format!("{max_entries}; it cannot be negative");
+                let problem = format!("must not be negative, but is {max_entries}");
                 return Err(InvalidRequest::new("max_entries", problem).into());
             }
         };

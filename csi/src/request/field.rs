@@ -23,7 +23,7 @@ impl CapacityRange {
             Ok(0) => Ok(None),
             Ok(value) => Ok(Some(Bytes(value))),
             Err(_negative) => {
-                Err(InvalidRequest::new(FIELD, format!("{name} is {value}; sizes cannot be negative")))
+                Err(InvalidRequest::new(FIELD, format!("{name} must not be negative, but is {value}")))
             }
         };
         let range = Self {

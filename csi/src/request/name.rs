@@ -33,7 +33,7 @@ fn read<Id>(name: &str, parse: impl Fn(&str) -> loopfs::Result<Id>) -> Result<Id
         return invalid("must not be empty".to_owned());
     }
     if name.len() > MAX_NAME_LEN {
-        return invalid(format!("{} bytes long, {MAX_NAME_LEN} allowed", name.len()));
+        return invalid(format!("must not be longer than {MAX_NAME_LEN} bytes, but has {}", name.len()));
     }
     if let Some(character) = name.chars().find(|character| is_forbidden(*character)) {
         return invalid(format!("must not contain {character:?}"));

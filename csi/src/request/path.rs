@@ -28,7 +28,7 @@ impl TargetPath {
             return invalid("must not be empty".to_owned());
         }
         if text.len() > MAX_PATH_LEN {
-            return invalid(format!("{} bytes long, {MAX_PATH_LEN} allowed", text.len()));
+            return invalid(format!("must not be longer than {MAX_PATH_LEN} bytes, but has {}", text.len()));
         }
         if let Some(character) = text.chars().find(|character| character.is_control()) {
             return invalid(format!("must not contain {character:?}"));
@@ -45,7 +45,9 @@ impl TargetPath {
             _ => return invalid(format!("must be below {} (--kubelet-dir)", kubelet_dir.display())),
         };
         if relative.components().any(|component| component.as_os_str().len() > MAX_COMPONENT_LEN) {
-            return invalid(format!("a component is longer than {MAX_COMPONENT_LEN} bytes"));
+            return invalid(format!(
+                "must not have a component that is longer than {MAX_COMPONENT_LEN} bytes"
+            ));
         }
         // The path is rebuilt from its components, without the `//` and `/./` that components() skips.
         let relative: PathBuf = relative.components().collect();

@@ -3,6 +3,10 @@
 //! external-provisioner and csi-snapshotter evaluate the file system type and the names of secrets themselves. With
 //! `--extra-create-metadata` they add the names of the objects to which a request belongs. They also refuse prefixed
 //! parameters that they do not know.
+//!
+//! The provisioner accepts the parameters that a StorageClass may have. It has a list of its own. Neither crate
+//! knows the other; of the crates below both, `loopfs` must not know Kubernetes, and `monitoring` must not know
+//! volumes. A test compares the two lists.
 
 const PREFIX: &str = "csi.storage.k8s.io/";
 
@@ -50,4 +54,25 @@ pub(super) fn is_of_snapshot(name: &str) -> bool {
 fn names_a_secret(name: &str) -> bool {
     let call = name.strip_suffix("secret-name").or_else(|| name.strip_suffix("secret-namespace"));
     call.is_some_and(|call| SECRETS.contains(&call))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A StorageClass that the provisioner accepts must not fail in the Controller service, and the other way round.
+    #[test]
+    fn the_provisioner_accepts_the_same_parameters_of_a_storage_class() {
+        const OF_THE_PROVISIONER: &str =
+            include_str!("../../../provisioner/src/objects/parameters/reserved.rs");
+        let is_of_a_class = |call: &&str| !call.starts_with("snapshotter-");
+        let secrets: Vec<String> =
+            SECRETS.into_iter().filter(is_of_a_class).map(|call| format!("    {call:?},")).collect();
+        let secrets = format!("const SECRETS: [&str; {}] = [\n{}\n];", secrets.len(), secrets.join("\n"));
+        let constants = [("PREFIX", PREFIX), ("FILE_SYSTEM", FILE_SYSTEM), ("FSTYPE", FSTYPE)]
+            .map(|(name, value)| format!("const {name}: &str = {value:?};"));
+        for text in constants.iter().chain([&secrets]) {
+            assert!(OF_THE_PROVISIONER.contains(text), "the provisioner's list has no {text}");
+        }
+    }
 }

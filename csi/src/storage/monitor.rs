@@ -280,7 +280,9 @@ impl StorageMonitor {
                 let absent = error.kind() == ErrorKind::NeverMounted;
                 Err(OpenError { reason: error.to_string().into(), absent })
             }
-            Err(panic) => Err(OpenError { reason: format!("a defect: {panic}").into(), absent: false }),
+            Err(panic) => {
+                Err(OpenError { reason: format!("a defect of the driver: {panic}").into(), absent: false })
+            }
         }
     }
 }
@@ -296,8 +298,8 @@ struct OpenError {
 /// Synchronises the publication records with the mount table. A driver that was killed, or an older version, may have
 /// left records and mounts that do not match.
 fn sync_publications(store: &VolumeStore, root: &PublishRoot) {
-    let settled = root.mounts().and_then(|mounts| Ok(store.sync_publications(&mounts)?));
-    if let Err(error) = settled {
+    let synced = root.mounts().and_then(|mounts| Ok(store.sync_publications(&mounts)?));
+    if let Err(error) = synced {
         tracing::warn!(%error, "could not record which volumes are published; a volume that is in use may be deleted");
     }
 }

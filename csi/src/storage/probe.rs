@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::monitor::{Readiness, StorageMonitor, WRITE_TIMEOUT};
 use crate::blocking;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The interval at which the driver probes its storage itself.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -84,7 +84,7 @@ impl Probe {
             return Err(self.monitor.hang_error_after(current.since.elapsed()));
         };
         *running = None;
-        outcome.unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))
+        outcome?
     }
 }
 

@@ -4,6 +4,8 @@
 //! bare path, so it sends `%2Fvar%2Flib%2Fkubelet%2F…`. This is not a valid authority, and the HTTP/2 library resets
 //! the stream. The authority has no meaning on a unix socket, so it is replaced in the received data.
 //!
+//! Only the registration socket needs this. Clients of the CSI socket send `localhost`.
+//!
 //! Only the structure of the header compression (RFC 7541) has to be parsed. The replacement is one byte long and
 //! therefore never longer than the original. An entry that the receiver adds to its dynamic table is thus never larger
 //! than the sender's entry. The receiver's table never drops an entry that the sender's table still has, and later

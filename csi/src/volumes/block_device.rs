@@ -30,8 +30,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// A loop device is either writable or read-only, and each device has a page cache of its own: a read-only device
 /// beside a writable one would return old data. A volume therefore has one device at a time, and
-/// [`publish`](Self::publish) refuses write access while the volume is published read-only, and read-only access while
-/// it is published for writing. There is no other means to make a device node read-only: the kernel ignores read-only
+/// [`detach_other_access`](Self::detach_other_access) refuses write access while the volume is published read-only, and
+/// read-only access while it is published for writing. There is no other means to make a device node read-only: the kernel ignores read-only
 /// mounts when a process opens a device, and the container runtime decides whether a container may write to a device.
 pub(crate) struct BlockVolume<'a> {
     volume: &'a Volume,
@@ -93,17 +93,6 @@ impl<'a> BlockVolume<'a> {
             fsync(&device).map_err(|errno| Error::Target { operation: "fsync", path, errno })?;
         }
         Ok(())
-    }
-
-    /// Publishes the volume at the target.
-    pub(crate) fn publish(&self, target: &Target, access: Access) -> Result<()> {
-        let device = self.attach(access)?;
-        let node = open_node(&device)?;
-        target.ensure_file()?;
-        // The device itself is read-only. This flag only makes the mount table agree.
-        let read_only = access == Access::ReadOnly;
-        let flags = MountFlags { read_only, nosuid: true, noexec: true, ..MountFlags::default() };
-        target.bind_mount(node.as_fd(), flags)
     }
 
     /// Detaches a device of the other access, which staging or an ended workload may have left attached.
@@ -235,6 +224,16 @@ impl<'a> BlockVolume<'a> {
         let name = device.path();
         Ok(Some(format!("{} has lost direct I/O; unpublish and publish the volume", name.display())))
     }
+}
+
+/// Publishes a device at the target.
+pub(crate) fn publish(device: &LoopDevice, target: &Target) -> Result<()> {
+    let node = open_node(device)?;
+    target.ensure_file()?;
+    // A device with this access is read-only itself. The flag only makes the mount table agree.
+    let read_only = device.binding().access == Access::ReadOnly;
+    let flags = MountFlags { read_only, nosuid: true, noexec: true, ..MountFlags::default() };
+    target.bind_mount(node.as_fd(), flags)
 }
 
 fn file_size(image: &OwnedFd) -> Result<Bytes> {

@@ -41,7 +41,7 @@ impl Volumes {
     /// Returns their size, or `None` if there was nothing to refresh.
     ///
     /// This needs no lock and therefore delays no call. A larger size does no harm to a device that is being attached
-    /// or detached. Attaching checks the size once more at its end.
+    /// or detached. Attaching checks the size again at its end.
     pub(crate) fn refresh_devices(&self, id: &VolumeId) -> Result<Option<Bytes>> {
         let storage = self.monitor.current()?;
         let volume = storage.store.volume(id)?;

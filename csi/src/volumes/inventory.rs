@@ -52,7 +52,7 @@ impl Volumes {
             Err(Error::StorageUnavailable(reason)) => {
                 let published = unavailable::published(&self.root.mounts()?, &reason)?;
                 if published.is_empty() {
-                    // An empty list would say that all volumes are healthy.
+                    // An empty list would mean that all volumes are healthy.
                     return Err(Error::StorageUnavailable(reason));
                 }
                 page(list, published, |info| &info.volume, |info| Ok(Some(info.clone())))

@@ -15,7 +15,7 @@ use tracing::Instrument;
 use super::publish::{ClearedTarget, Volumes};
 use super::volume_locks::{LockMode, VolumeLocks};
 use crate::blocking;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::object::Object;
 use crate::request::{Publish, TargetPath, Unpublish};
 use crate::storage::StorageMonitor;
@@ -112,9 +112,7 @@ impl VolumeOperations {
         let work = self.clone();
         // A separate task, because the call may be cancelled between the two steps.
         let clearing = tokio::spawn(async move { work.clear(unpublish).await }.in_current_span());
-        let cleanup = clearing
-            .await
-            .unwrap_or_else(|panic| Err(Error::Defect(format!("a defect of the driver: {panic}"))))?;
+        let cleanup = clearing.await??;
         tokio::select! {
             _ended = cleanup => {}
             error = self.monitor.wait_until_hanging() => {

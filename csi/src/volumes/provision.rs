@@ -194,7 +194,8 @@ fn size_within(at_least: Bytes, at_most: Option<Bytes>) -> Result<Bytes> {
     };
     match at_most {
         Some(at_most) if size > at_most => Err(Error::OutOfRange(format!(
-            "the size of a volume is a multiple of {UNIT}: {size} would be the least here, which is above the limit of {at_most}"
+            "the size of a volume is a multiple of {UNIT}, and the smallest one that meets the request is {size}, which is above the \
+             limit of {at_most}"
         ))),
         _ => Ok(size),
     }

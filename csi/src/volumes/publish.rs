@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use loopfs::ErrorKind;
+use loopfs::loop_device::{Access, LoopDevice};
 use loopfs::volume_store::{Volume, VolumeId, VolumeKind};
 use nix::sys::stat::FileStat;
 
-use super::block_device::BlockVolume;
+use super::block_device::{self, BlockVolume};
 use super::directory::Directory;
 use super::mounted_devices::MountedDevices;
 use super::stale_device::StaleDevice;
@@ -40,11 +41,7 @@ impl Volumes {
         let storage = self.monitor.verified()?;
         storage.require_filesystem(stage.filesystem)?;
         let volume = storage.store.volume(&stage.volume)?;
-        let access = if stage.capability.read_only {
-            loopfs::loop_device::Access::ReadOnly
-        } else {
-            loopfs::loop_device::Access::ReadWrite
-        };
+        let access = if stage.capability.read_only { Access::ReadOnly } else { Access::ReadWrite };
         require_kind(&volume, stage.capability.access_type.kind())?;
         match stage.capability.access_type {
             AccessType::Mount(_) => Ok(()),
@@ -52,9 +49,9 @@ impl Volumes {
                 let block = BlockVolume::open(&volume, &storage.loops)?;
                 // The volume may be published with the other access. The publish call decides about that.
                 if block.devices()?.iter().all(|device| device.binding().access == access) {
-                    block.attach(access)?;
+                    attach(&storage, &volume, &block, access)?;
                 }
-                require_not_deleted(&storage, &volume, &block)
+                Ok(())
             }
         }
     }
@@ -113,9 +110,8 @@ impl Volumes {
                     refuse_second_target(&volume, other)?;
                 }
                 block.detach_other_access(&mounted, access)?;
-                block.attach(access)?;
-                require_not_deleted(&storage, &volume, &block)?;
-                block.publish(&target, access)
+                let device = attach(&storage, &volume, &block, access)?;
+                block_device::publish(&device, &target)
             }
         }
     }
@@ -188,17 +184,23 @@ pub(crate) struct ClearedTarget {
     status: Option<FileStat>,
 }
 
-/// Checks that the volume was not deleted shortly before its device was attached. Once its device is attached, deleting
-/// the volume is refused.
-fn require_not_deleted(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>) -> Result<()> {
-    let there = match storage.store.volume(volume.id()) {
-        Ok(there) => BlockVolume::open(&there, &storage.loops)?.image()? == block.image()?,
+/// Attaches the volume's device, or returns the device if it is attached already and cancels its deferred detach. Detaches
+/// it again if the volume was deleted in the meantime. Once the device is attached, deleting the volume is refused.
+///
+/// NodePublishVolume calls this once, and keeps the device open until its node is mounted. It cannot rely on
+/// NodeStageVolume: the device does not survive a reboot, and another access or an unpublish call may have detached it.
+fn attach(storage: &Storage, volume: &Volume, block: &BlockVolume<'_>, access: Access) -> Result<LoopDevice> {
+    let device = block.attach(access)?;
+    let present = match storage.store.volume(volume.id()) {
+        Ok(present) => BlockVolume::open(&present, &storage.loops)?.image()? == block.image()?,
         Err(error) if error.kind() == ErrorKind::NotFound => false,
         Err(error) => return Err(error.into()),
     };
-    if there {
-        return Ok(());
+    if present {
+        return Ok(device);
     }
+    // The kernel would defer the detach of an open device.
+    drop(device);
     block.detach()?;
     // Returns the same error as later calls, if the volume was deleted.
     storage.store.volume(volume.id()).map(drop)?;

@@ -81,7 +81,7 @@ impl StaleDevice {
         Ok(())
     }
 
-    /// Returns the use and capacity of the volume, as far as the device shows them.
+    /// Returns the use and capacity of the volume, as far as the device reports them.
     pub(crate) fn stats(&self) -> VolumeStats {
         let size = self.status.size;
         VolumeStats {
@@ -100,8 +100,8 @@ impl StaleDevice {
             None => Condition::abnormal(
                 AbnormalReason::ImageMissing,
                 format!(
-                    "the image is gone, and only {device} gives access to its content; copy what is needed before the \
-                     volume is unpublished, because the content is lost then"
+                    "the image was removed, and only {device} still has its content; copy the content before the volume is \
+                     unpublished, because it is lost then"
                 ),
             ),
             Some(image) => Condition::abnormal(

@@ -1,7 +1,6 @@
 //! Tests of Block volumes.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
@@ -10,21 +9,22 @@ use csi::proto::csi::volume_capability::access_mode::Mode as AccessMode;
 use csi::proto::csi::volume_capability::{AccessType, BlockVolume};
 use csi::proto::csi::volume_usage::Unit;
 use loopfs::Bytes;
-use loopfs::loop_device::{Access, AttachOptions, LoopControl};
-use loopfs::mount::MountFlags;
+use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::VolumeKind;
-use nix::fcntl::{OFlag, open};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, mknod};
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, MIB, device_number, device_size, id, is_block_device, read_from, write_to};
+use crate::calls_in_progress::{lock_image, wait_until_busy};
+use crate::fixture::{
+    Fixture, MIB, bind_mount_node, device_number, device_size, id, is_block_device, read_from, write_to,
+};
 use crate::support::*;
 
 #[test]
 fn publish_and_unpublish_are_idempotent() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     for _ in 0..2 {
         fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
@@ -57,142 +57,51 @@ fn publish_and_unpublish_are_idempotent() {
 }
 
 #[test]
+fn publishing_a_staged_volume_opens_its_device_for_writing_once() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let (staging, target) = (fixture.target("staging"), fixture.target("target"));
+    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+    let device = format!("/dev/loop{}", fixture.devices("v")[0].binding.index);
+    let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).unwrap();
+    // The kernel merges equal events that follow each other. An open is between each two closes.
+    watch.add_watch(device.as_str(), AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE_WRITE).unwrap();
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    let events = watch.read_events().unwrap();
+    // Each attach opens the device for writing. udev examines a device that was closed after that.
+    let closed = events.iter().filter(|event| event.mask.contains(AddWatchFlags::IN_CLOSE_WRITE)).count();
+    assert_eq!(closed, 1, "{events:?}");
+    drop(watch);
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+#[test]
+fn a_volume_that_is_deleted_while_it_is_attached_is_not_published() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let target = fixture.target("target");
+    let lock = lock_image(&fixture, "v");
+    let slow = Client::connect(&fixture.directories.endpoint);
+    std::thread::scope(|scope| {
+        let response = scope.spawn(|| slow.publish_when_free(publish("v", &target, block())));
+        wait_until_busy(fixture.node(), "v", &target);
+        fixture.delete_in_use("v");
+        drop(lock);
+        assert_refused(response.join().unwrap(), Code::NotFound, &["v"]);
+    });
+    drop(slow);
+    assert_eq!(LoopControl::open().unwrap().list().unwrap(), []);
+    assert!(!target.exists());
+    fixture.finish();
+}
+
+#[test]
 fn unstaging_succeeds_without_publication_and_without_staging() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let staging = fixture.target("staging");
     fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
     fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-#[test]
-fn a_read_only_publication_is_read_only_at_the_block_layer() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
-    let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
-    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    write_to(&writer, b"seen").unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
-
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
-    for _ in 0..2 {
-        fixture.node().node_publish_volume(read_only.clone()).unwrap();
-        assert_eq!((fixture.mounts_at(&reader), fixture.devices("v").len()), (1, 1));
-    }
-    assert!(write_to(&reader, b"lost").is_err());
-    assert_eq!(read_from(&reader, 4), b"seen");
-    let other_way = publish("v", &reader, block());
-    assert_refused(
-        fixture.node().node_publish_volume(other_way),
-        Code::AlreadyExists,
-        &["reader", "unpublish"],
-    );
-    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-/// Each device has a page cache of its own. A volume is therefore not published for writing and read-only at the same
-/// time.
-#[test]
-fn a_read_only_device_beside_a_writable_one_returns_old_data() {
-    let fixture = Fixture::without_driver();
-    fixture.volume("v", VolumeKind::Block);
-    let control = LoopControl::open().unwrap();
-    let [reader, writer] = [Access::ReadOnly, Access::ReadWrite].map(|access| {
-        let image = fixture.store.volume(&id("v")).unwrap().open_image(access).unwrap();
-        control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap().path()
-    });
-    // An open device keeps its cache.
-    let open = File::open(&reader).unwrap();
-    assert_eq!(read_from(&reader, 3), [0; 3]);
-    write_to(&writer, b"new").unwrap();
-    assert_eq!(read_from(&reader, 3), [0; 3], "the kernel keeps the two devices coherent");
-    drop(open);
-    let image = fixture.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
-    control.detach_all(image.as_fd()).unwrap();
-    drop((image, control));
-    fixture.finish();
-}
-
-#[test]
-fn a_volume_is_published_for_writing_or_read_only_but_not_both() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
-    let [writer, reader, second] = ["writer", "reader", "second"].map(|name| fixture.target(name));
-    let read_only =
-        |target| wire::NodePublishVolumeRequest { readonly: true, ..publish("v", target, block()) };
-
-    fixture.node().node_publish_volume(read_only(&reader)).unwrap();
-    let refused = fixture.node().node_publish_volume(publish("v", &writer, block()));
-    assert_refused(
-        refused,
-        Code::FailedPrecondition,
-        &["read-only at", reader.to_str().unwrap(), "old data"],
-    );
-    assert!(!writer.exists());
-    fixture.node().node_publish_volume(read_only(&second)).unwrap();
-    assert_eq!(fixture.devices("v").len(), 1);
-    for target in [&reader, &second] {
-        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
-    }
-
-    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    let refused = fixture.node().node_publish_volume(read_only(&reader));
-    assert_refused(
-        refused,
-        Code::FailedPrecondition,
-        &["for writing at", writer.to_str().unwrap(), "old data"],
-    );
-    assert!(!reader.exists());
-    // A program that reads while the writer has data that is not on the disk yet uses the writer's device.
-    fixture.node().node_publish_volume(publish("v", &second, block())).unwrap();
-    assert_eq!(fixture.devices("v").len(), 1);
-    for target in [&writer, &second] {
-        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
-    }
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-#[test]
-fn staging_for_writing_does_not_prevent_a_read_only_publication() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
-    let (staging, reader) = (fixture.target("staging"), fixture.target("reader"));
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
-    // The kubelet stages with the access mode of the PersistentVolume, and publishes read-only if the pod requests that.
-    for _ in 0..2 {
-        fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-        fixture.node().node_publish_volume(read_only.clone()).unwrap();
-        let access = fixture.devices("v").iter().map(|status| status.binding.access).collect::<Vec<_>>();
-        assert_eq!(access, [Access::ReadOnly]);
-    }
-    assert!(write_to(&reader, b"lost").is_err());
-    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
-    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-#[test]
-fn a_device_that_a_process_has_open_for_writing_delays_a_read_only_publication() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
-    let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, block()) };
-    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    let index = fixture.devices("v")[0].binding.index;
-    let open = File::options().write(true).open(format!("/dev/loop{index}")).unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
-    let refused = fixture.node().node_publish_volume(read_only.clone());
-    assert_refused(refused, Code::Aborted, &[&format!("/dev/loop{index}"), "open"]);
-    drop(open);
-    fixture.node().node_publish_volume(read_only).unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
     assert_eq!(fixture.devices("v"), []);
     fixture.finish();
 }
@@ -211,8 +120,7 @@ enum Decoy {
 #[case::file(Decoy::File)]
 #[case::device_node(Decoy::Node)]
 fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_published(#[case] decoy: Decoy) {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -229,9 +137,7 @@ fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_publi
         Decoy::Directory => fs::create_dir(&sub_path).unwrap(),
         Decoy::File | Decoy::Node => fs::write(&sub_path, "").unwrap(),
     }
-    let node = open(&source, OFlag::O_PATH, Mode::empty()).unwrap();
-    loopfs::mount::bind_mount(node.as_fd(), &sub_path, MountFlags::default()).unwrap();
-    drop(node);
+    bind_mount_node(&source, &sub_path);
 
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(fixture.devices("v"), []);
@@ -246,8 +152,7 @@ fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_publi
 
 #[test]
 fn several_workloads_share_one_device() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let targets = ["a", "b", "c"].map(|name| fixture.target(name));
     for target in &targets {
         fixture.node().node_publish_volume(publish("v", target, block())).unwrap();
@@ -270,8 +175,7 @@ fn several_workloads_share_one_device() {
 #[case::for_writing(false)]
 #[case::read_only(true)]
 fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
     for target in [&first, &second] {
         let request = wire::NodePublishVolumeRequest { readonly, ..publish("v", target, block()) };
@@ -306,8 +210,7 @@ fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
 fn a_device_is_refreshed_before_node_expand_volume_is_called() {
     // This time passes only if the test fails.
     const REFRESH_TIMEOUT: Duration = Duration::from_secs(60);
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let open = File::open(&target).unwrap();
@@ -327,8 +230,7 @@ fn a_device_is_refreshed_before_node_expand_volume_is_called() {
 
 #[test]
 fn stats_are_of_the_volume() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     assert_refused(
         fixture.node().node_get_volume_stats(stats("v", &target)),
@@ -340,9 +242,7 @@ fn stats_are_of_the_volume() {
     // The kubelet passes the path of a bind mount of its own.
     let elsewhere = fixture.target("elsewhere");
     fs::write(&elsewhere, "").unwrap();
-    let node = open(&target, OFlag::O_PATH, Mode::empty()).unwrap();
-    loopfs::mount::bind_mount(node.as_fd(), &elsewhere, MountFlags::default()).unwrap();
-    drop(node);
+    bind_mount_node(&target, &elsewhere);
     for path in [&target, &elsewhere] {
         let response = fixture.node().node_get_volume_stats(stats("v", path)).unwrap();
         let [usage] = response.usage.try_into().unwrap();
@@ -361,16 +261,13 @@ fn stats_are_of_the_volume() {
 
 #[test]
 fn a_device_that_was_detached_is_not_published_for_the_volume() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
 
     // `losetup -d` does the same. The number then belongs to the other volume.
-    let image = fixture.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
-    LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
-    drop(image);
+    fixture.detach_devices("v");
     fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
     write_to(&others, b"other").unwrap();
 
@@ -386,14 +283,11 @@ fn a_device_that_was_detached_is_not_published_for_the_volume() {
 
 #[test]
 fn unpublishing_a_stale_target_does_not_detach_the_device_of_another_volume() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    let image = fixture.store.volume(&id("v")).unwrap().open_image(Access::ReadOnly).unwrap();
-    LoopControl::open().unwrap().detach_all(image.as_fd()).unwrap();
-    drop(image);
+    fixture.detach_devices("v");
     fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
 
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
@@ -407,8 +301,7 @@ fn unpublishing_a_stale_target_does_not_detach_the_device_of_another_volume() {
 
 #[test]
 fn a_device_that_is_open_is_detached_when_it_is_closed() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     let open = File::open(&target).unwrap();
@@ -433,8 +326,7 @@ fn a_device_that_is_open_is_detached_when_it_is_closed() {
 
 #[test]
 fn publish_accepts_an_existing_file_and_rejects_directories_and_symlinks() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let publish_at =
         |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), block()));
 
@@ -456,8 +348,7 @@ fn publish_accepts_an_existing_file_and_rejects_directories_and_symlinks() {
 
 #[test]
 fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let single = capability(AccessType::Block(BlockVolume {}), AccessMode::SingleNodeSingleWriter);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
     for _ in 0..2 {
@@ -474,8 +365,7 @@ fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
 
 #[test]
 fn concurrent_publish_calls_leave_one_mount_and_one_device() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let results = fixture.node().publish_concurrently(&publish("v", &target, block()), 16);
     assert!(results.iter().any(Result::is_ok));
@@ -489,8 +379,7 @@ fn concurrent_publish_calls_leave_one_mount_and_one_device() {
 
 #[test]
 fn mount_access_to_a_block_volume_is_refused() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let as_mount = publish("v", &target, mount(&[]));
     assert_refused(fixture.node().node_publish_volume(as_mount), Code::InvalidArgument, &["mount", "Block"]);

@@ -4,16 +4,15 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use loopfs::loop_device::Access;
 use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
 use tonic::Code;
 
-use crate::scene::{Fixture, id, is_block_device};
+use crate::fixture::{Fixture, is_block_device};
 use crate::support::*;
 
 pub(crate) fn lock_image(fixture: &Fixture, volume: &str) -> Flock<OwnedFd> {
-    let image = fixture.store.volume(&id(volume)).unwrap().open_image(Access::ReadOnly).unwrap();
+    let image = fixture.image(volume);
     Flock::lock(image, FlockArg::LockExclusive).unwrap()
 }
 
@@ -30,8 +29,7 @@ pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::P
 
 #[test]
 fn one_call_locks_its_volume_and_no_other() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
     let lock = lock_image(&fixture, "v");
@@ -62,8 +60,7 @@ fn one_call_locks_its_volume_and_no_other() {
 
 #[test]
 fn a_call_keeps_its_lock_after_its_client_has_disconnected() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let lock = lock_image(&fixture, "v");
     let impatient = Client::connect(&fixture.directories.endpoint);

@@ -12,7 +12,7 @@ use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::{Code, Status};
 
-use crate::scene::{Fixture, MIB, id, read_from, write_to};
+use crate::fixture::{Fixture, MIB, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -146,15 +146,15 @@ fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
 #[test]
 fn the_driver_frees_the_space_of_a_deleted_volume() {
     let fixture = Fixture::new();
-    let room = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
-    let before = room();
+    let available = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
+    let before = available();
     fixture.node().create_volume(create("v", 64 * FOUR, block())).unwrap();
-    assert!(room() <= before - 64 * FOUR);
+    assert!(available() <= before - 64 * FOUR);
     fixture.node().delete_volume(delete("v")).unwrap();
     let start = Instant::now();
     // The tolerance is for the metadata of the file system.
-    while trash(&fixture) > 0 || room() < before - FOUR {
-        assert!(start.elapsed() < TIMEOUT, "{} in the trash, room for {}", trash(&fixture), room());
+    while trash(&fixture) > 0 || available() < before - FOUR {
+        assert!(start.elapsed() < TIMEOUT, "{} in the trash, {} available", trash(&fixture), available());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     fixture.finish();
@@ -182,12 +182,16 @@ fn the_driver_frees_the_trash_of_an_earlier_driver() {
 #[case::other_node(create_on("v", "node-2", mount(&[])), "on others")]
 fn a_second_volume_of_a_name_must_have_the_same_properties(
     #[case] other: wire::CreateVolumeRequest,
-    #[case] says: &str,
+    #[case] expected_text: &str,
 ) {
     let fixture = Fixture::new();
     let volume = created(fixture.node().create_volume(create("v", FOUR, mount(&[]))));
     for _ in 0..2 {
-        assert_refused(fixture.node().create_volume(other.clone()), Code::AlreadyExists, &["v", says]);
+        assert_refused(
+            fixture.node().create_volume(other.clone()),
+            Code::AlreadyExists,
+            &["v", expected_text],
+        );
     }
     let compatible = [
         create_within("v", (0, 0), mount(&[])),
@@ -369,14 +373,17 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
 fn the_capacity_equals_the_largest_volume_that_can_be_created() {
     let fixture = Fixture::new();
     let node = fixture.node();
-    let room = node.get_capacity(Default::default()).unwrap();
-    assert!(room.available_capacity > 64 * FOUR, "{}", room.available_capacity);
-    let maximum = room.maximum_volume_size.unwrap();
-    assert!((room.available_capacity - FOUR..=room.available_capacity).contains(&maximum), "{room:?}");
-    assert_eq!(room.minimum_volume_size, Some(4096));
+    let capacity = node.get_capacity(Default::default()).unwrap();
+    assert!(capacity.available_capacity > 64 * FOUR, "{}", capacity.available_capacity);
+    let maximum = capacity.maximum_volume_size.unwrap();
+    assert!(
+        (capacity.available_capacity - FOUR..=capacity.available_capacity).contains(&maximum),
+        "{capacity:?}"
+    );
+    assert_eq!(capacity.minimum_volume_size, Some(4096));
 
     // The tolerance is for the metadata of the file system.
-    let (too_much, enough) = (room.available_capacity + FOUR, room.available_capacity - FOUR);
+    let (too_much, enough) = (capacity.available_capacity + FOUR, capacity.available_capacity - FOUR);
     for capability in [mount(&[]), block()] {
         let refused = node.create_volume(create("v", too_much, capability));
         assert_refused(refused, Code::ResourceExhausted, &["requested", "available"]);
@@ -393,7 +400,7 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
         u64::try_from(left.available_capacity).unwrap()
     );
     // For an existing volume the error is final, and the user can request less.
-    let refused = node.controller_expand_volume(controller_expand("v", 2 * room.available_capacity, 0));
+    let refused = node.controller_expand_volume(controller_expand("v", 2 * capacity.available_capacity, 0));
     assert_refused(refused, Code::OutOfRange, &["requested", "available"]);
     fixture.finish();
 }
@@ -537,11 +544,11 @@ fn validation_confirms_the_properties_of_a_volume() {
         wire::volume_capability::access_mode::Mode::MultiNodeMultiWriter,
     );
     let mode = node.validate_volume_capabilities(validate("v", several)).unwrap();
-    for (refused, says) in
+    for (refused, expected_text) in
         [(foreign, "file system"), (ratio, "2048"), (kind, "Filesystem"), (mode, "MULTI_NODE")]
     {
         assert_eq!(refused.confirmed, None);
-        assert!(refused.message.contains(says), "{}", refused.message);
+        assert!(refused.message.contains(expected_text), "{}", refused.message);
     }
     let absent = node.validate_volume_capabilities(validate("absent", mount(&[])));
     assert_refused(absent, Code::NotFound, &["absent"]);

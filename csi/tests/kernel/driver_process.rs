@@ -70,7 +70,7 @@ fn a_driver_process_stops_on_sigterm() {
         tokio::runtime::Runtime::new().unwrap().block_on(csi::run(args)).unwrap();
         return;
     }
-    let fixture = crate::scene::Fixture::without_driver();
+    let fixture = crate::fixture::Fixture::without_driver();
     let process = Process::start(&fixture.directories);
     process.connect().wait_until_ready();
     assert!(process.signal(Signal::SIGTERM).success());

@@ -12,7 +12,7 @@ use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tonic::Code;
 
-use crate::scene::{Fixture, MIB, read_from, write_to};
+use crate::fixture::{Fixture, MIB, read_from, write_to};
 use crate::support::*;
 
 /// A fault of the storage of a node, and its repair.
@@ -27,7 +27,7 @@ enum Fault {
 #[case::shut_down(Fault::ShutDown, &["shut down", "kernel log", "mount it again"])]
 fn an_unwritable_file_system_is_reported_until_it_is_writable(
     #[case] breakage: Fault,
-    #[case] says: &[&str],
+    #[case] expected_texts: &[&str],
 ) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
@@ -39,12 +39,12 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
     let path = disk.data.to_str().unwrap();
     for _ in 0..2 {
         assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[path]);
-        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, says);
+        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, expected_texts);
     }
     let refused = driver.create_volume(create("w", 1 << 20, mount(&[])));
-    assert_refused(refused, Code::FailedPrecondition, says);
+    assert_refused(refused, Code::FailedPrecondition, expected_texts);
     let storage = driver.node_get_storage_health(Default::default()).unwrap().backend_health;
-    assert!(storage[0].message.contains(says[0]), "{}", storage[0].message);
+    assert!(storage[0].message.contains(expected_texts[0]), "{}", storage[0].message);
 
     match breakage {
         Fault::ReadOnly => disk.remount(MsFlags::empty()),
@@ -65,8 +65,7 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
 #[test]
 fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
     const CONTROL: &str = "/dev/loop-control";
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let nothing = fixture.scratch().join("nothing");
     fs::write(&nothing, "").unwrap();
     bind_mount(File::open(&nothing).unwrap().as_fd(), Path::new(CONTROL), MountFlags::default()).unwrap();
@@ -98,11 +97,11 @@ fn conditions(fixture: &Fixture, volume: &str, target: &Path) -> [Option<wire::V
 }
 
 #[track_caller]
-fn assert_abnormal(fixture: &Fixture, volume: &str, target: &Path, reason: &str, says: &[&str]) {
+fn assert_abnormal(fixture: &Fixture, volume: &str, target: &Path, reason: &str, expected_texts: &[&str]) {
     for condition in conditions(fixture, volume, target) {
         let condition = condition.expect("the volume is known");
         assert!(condition.abnormal, "{condition:?}");
-        for text in says {
+        for text in expected_texts {
             assert!(condition.message.contains(text), "{:?} does not contain {text:?}", condition.message);
         }
     }
@@ -129,8 +128,7 @@ fn entry(fixture: &Fixture, volume: &str) -> PathBuf {
 
 #[test]
 fn a_directory_that_left_its_project_is_abnormal() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     assert_healthy(&fixture, "v", &target);
@@ -175,7 +173,7 @@ fn a_truncated_image_is_abnormal_and_read_only() {
     assert_refused(refused, Code::FailedPrecondition, &["cut off"]);
     // The remaining part of the image can be copied.
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &second, block()) };
+    let read_only = publish_read_only("v", &second, block());
     fixture.node().node_publish_volume(read_only).unwrap();
     fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
     drop(image);
@@ -185,8 +183,7 @@ fn a_truncated_image_is_abnormal_and_read_only() {
 
 #[test]
 fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let (target, second) = (fixture.target("target"), fixture.target("second"));
     for target in [&target, &second] {
         fixture.node().node_publish_volume(publish("v", target, block())).unwrap();
@@ -195,7 +192,7 @@ fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
     fixture.delete_in_use("v");
     fixture.store.empty_trash().unwrap();
 
-    assert_abnormal(&fixture, "v", &target, "ImageMissing", &["the image is gone", "copy what is needed"]);
+    assert_abnormal(&fixture, "v", &target, "ImageMissing", &["the image was removed", "copy the content"]);
     assert_eq!(read_from(&target, 4), b"kept");
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(read_from(&second, 4), b"kept");
@@ -208,8 +205,7 @@ fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
 
 #[test]
 fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     write_to(&target, b"old").unwrap();
@@ -228,8 +224,7 @@ fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
 
 #[test]
 fn unstaging_a_deleted_volume_detaches_its_device() {
-    let mut fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let mut fixture = Fixture::with_volume(VolumeKind::Block);
     let staging = fixture.target("staging");
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
     fixture.delete_in_use("v");

@@ -6,7 +6,7 @@ use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
-use crate::scene::{Fixture, id};
+use crate::fixture::{Fixture, id};
 use crate::support::*;
 
 /// Returns the reason why a volume cannot be deleted.
@@ -18,8 +18,7 @@ fn refusal(fixture: &Fixture, volume: &str) -> String {
 
 #[test]
 fn a_published_directory_cannot_be_deleted_until_it_is_unpublished() {
-    let mut fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let mut fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
     for target in [&first, &second] {
         fixture.node().node_publish_volume(publish("v", target, mount(&[]))).unwrap();
@@ -36,8 +35,7 @@ fn a_published_directory_cannot_be_deleted_until_it_is_unpublished() {
 
 #[test]
 fn a_staged_device_cannot_be_deleted_until_it_is_unstaged() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Block);
+    let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
     assert!(refusal(&fixture, "v").contains("/dev/loop"));

@@ -11,7 +11,7 @@ use loopfs::mount::table as mountinfo;
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::VolumeKind;
 
-use crate::scene::{Fixture, path_from};
+use crate::fixture::{Fixture, path_from};
 use crate::support::*;
 
 /// A driver may still be removing deleted volumes in the background.
@@ -56,7 +56,7 @@ fn left_behind(data: &Path) -> Vec<String> {
     let devices = LoopControl::open().unwrap().list().unwrap();
     left.extend(devices.iter().map(|device| format!("the loop device {:?}", device.binding)));
 
-    // The mount of a volume shows a part of a file system: a directory, or the node of a device.
+    // The mount of a volume exposes a part of a file system: a directory, or the node of a device.
     let mounts = mountinfo::read().unwrap();
     let parts = mounts.iter().filter(|mount| mount.root != Path::new("/"));
     left.extend(parts.map(|mount| format!("a mount on {}", mount.mount_point.display())));

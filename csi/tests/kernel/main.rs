@@ -5,9 +5,11 @@
 //! them is missing, because a skipped test must not look like a passed one.
 
 mod block;
+mod block_access;
 mod calls_in_progress;
 mod controller;
 mod driver_process;
+mod fixture;
 mod health;
 mod in_use;
 mod left_behind;
@@ -16,7 +18,6 @@ mod mount;
 mod restart;
 mod restart_storm;
 mod rpc_table;
-mod scene;
 mod scratch_disk;
 mod secrets;
 mod settings;

@@ -9,7 +9,7 @@ use loopfs::volume_store::VolumeKind;
 use monitoring::documentation::{documented, served};
 use tonic::Code;
 
-use crate::scene::{Fixture, MIB, id};
+use crate::fixture::{Fixture, MIB, id};
 use crate::support::*;
 
 fn scrape(address: SocketAddr) -> String {

@@ -15,13 +15,12 @@ use nix::sys::statvfs::FsFlags;
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, MIB, flags_of_mount, id, size_of_mount};
+use crate::fixture::{Fixture, MIB, flags_of_mount, id, size_of_mount};
 use crate::support::*;
 
 #[test]
 fn publish_and_unpublish_are_idempotent() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     for _ in 0..2 {
         fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
@@ -48,8 +47,7 @@ fn publish_and_unpublish_are_idempotent() {
 #[case::read_only(&["ro"], FsFlags::ST_RDONLY)]
 #[case::noatime(&["noatime"], FsFlags::ST_NOATIME)]
 fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[case] expected: FsFlags) {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(flags))).unwrap();
     assert_eq!(flags_of_mount(&target), expected);
@@ -59,10 +57,9 @@ fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[ca
 
 #[test]
 fn a_volume_can_be_published_read_only_and_for_writing() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..publish("v", &reader, mount(&[])) };
+    let read_only = publish_read_only("v", &reader, mount(&[]));
     fixture.node().node_publish_volume(publish("v", &writer, mount(&[]))).unwrap();
     for _ in 0..2 {
         fixture.node().node_publish_volume(read_only.clone()).unwrap();
@@ -80,8 +77,7 @@ fn a_volume_can_be_published_read_only_and_for_writing() {
 
 #[test]
 fn publishing_with_other_flags_at_the_same_target_is_refused() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     fixture.volume("other", VolumeKind::Filesystem);
     let target = fixture.target("target");
     let first = publish("v", &target, mount(&[]));
@@ -103,8 +99,7 @@ fn publishing_with_other_flags_at_the_same_target_is_refused() {
 
 #[test]
 fn a_volume_expands_while_it_is_in_use() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     let open = File::create(target.join("file")).unwrap();
@@ -128,8 +123,7 @@ fn a_volume_expands_while_it_is_in_use() {
 
 #[test]
 fn stats_are_of_the_volume_and_not_of_the_node() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     let file = File::create(target.join("file")).unwrap();
@@ -166,8 +160,7 @@ fn stats_are_of_the_volume_and_not_of_the_node() {
 
 #[test]
 fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let publish_at =
         |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), mount(&[])));
 
@@ -189,8 +182,7 @@ fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
 
 #[test]
 fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
     // A driver that did not check the target would leave this state.
@@ -234,8 +226,7 @@ fn a_deleted_volume_can_be_unpublished_but_not_published() {
 
 #[test]
 fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let single = capability(AccessType::Mount(MountVolume::default()), Mode::SingleNodeSingleWriter);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
     for _ in 0..2 {
@@ -252,8 +243,7 @@ fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
 
 #[test]
 fn a_volume_of_another_file_system_or_kind_is_refused() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     let on = |uuid: &str| {
         let volume_context = [(format!("{DRIVER}/filesystem-uuid"), uuid.to_owned())].into();
@@ -286,8 +276,7 @@ fn a_volume_of_another_file_system_or_kind_is_refused() {
 
 #[test]
 fn concurrent_publish_calls_leave_one_mount() {
-    let fixture = Fixture::new();
-    fixture.volume("v", VolumeKind::Filesystem);
+    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     let results = fixture.node().publish_concurrently(&publish("v", &target, mount(&[])), 16);
     assert!(results.iter().any(Result::is_ok));

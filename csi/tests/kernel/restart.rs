@@ -10,7 +10,7 @@ use loopfs::volume_store::VolumeKind;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
-use crate::scene::{Fixture, MIB, id, read_from, size_of_mount, write_to};
+use crate::fixture::{Fixture, MIB, id, read_from, size_of_mount, write_to};
 use crate::support::*;
 
 #[test]

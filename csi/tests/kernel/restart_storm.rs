@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 use crate::driver_process::Process;
-use crate::scene::{Fixture, MIB, id, read_from, write_log, write_to};
+use crate::fixture::{Fixture, MIB, id, read_from, write_log, write_to};
 use crate::support::*;
 
 const VOLUMES: usize = 200;
@@ -195,9 +195,9 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Returns `true` if the status only says that the driver was killed or has just started.
+/// Returns `true` if the status only reports that the driver was killed or has just started.
 fn was_interrupted(status: &Status) -> bool {
-    let beginning = status.message().contains("are being opened");
+    let beginning = status.message().contains("is being opened");
     status.source().is_some() || status.code() == Code::Aborted || beginning
 }
 

@@ -8,7 +8,7 @@ use loopfs::mount::table as mountinfo;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount as mount_device, umount, umount2};
 
-use crate::scene::path_from;
+use crate::fixture::path_from;
 use crate::support::TIMEOUT;
 
 const STRICT: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);

@@ -7,7 +7,7 @@ use csi::proto::csi as wire;
 use nix::sys::signal::Signal;
 
 use crate::driver_process::Process;
-use crate::scene::Fixture;
+use crate::fixture::Fixture;
 use crate::support::*;
 
 const SECRET: &str = "hunter2-6f1d3a";

@@ -10,7 +10,7 @@ use loopfs::volume_store::VolumeKind;
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, id, read_from, write_to};
+use crate::fixture::{Fixture, id, read_from, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -135,8 +135,9 @@ fn one_error_lists_all_invalid_parameters() {
     let fixture = Fixture::new();
     let wrong = [("directIO", "off"), ("logicalBlockSize", "1024"), ("provisioning", "sparse"), ("x", "y")];
     let refused = fixture.node().create_volume(created_with("v", &wrong));
-    let says = ["directIO", "logicalBlockSize", "provisioning", "\"x\"", "thick or thin", "512 or 4096"];
-    assert_refused(refused, Code::InvalidArgument, &says);
+    let expected_texts =
+        ["directIO", "logicalBlockSize", "provisioning", "\"x\"", "thick or thin", "512 or 4096"];
+    assert_refused(refused, Code::InvalidArgument, &expected_texts);
     assert_eq!(fixture.store.list().unwrap(), []);
     fixture.finish();
 }

@@ -11,7 +11,7 @@ use loopfs::volume_store::{SnapshotId, VolumeKind};
 use rstest::rstest;
 use tonic::{Code, Status};
 
-use crate::scene::{Fixture, id, is_block_device, read_from, size_of_mount, write_to};
+use crate::fixture::{Fixture, id, is_block_device, read_from, size_of_mount, write_to};
 use crate::support::*;
 
 const FOUR: i64 = 4 << 20;
@@ -221,7 +221,7 @@ fn a_second_snapshot_or_copy_of_a_name_must_have_the_same_source(#[case] kind: V
 fn a_copy_with_incompatible_properties_is_refused(
     #[case] change: fn(&mut wire::CreateVolumeRequest),
     #[case] code: Code,
-    #[case] says: &str,
+    #[case] expected_text: &str,
     #[values(true, false)] snapshot: bool,
 ) {
     let fixture = Fixture::new();
@@ -231,7 +231,7 @@ fn a_copy_with_incompatible_properties_is_refused(
     let mut request =
         if snapshot { from_snapshot("c", "s", FOUR, block()) } else { from_volume("c", "v", FOUR, block()) };
     change(&mut request);
-    assert_refused(node.create_volume(request), code, &[says]);
+    assert_refused(node.create_volume(request), code, &[expected_text]);
     assert_eq!(fixture.store.list().unwrap(), [id("v")]);
     fixture.finish();
 }
@@ -311,8 +311,8 @@ fn snapshot_pages_do_not_shift_when_others_are_created_or_deleted() {
     assert_eq!(first.entries.len(), 2);
     // The entry before, the last entry of the page and the entry after it are deleted. A new snapshot is
     // created before them.
-    for gone in ["s-0", "s-1", "s-2"] {
-        fixture.node().delete_snapshot(delete_snapshot(gone)).unwrap();
+    for deleted in ["s-0", "s-1", "s-2"] {
+        fixture.node().delete_snapshot(delete_snapshot(deleted)).unwrap();
     }
     take(&fixture, "a", "v");
     let second = fixture.node().list_snapshots(list_snapshots(2, &first.next_token, "", "")).unwrap();
@@ -404,16 +404,16 @@ fn on(node: &str) -> Option<wire::TopologyRequirement> {
 #[test]
 fn the_driver_frees_the_space_of_a_deleted_snapshot() {
     let fixture = Fixture::new();
-    let room = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
+    let available = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
     fixture.node().create_volume(create("v", 16 * FOUR, block())).unwrap();
-    let before = room();
+    let before = available();
     take(&fixture, "s", "v");
-    let taken = before - room();
+    let taken = before - available();
     assert!((16 * FOUR..17 * FOUR).contains(&taken), "the snapshot of an image reserves its size: {taken}");
     fixture.node().delete_snapshot(delete_snapshot("s")).unwrap();
     let start = std::time::Instant::now();
-    while room() < before - FOUR {
-        assert!(start.elapsed() < TIMEOUT, "room for {} of {before}", room());
+    while available() < before - FOUR {
+        assert!(start.elapsed() < TIMEOUT, "{} of {before} available", available());
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(fixture.store.volume(&id("v")).unwrap().capacity(), Bytes(16 << 22));

@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
 use tonic::Code;
 
-use crate::scene::{Fixture, path_from};
+use crate::fixture::{Fixture, path_from};
 use crate::support::*;
 
 fn bind_mount_at(source: &Path, target: &Path) {

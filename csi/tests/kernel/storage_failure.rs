@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use rstest::rstest;
 use tonic::Code;
 
-use crate::scene::{Fixture, id};
+use crate::fixture::{Fixture, id};
 use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
 
@@ -78,16 +78,16 @@ fn publish_volumes(driver: &Driver, fixture: &Fixture, kind: Kind) -> Vec<&'stat
 }
 
 #[track_caller]
-fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, says: &str) {
+fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, expected_text: &str) {
     let stats = driver.node_get_volume_stats(stats(volume, target)).unwrap();
     let condition = stats.volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.contains(says), "{condition:?}");
+    assert!(condition.abnormal && condition.message.contains(expected_text), "{condition:?}");
     // The kubelet ignores a response without usage.
     assert!(stats.usage.iter().all(|usage| usage.total > 0) && !stats.usage.is_empty(), "{:?}", stats.usage);
 
     let got = driver.controller_get_volume(get(volume)).unwrap();
     let condition = got.status.unwrap().volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.contains(says), "{condition:?}");
+    assert!(condition.abnormal && condition.message.contains(expected_text), "{condition:?}");
 
     let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
     let on_node = driver.node_get_volume_health(request).unwrap().volume_health.unwrap();
@@ -99,26 +99,29 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, says: &st
     for health in [on_node, by_controller, listed] {
         let [status] = health.health_statuses.try_into().unwrap();
         assert_eq!(status.reason, "StorageFailed");
-        assert!(status.message.contains(says), "{}", status.message);
+        assert!(status.message.contains(expected_text), "{}", status.message);
     }
 
     let [storage] =
         driver.node_get_storage_health(Default::default()).unwrap().backend_health.try_into().unwrap();
-    assert!(storage.message.contains(says), "{}", storage.message);
+    assert!(storage.message.contains(expected_text), "{}", storage.message);
 }
 
 #[rstest]
 #[case::frozen(Kind::Frozen, "has not ended")]
 #[case::shut_down(Kind::ShutDown, "shut down")]
 #[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
-fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(#[case] kind: Kind, #[case] says: &str) {
+fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(
+    #[case] kind: Kind,
+    #[case] expected_text: &str,
+) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let volumes = publish_volumes(&driver, &fixture, kind);
 
     let failure = Failure::begin(kind, &disk);
-    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[says]);
+    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[expected_text]);
     for volume in &volumes {
-        assert_storage_failed(&driver, volume, &fixture.target(volume), says);
+        assert_storage_failed(&driver, volume, &fixture.target(volume), expected_text);
     }
     // Each call is made twice, because an orchestrator repeats a call whose response was lost.
     for volume in volumes.iter().chain(&volumes) {

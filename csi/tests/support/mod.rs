@@ -271,12 +271,12 @@ impl Client {
 
     fn probe_until(
         &self,
-        settled: impl Fn(&Result<wire::ProbeResponse, Status>) -> bool,
+        is_final: impl Fn(&Result<wire::ProbeResponse, Status>) -> bool,
     ) -> Result<(), Status> {
         let start = Instant::now();
         loop {
             let response = self.probe(wire::ProbeRequest {});
-            if settled(&response) {
+            if is_final(&response) {
                 return response.map(drop);
             }
             assert!(start.elapsed() < TIMEOUT, "the driver still returns {response:?}");
@@ -367,6 +367,15 @@ pub(crate) fn publish(
         volume_capability,
         ..wire::NodePublishVolumeRequest::default()
     }
+}
+
+#[allow(dead_code, reason = "each test binary makes other calls")]
+pub(crate) fn publish_read_only(
+    volume: &str,
+    target: &Path,
+    volume_capability: Option<wire::VolumeCapability>,
+) -> wire::NodePublishVolumeRequest {
+    wire::NodePublishVolumeRequest { readonly: true, ..publish(volume, target, volume_capability) }
 }
 
 pub(crate) fn unpublish(volume: &str, target: &Path) -> wire::NodeUnpublishVolumeRequest {
@@ -526,10 +535,14 @@ pub(crate) fn validate(
 
 /// Fails unless the result is an error with this code whose message contains each of these texts.
 #[track_caller]
-pub(crate) fn assert_refused<T: std::fmt::Debug>(response: Result<T, Status>, code: Code, says: &[&str]) {
+pub(crate) fn assert_refused<T: std::fmt::Debug>(
+    response: Result<T, Status>,
+    code: Code,
+    expected_texts: &[&str],
+) {
     let status = response.expect_err("refused");
     assert_eq!(status.code(), code, "{}", status.message());
-    for text in says {
+    for text in expected_texts {
         assert!(status.message().contains(text), "{:?} does not contain {text:?}", status.message());
     }
 }

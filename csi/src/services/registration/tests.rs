@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use nix::libc::O_PATH;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 use crate::proto::registration::registration_client::RegistrationClient;
+use crate::transport::raw_client::{RawClient, header_block};
 
 /// The identity of a socket that existed. The file is kept open, because the inode number of a removed file is reused.
 #[derive(Debug)]
@@ -111,43 +111,19 @@ async fn get_info_returns_the_name_and_the_csi_socket() {
     running.stop().await;
 }
 
-/// Returns an HTTP/2 frame on stream `stream`.
-fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
-}
-
 /// grpc-go sends the path as the authority if it was given a bare path.
 #[tokio::test]
 async fn a_request_with_the_path_as_authority_succeeds() {
     let running = Running::start();
     running.first_socket().await;
-    let literal =
-        |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let authority = literal(0x41, "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock");
-    let path = literal(0x44, "/pluginregistration.Registration/GetInfo");
-    // content-type is 31 in the static table; te is not in it.
-    let rest = [literal(0x5f, "application/grpc"), literal(0x40, "te"), literal(0, "trailers")[1..].to_vec()]
-        .concat();
-    // :method: POST, :scheme: http, and the other fields, which are added to the dynamic table.
-    let first = [&[0x83, 0x86][..], &path, &authority, &rest].concat();
-    // There they are entries 65 (the oldest) down to 62.
+    let authority = "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock";
+    let first = header_block("/pluginregistration.Registration/GetInfo", authority);
+    // In the dynamic table its fields are entries 65 (the oldest) down to 62.
     let second = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
-    let empty_message = [0; 5];
-
-    let mut kubelet = tokio::net::UnixStream::connect(running.socket()).await.unwrap();
-    let settings = frame(4, 0, 0, &[]);
-    kubelet.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..]].concat()).await.unwrap();
+    let mut kubelet = RawClient::connect(&running.socket()).await;
     for (stream, block) in [(1, &first[..]), (3, &second[..])] {
-        let request = [frame(1, 0x4, stream, block), frame(0, 0x1, stream, &empty_message)].concat();
-        kubelet.write_all(&request).await.unwrap();
-        let answer = async {
-            let mut answer = Vec::new();
-            while !answer.windows(9).any(|window| window == b"CSIPlugin") {
-                assert_ne!(kubelet.read_buf(&mut answer).await.unwrap(), 0, "hung up after {answer:x?}");
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), answer).await.expect("an answer");
+        kubelet.call(stream, block).await;
+        kubelet.receive(b"CSIPlugin").await;
     }
     drop(kubelet);
     running.stop().await;

@@ -2,17 +2,19 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
-use loopfs::loop_device::{LoopControl, Status};
-use loopfs::mount::table as mountinfo;
+use loopfs::loop_device::{Access, LoopControl, Status};
+use loopfs::mount::{MountFlags, bind_mount, table as mountinfo};
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
+use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use tempfile::TempDir;
 
@@ -43,6 +45,13 @@ impl Fixture {
     pub(crate) fn new() -> Self {
         let mut fixture = Self::without_driver();
         fixture.start_driver();
+        fixture
+    }
+
+    /// Returns a node with a driver and the volume `v`.
+    pub(crate) fn with_volume(kind: VolumeKind) -> Self {
+        let fixture = Self::new();
+        fixture.volume("v", kind);
         fixture
     }
 
@@ -109,16 +118,20 @@ impl Fixture {
         self.directories.kubelet.join(name)
     }
 
+    /// Opens the image of a volume for reading.
+    pub(crate) fn image(&self, volume: &str) -> OwnedFd {
+        self.store.volume(&id(volume)).unwrap().open_image(Access::ReadOnly).unwrap()
+    }
+
     /// Returns the loop devices that are attached to a volume.
     pub(crate) fn devices(&self, volume: &str) -> Vec<Status> {
-        let image = self
-            .store
-            .volume(&id(volume))
-            .unwrap()
-            .open_image(loopfs::loop_device::Access::ReadOnly)
-            .unwrap();
-        let devices = LoopControl::open().unwrap().find(image.as_fd()).unwrap();
+        let devices = LoopControl::open().unwrap().find(self.image(volume)).unwrap();
         devices.iter().map(|device| device.status().unwrap()).collect()
+    }
+
+    /// Detaches the loop devices of a volume, as `losetup -d` does. Their numbers can then belong to other volumes.
+    pub(crate) fn detach_devices(&self, volume: &str) {
+        LoopControl::open().unwrap().detach_all(self.image(volume)).unwrap();
     }
 
     /// Returns the number of mounts at a target.
@@ -159,10 +172,8 @@ impl Drop for Fixture {
             umount2(directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
         for volume in self.store.list().unwrap_or_default() {
-            if let Ok(image) = self
-                .store
-                .volume(&volume)
-                .and_then(|volume| volume.open_image(loopfs::loop_device::Access::ReadOnly))
+            if let Ok(image) =
+                self.store.volume(&volume).and_then(|volume| volume.open_image(Access::ReadOnly))
             {
                 LoopControl::open().and_then(|control| control.detach_all(image.as_fd())).ok();
             }
@@ -217,6 +228,12 @@ pub(crate) fn device_size(mut device: &File) -> u64 {
 
 pub(crate) fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device())
+}
+
+/// Bind-mounts a device node, as the kubelet and container runtimes do.
+pub(crate) fn bind_mount_node(node: &Path, target: &Path) {
+    let node = open(node, OFlag::O_PATH, Mode::empty()).unwrap();
+    bind_mount(node.as_fd(), target, MountFlags::default()).unwrap();
 }
 
 pub(crate) fn device_number(path: &Path) -> u64 {

@@ -1,0 +1,135 @@
+//! Tests of Block volumes that are published for writing or read-only.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use loopfs::loop_device::{Access, AttachOptions, LoopControl};
+use loopfs::volume_store::VolumeKind;
+use tonic::Code;
+
+use crate::fixture::{Fixture, id, read_from, write_to};
+use crate::support::*;
+
+#[test]
+fn a_read_only_publication_is_read_only_at_the_block_layer() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
+    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    write_to(&writer, b"seen").unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
+
+    let read_only = publish_read_only("v", &reader, block());
+    for _ in 0..2 {
+        fixture.node().node_publish_volume(read_only.clone()).unwrap();
+        assert_eq!((fixture.mounts_at(&reader), fixture.devices("v").len()), (1, 1));
+    }
+    assert!(write_to(&reader, b"lost").is_err());
+    assert_eq!(read_from(&reader, 4), b"seen");
+    let other_way = publish("v", &reader, block());
+    assert_refused(
+        fixture.node().node_publish_volume(other_way),
+        Code::AlreadyExists,
+        &["reader", "unpublish"],
+    );
+    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+/// Each device has a page cache of its own. A volume is therefore not published for writing and read-only at the same
+/// time.
+#[test]
+fn a_read_only_device_beside_a_writable_one_returns_old_data() {
+    let fixture = Fixture::without_driver();
+    fixture.volume("v", VolumeKind::Block);
+    let control = LoopControl::open().unwrap();
+    let [reader, writer] = [Access::ReadOnly, Access::ReadWrite].map(|access| {
+        let image = fixture.store.volume(&id("v")).unwrap().open_image(access).unwrap();
+        control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap().path()
+    });
+    // An open device keeps its cache.
+    let open = File::open(&reader).unwrap();
+    assert_eq!(read_from(&reader, 3), [0; 3]);
+    write_to(&writer, b"new").unwrap();
+    assert_eq!(read_from(&reader, 3), [0; 3], "the kernel keeps the two devices coherent");
+    drop(open);
+    let image = fixture.image("v");
+    control.detach_all(image.as_fd()).unwrap();
+    drop((image, control));
+    fixture.finish();
+}
+
+#[test]
+fn a_volume_is_published_for_writing_or_read_only_but_not_both() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let [writer, reader, second] = ["writer", "reader", "second"].map(|name| fixture.target(name));
+    let read_only = |target| publish_read_only("v", target, block());
+
+    fixture.node().node_publish_volume(read_only(&reader)).unwrap();
+    let refused = fixture.node().node_publish_volume(publish("v", &writer, block()));
+    assert_refused(
+        refused,
+        Code::FailedPrecondition,
+        &["read-only at", reader.to_str().unwrap(), "old data"],
+    );
+    assert!(!writer.exists());
+    fixture.node().node_publish_volume(read_only(&second)).unwrap();
+    assert_eq!(fixture.devices("v").len(), 1);
+    for target in [&reader, &second] {
+        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+
+    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    let refused = fixture.node().node_publish_volume(read_only(&reader));
+    assert_refused(
+        refused,
+        Code::FailedPrecondition,
+        &["for writing at", writer.to_str().unwrap(), "old data"],
+    );
+    assert!(!reader.exists());
+    // A program that reads while the writer has data that is not on the disk yet uses the writer's device.
+    fixture.node().node_publish_volume(publish("v", &second, block())).unwrap();
+    assert_eq!(fixture.devices("v").len(), 1);
+    for target in [&writer, &second] {
+        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
+    }
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+#[test]
+fn staging_for_writing_does_not_prevent_a_read_only_publication() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let (staging, reader) = (fixture.target("staging"), fixture.target("reader"));
+    let read_only = publish_read_only("v", &reader, block());
+    // The kubelet stages with the access mode of the PersistentVolume, and publishes read-only if the pod requests that.
+    for _ in 0..2 {
+        fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
+        fixture.node().node_publish_volume(read_only.clone()).unwrap();
+        let access = fixture.devices("v").iter().map(|status| status.binding.access).collect::<Vec<_>>();
+        assert_eq!(access, [Access::ReadOnly]);
+    }
+    assert!(write_to(&reader, b"lost").is_err());
+    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
+    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
+
+#[test]
+fn a_device_that_a_process_has_open_for_writing_delays_a_read_only_publication() {
+    let fixture = Fixture::with_volume(VolumeKind::Block);
+    let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
+    let read_only = publish_read_only("v", &reader, block());
+    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
+    let index = fixture.devices("v")[0].binding.index;
+    let open = File::options().write(true).open(format!("/dev/loop{index}")).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
+    let refused = fixture.node().node_publish_volume(read_only.clone());
+    assert_refused(refused, Code::Aborted, &[&format!("/dev/loop{index}"), "open"]);
+    drop(open);
+    fixture.node().node_publish_volume(read_only).unwrap();
+    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
+    assert_eq!(fixture.devices("v"), []);
+    fixture.finish();
+}
