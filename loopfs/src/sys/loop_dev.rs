@@ -11,9 +11,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
+use rustix::fs::ioctl_blksszget;
 
 use super::loop_abi::{empty_info, index_limit_of, loop_config, loop_info64};
-use super::result::Result;
+use super::result::{Result, errno};
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
@@ -27,7 +28,6 @@ ioctl!(bad write loop_set_status64 with uapi::LOOP_SET_STATUS64; loop_info64);
 ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
 // The header declares BLKGETSIZE64 with size_t, but the kernel writes a u64 on every architecture, so the number is used here.
 ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
-ioctl!(bad read blk_ssz_get with block::BLKSSZGET; libc::c_int);
 ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
 ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
 
@@ -250,11 +250,7 @@ pub(crate) fn size(device: impl AsFd) -> Result<u64> {
 
 /// `BLKSSZGET`: returns the logical block size in bytes.
 pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
-    let fd = device.as_fd().as_raw_fd();
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: BLKSSZGET writes one int.
-    let result = unsafe { blk_ssz_get(fd, &mut bytes) };
-    Errno::result(result).map(|_| bytes as u32)
+    ioctl_blksszget(device).map_err(errno)
 }
 
 /// `BLKGETDISKSEQ` (Linux 5.15): returns a sequence number that is unique among all attachments on this machine since
