@@ -44,7 +44,8 @@ impl CloneReport {
 }
 
 /// Copies the tree below `source`, a directory, into `target`, an empty directory of the same file system. The files share
-/// their blocks until one of the two copies is written. Both descriptors may be `O_PATH`.
+/// their blocks until one of the two copies is written. Both descriptors may be `O_PATH`. The function calls `progress` with
+/// the incomplete report every 1024 names.
 ///
 /// # Content of the clone
 /// The clone contains directories, regular files, symbolic links, FIFOs, sockets and device nodes, with their hard links to
@@ -91,42 +92,32 @@ impl CloneReport {
 #[doc(alias = "FICLONE")]
 #[doc(alias = "reflink")]
 #[doc(alias = "cp -a --reflink=always")]
-pub fn clone_tree(source: impl AsFd, target: impl AsFd) -> Result<CloneReport> {
-    let (source, target) = (source.as_fd(), target.as_fd());
-    clone_tree_reporting(source, target, &mut |_| {})
-}
-
-/// Clones a tree as [`clone_tree`] does, and reports its progress every 1024 names.
-///
-/// # Errors
-/// As [`clone_tree`].
-pub fn clone_tree_reporting(
+pub fn clone_tree(
     source: impl AsFd,
     target: impl AsFd,
-    progress: &mut dyn FnMut(&CloneReport),
+    progress: impl FnMut(&CloneReport),
 ) -> Result<CloneReport> {
-    let (source, target) = (source.as_fd(), target.as_fd());
     let mut cloning = Cloning {
-        target: Target::open(target)?,
+        target: Target::open(target.as_fd())?,
         hard_links: HardLinks::default(),
         skipped: 0,
         progress,
         report: CloneReport::default(),
     };
-    let outcome = walk(source, &mut cloning)?;
+    let outcome = walk(source.as_fd(), &mut cloning)?;
     cloning.end(outcome)
 }
 
-struct Cloning<'a> {
+struct Cloning<P> {
     target: Target,
     hard_links: HardLinks,
     /// Number of skipped directories on the path of the walk: one that could not be cloned, and those below it.
     skipped: u64,
-    progress: &'a mut dyn FnMut(&CloneReport),
+    progress: P,
     report: CloneReport,
 }
 
-impl Cloning<'_> {
+impl<P: FnMut(&CloneReport)> Cloning<P> {
     fn end(mut self, outcome: WalkOutcome) -> Result<CloneReport> {
         if !self.target.is_finished() {
             let detail = "directories were moved ahead of the walk without end";
@@ -190,7 +181,7 @@ impl Cloning<'_> {
     }
 }
 
-impl Visitor for Cloning<'_> {
+impl<P: FnMut(&CloneReport)> Visitor for Cloning<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == Kind::Directory;
         if self.skipped > 0 {
@@ -241,7 +232,7 @@ impl Visitor for Cloning<'_> {
     }
 }
 
-impl Cloning<'_> {
+impl<P: FnMut(&CloneReport)> Cloning<P> {
     fn is_target(&self, status: &FileStat) -> bool {
         self.target
             .root_status()

@@ -112,7 +112,7 @@ fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
 }
 
 fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<()> {
-    let report = clone_tree(from.as_fd(), staged.as_fd())?;
+    let report = clone_tree(from.as_fd(), staged.as_fd(), |_| {})?;
     if report.is_complete() {
         return Ok(());
     }

@@ -44,7 +44,7 @@ impl Fixture {
 }
 
 pub(super) fn clone_into(source: &Path, target: &Path) -> loopfs::Result<CloneReport> {
-    clone_tree(File::open(source).unwrap().as_fd(), File::open(target).unwrap().as_fd())
+    clone_tree(File::open(source).unwrap().as_fd(), File::open(target).unwrap().as_fd(), |_| {})
 }
 
 pub(super) fn set_attribute(path: &Path, name: &str, value: &[u8]) {
@@ -324,7 +324,8 @@ fn strays_of_the_source_are_in_the_project_of_the_clone() {
     assert_eq!(project_at(&copy.join("stray")), 5405);
     assert_eq!(project_at(&copy.join("stray/file")), 5405);
     assert_eq!(fixture.charged(), (4096, 3));
-    let audit = loopfs::project_tree::audit_tree(File::open(&copy).unwrap().as_fd(), fixture.id).unwrap();
+    let audit =
+        loopfs::project_tree::audit_tree(File::open(&copy).unwrap().as_fd(), fixture.id, |_| {}).unwrap();
     assert!(audit.is_clean(), "{audit:?}");
     drop(stray);
     fixture.end();

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use loopfs::mount::{MountFlags, bind_mount, unmount};
-use loopfs::project_tree::{CloneReport, SkipReason, SkippedEntry, clone_tree, clone_tree_reporting};
+use loopfs::project_tree::{CloneReport, SkipReason, SkippedEntry, clone_tree};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};
@@ -46,7 +46,7 @@ fn five_thousand_levels_take_as_many_descriptors_as_five() {
         .max();
     // The highest descriptor may have been that of the listing itself, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 10, hard).unwrap();
-    let report = clone_tree(root.as_fd(), target.as_fd());
+    let report = clone_tree(root.as_fd(), target.as_fd(), |_| {});
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
 
     let report = report.unwrap();
@@ -108,10 +108,10 @@ fn thousands_of_entries_are_cloned_once_each_and_progress_is_reported() {
     }
     let copy = fixture.empty_copy();
     let mut reported = Vec::new();
-    let report = clone_tree_reporting(
+    let report = clone_tree(
         File::open(fixture.tree()).unwrap().as_fd(),
         File::open(&copy).unwrap().as_fd(),
-        &mut |report| reported.push(report.names),
+        |report| reported.push(report.names),
     )
     .unwrap();
     let expected = CloneReport {
