@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, OFlag};
 use nix::sys::stat::fstat;
 
 use super::binding::{Access, Binding};
@@ -17,6 +17,7 @@ use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
 use crate::units::Bytes;
@@ -38,7 +39,7 @@ pub(super) fn attach(
         let (index, turn) = match options.index {
             IndexPolicy::Pool => (pool.acquire(control)?, None),
             IndexPolicy::Any => {
-                let turn = lock_control(&mut retries)?;
+                let turn = lock_control(retries.left())?;
                 (loop_dev::get_free(control).context("find", "a free loop device")?, Some(turn))
             }
             IndexPolicy::Exact(index) => (make(control, index)?, None),
@@ -154,19 +155,9 @@ impl Retries {
 
 /// Takes the lock under which programs bind the index that `LOOP_CTL_GET_FREE` returns. It may return the same index to two callers;
 /// systemd takes the same lock.
-fn lock_control(retries: &mut Retries) -> Result<Flock<OwnedFd>> {
-    let mut own = loop_dev::open_control().context("open", CONTROL)?;
-    loop {
-        match Flock::lock(own, FlockArg::LockExclusiveNonblock) {
-            Ok(turn) => return Ok(turn),
-            Err((unlocked, Errno::EAGAIN)) if !retries.left().is_zero() => own = unlocked,
-            Err((_, errno)) => {
-                let error = Error::sys("lock", CONTROL, errno);
-                return Err(error.explain("another program has it locked; find it with lslocks(8)"));
-            }
-        }
-        retries.pause();
-    }
+fn lock_control(timeout: Duration) -> Result<Flock<OwnedFd>> {
+    let control = loop_dev::open_control().context("open", CONTROL)?;
+    flock::exclusive(control, timeout, "find a free loop device, which locks the file")
 }
 
 /// Opens the descriptor that the device will keep. With O_DIRECT the kernel checks the alignment immediately.

@@ -8,7 +8,8 @@ use nix::errno::Errno;
 
 use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::loop_dev::{self, DiscardLimit};
+use crate::sys::loop_abi::DiscardLimit;
+use crate::sys::loop_dev;
 
 /// What a device does with discards (`BLKDISCARD`, fstrim(8), those of a virtual machine's guest).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

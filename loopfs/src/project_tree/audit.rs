@@ -92,14 +92,7 @@ impl<P: FnMut(&TreeAudit)> Visitor for Auditing<P> {
         if audit.names.is_multiple_of(REPORT_EVERY) {
             (self.progress)(audit);
         }
-        let project = match inode.project() {
-            Ok(Some(project)) => project,
-            Ok(None) => {
-                audit.skipped.special(inode.kind);
-                return Ok(());
-            }
-            Err(errno) => return audit.skipped.refused("read the project id of", errno, at),
-        };
+        let Some(project) = audit.skipped.project_of(inode, at)? else { return Ok(()) };
         let elsewhere = project.id() != self.id;
         let not_inheriting = directory && !project.inherits();
         audit.other_project += u64::from(elsewhere);

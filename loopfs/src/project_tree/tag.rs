@@ -140,14 +140,7 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
             (self.progress)(&self.report);
         }
         let skipped = &mut self.report.skipped;
-        let project = match inode.project() {
-            Ok(Some(project)) => project,
-            Ok(None) => {
-                skipped.special(inode.kind);
-                return Ok(());
-            }
-            Err(errno) => return skipped.refused("read the project id of", errno, at),
-        };
+        let Some(project) = skipped.project_of(inode, at)? else { return Ok(()) };
         if project.id() == self.id && (!directory || project.inherits() == self.inherit) {
             return Ok(());
         }

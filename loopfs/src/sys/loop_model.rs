@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::loop_abi::{AUTOCLEAR, DIRECT_IO, index_limit_of, loop_config, loop_info64};
+use super::loop_abi::{AUTOCLEAR, DIRECT_IO, DiscardLimit, index_limit_of, loop_config, loop_info64};
 use super::result::Result;
 
 /// The process that makes a call. Each binding records its actor.
@@ -311,13 +311,6 @@ pub(crate) fn index_limit() -> u32 {
 
 pub(crate) fn exists(index: u32) -> bool {
     with(|model| model.devices.contains_key(&index))
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DiscardLimit {
-    Set,
-    Hardware,
-    Unit,
 }
 
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
