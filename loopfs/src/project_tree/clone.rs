@@ -120,12 +120,12 @@ struct Cloning<P> {
 impl<P: FnMut(&CloneReport)> Cloning<P> {
     fn end(mut self, outcome: WalkOutcome) -> Result<CloneReport> {
         if !self.target.is_finished() {
-            let detail = "directories were moved ahead of the walk without end";
+            let detail = "another process kept moving directories ahead of the walk";
             return Err(Error::new(ErrorKind::Busy, "clone", "a directory tree", detail));
         }
         for made in self.hard_links.rest().filter(|made| !made.flags.are_none()) {
             self.target.freeze(&made.handle, made.flags).map_err(|refusal| {
-                Error::sys(refusal.operation, "a file with further names", refusal.errno)
+                Error::sys(refusal.operation, "a file with several hard links", refusal.errno)
             })?;
         }
         self.report.disturbed |= outcome == WalkOutcome::Raced;
@@ -192,10 +192,10 @@ impl<P: FnMut(&CloneReport)> Visitor for Cloning<P> {
         if self.report.names.is_multiple_of(REPORT_EVERY) {
             (self.progress)(&self.report);
         }
-        let status =
-            fstat(inode.held).map_err(|errno| failure(OpError { operation: "look at", errno }, at))?;
+        let status = fstat(inode.held)
+            .map_err(|errno| failure(OpError { operation: "read the status of", errno }, at))?;
         if directory && !at.is_root() && self.is_target(&status) {
-            let detail = "the directory to clone into lies in it";
+            let detail = "the target directory is inside it";
             return Err(Error::new(ErrorKind::InvalidInput, "clone", "a directory tree", detail));
         }
         let done = if directory { self.enter(inode, &status, at) } else { self.make(inode, &status, at) };
@@ -249,18 +249,18 @@ fn failure(refusal: OpError, at: &EntryPath<'_>) -> Error {
     let error = Error::sys(refusal.operation, format!("{:?} of a directory tree", at.path()), refusal.errno);
     match refusal.errno {
         Errno::ENOSPC | Errno::EDQUOT => error.explain(
-            "the limit of the clone's project, or the file system, leaves no room; what it shares counts in full \
-             against its limit: raise that to what the source uses, or free space, and clone anew",
+            "the limit of the clone's project or the free space of the file system is too small; shared blocks count in \
+             full against the limit: raise the limit to the usage of the source, or free space, and clone again",
         ),
         Errno::EOPNOTSUPP if refusal.operation == SHARE => error.explain(
-            "the file system cannot share blocks between files; clones need XFS made with \
+            "the file system cannot share blocks between files; clones need XFS formatted with \
              mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
         ),
         Errno::EXDEV => error.explain(
             "the clone must be on the file system of its source, and before Linux 5.18 reached through the same mount",
         ),
         Errno::EPERM | Errno::EACCES => {
-            error.explain("the capabilities are needed that the documentation of clone_tree names")
+            error.explain("the caller needs the capabilities that the documentation of clone_tree lists")
         }
         _ => error,
     }

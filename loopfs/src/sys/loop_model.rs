@@ -36,7 +36,7 @@ pub(crate) struct Model {
     /// Before Linux 6.9, LOOP_CONFIGURE and LOOP_SET_STATUS64 reset the discard limit.
     pub(crate) forgets_discard_limits: bool,
     /// From some version before Linux 6.18 on, disabled discards stay disabled until the device is removed.
-    pub(crate) keeps_discard_masks: bool,
+    pub(crate) keeps_discards_disabled: bool,
     /// The driver accepts a discard limit but does not store it.
     pub(crate) ignores_discard_limits: bool,
     /// The errnos that the next calls of a name return instead of having an effect.
@@ -316,7 +316,7 @@ pub(crate) fn exists(index: u32) -> bool {
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     with(|model| {
         model.enter("discard_limit", Some(index))?;
-        let keeps = model.keeps_discard_masks;
+        let keeps = model.keeps_discards_disabled;
         let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
         Ok(match limit {
             DiscardLimit::Set => device.discard_limit.unwrap_or(DISCARD_HARDWARE),
@@ -339,10 +339,11 @@ pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
     with(|model| {
         model.enter("set_discard_limit", Some(index))?;
-        let (ignores, keeps) = (model.ignores_discard_limits, model.keeps_discard_masks);
+        let (ignores, keeps) = (model.ignores_discard_limits, model.keeps_discards_disabled);
         let device = model.devices.get_mut(&index).ok_or(Errno::ENOENT)?;
-        let masked = keeps && device.discard_limit == Some(0);
-        if bytes > u64::from(u32::MAX) || !bytes.is_multiple_of(DISCARD_UNIT) || (masked && bytes > 0) {
+        let stays_disabled = keeps && device.discard_limit == Some(0);
+        if bytes > u64::from(u32::MAX) || !bytes.is_multiple_of(DISCARD_UNIT) || (stays_disabled && bytes > 0)
+        {
             return Err(Errno::EINVAL);
         }
         if !ignores {

@@ -63,7 +63,7 @@ impl VolumeStore {
             source.map(|source| format!(", a clone of {source}")).unwrap_or_default()
         };
         let detail = format!(
-            "a {} volume of {}{} has that id; a {kind} volume of {capacity}{} was asked",
+            "a {} volume of {}{} has this id, but a {kind} volume of {capacity}{} is requested",
             volume.kind(),
             volume.capacity(),
             of(found_source),
