@@ -16,6 +16,7 @@ use crate::sys::file_handle;
 
 /// The content of a clone of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CloneReport {
     /// Number of names visited in the source, including the root. A file with two hard links counts twice.
     pub names: u64,

@@ -16,6 +16,7 @@ use crate::sys::statx;
 
 /// A setting that [`VolumeSpec::set`] accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Setting {
     /// The name.
     pub name: &'static str,

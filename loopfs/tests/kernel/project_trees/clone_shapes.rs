@@ -15,6 +15,7 @@ use super::clone::set_times;
 use super::portrait::{assert_equal_trees, read_tree_metadata};
 use super::shapes::remove_levels;
 use super::{Fixture, nothing};
+use crate::environment::default_with;
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
@@ -114,13 +115,12 @@ fn thousands_of_entries_are_cloned_once_each_and_progress_is_reported() {
         |report| reported.push(report.names),
     )
     .unwrap();
-    let expected = CloneReport {
-        names: ENTRIES + 1,
-        directories,
-        files: ENTRIES + 1 - directories,
-        skipped: nothing(),
-        ..CloneReport::default()
-    };
+    let expected = default_with(|report: &mut CloneReport| {
+        report.names = ENTRIES + 1;
+        report.directories = directories;
+        report.files = ENTRIES + 1 - directories;
+        report.skipped = nothing();
+    });
     assert_eq!(report, expected);
     assert_eq!(reported, (1..=ENTRIES / 1024).map(|n| n * 1024).collect::<Vec<_>>());
     let names = |tree: &PathBuf| {
