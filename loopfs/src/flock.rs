@@ -1,12 +1,12 @@
 //! Advisory locks of whole files (flock(2)), acquired with a timeout.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
-use crate::descriptor::reopen;
+use crate::descriptor::{self, reopen};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The default timeout for a lock. No process holds a lock of the store while it copies or removes files. A lock that is
@@ -106,7 +106,7 @@ pub(crate) fn still_locked(file: BorrowedFd<'_>, timeout: Duration, operation: &
 
 /// Returns the path of an open file, for messages.
 fn path_of(file: BorrowedFd<'_>) -> String {
-    match std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+    match std::fs::read_link(descriptor::link(file)) {
         Ok(path) => path.display().to_string(),
         Err(_) => "a lock file".to_owned(),
     }

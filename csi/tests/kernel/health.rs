@@ -144,7 +144,13 @@ fn a_directory_that_left_its_project_is_abnormal() {
 
     let flags = ioctl_getflags(&directory).unwrap();
     ioctl_setflags(&directory, flags - IFlags::PROJECT_INHERIT).unwrap();
-    assert_abnormal(&fixture, "v", &target, "ProjectNotInherited", &["hand its project id down"]);
+    assert_abnormal(
+        &fixture,
+        "v",
+        &target,
+        "ProjectNotInherited",
+        &["do not inherit the directory's project id"],
+    );
     ioctl_setflags(&directory, flags).unwrap();
     assert_healthy(&fixture, "v", &target);
     drop(directory);

@@ -63,6 +63,6 @@ pub(crate) async fn write(env: &TestEnv<'_>, pod: &str, r#use: Use, file: &str, 
 pub(crate) async fn reads(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
     let length = text.len().to_string();
     let read = exec_ok(&env.pods(), pod, &["/volume-check", "read-at", file, &length]).await?;
-    anyhow::ensure!(read == text, "what was written before is not what pod {pod} reads: {read:?}");
+    anyhow::ensure!(read == text, "pod {pod} reads {read:?} instead of {text:?}");
     Ok(())
 }

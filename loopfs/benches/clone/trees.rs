@@ -59,7 +59,7 @@ fn measure(directory: &Path, files: usize, runs: usize) -> Result<()> {
         eprintln!("{files} files: run {run} of {runs}");
         let target = empty(directory)?;
         let (from, to) = (File::open(&source)?, File::open(&target)?);
-        let report = clone.share(run > 0, inodes, || clone_tree(from.as_fd(), to.as_fd()))?;
+        let report = clone.share(run > 0, inodes, || clone_tree(from.as_fd(), to.as_fd(), |_| {}))?;
         if !report.is_complete() {
             return Err(format!("the clone is not complete: {report:?}").into());
         }

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, OFlag};
 use nix::sys::stat::fstat;
 
 use super::binding::{Access, Binding};
@@ -17,6 +17,7 @@ use super::options::{AttachOptions, BlockSize, DirectIo, IndexPolicy, Lifetime};
 use super::pool::Pool;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::flock;
 use crate::sys::loop_abi::{self as abi, loop_config};
 use crate::sys::{loop_dev, statx};
 use crate::units::Bytes;
@@ -35,27 +36,27 @@ pub(super) fn attach(
     let config = configuration(&backing, options)?;
     let mut retries = Retries::new(options.deadline);
     loop {
-        let (index, turn) = match options.index {
+        let (index, control_lock) = match options.index {
             IndexPolicy::Pool => (pool.acquire(control)?, None),
             IndexPolicy::Any => {
-                let turn = lock_control(&mut retries)?;
-                (loop_dev::get_free(control).context("find", "a free loop device")?, Some(turn))
+                let lock = lock_control(retries.left())?;
+                (loop_dev::get_free(control).context("find", "a free loop device")?, Some(lock))
             }
-            IndexPolicy::Exact(index) => (make(control, index)?, None),
+            IndexPolicy::Exact(index) => (add(control, index)?, None),
         };
-        let give_up = || pool.release(index);
+        let release = || pool.release(index);
         // Before the device is bound, so that a crash in between leaves no device without an index lock.
         match index_lock::write(&backing, options.access, index) {
-            // Best effort: without the mark the next search asks every device once more.
+            // Best effort: without the mark the next search queries every device again.
             Ok(()) if absence == Absence::Scanned && !index_lock::is_tracked(&backing, options.access) => {
                 index_lock::mark_tracked(&backing, options.access).ok();
             }
             Err(errno) if absence == Absence::Tracked || errno == Errno::EAGAIN => {
-                give_up();
+                release();
                 let error = Error::sys("lock", "the backing file", errno);
                 return Err(error.explain("another program has it locked, or its file system has no locks"));
             }
-            // On a file system without locks each search asks every device.
+            // On a file system without locks each search queries every device.
             Ok(()) | Err(_) => {}
         }
         let opened = loop_dev::open_device(index, options.access == Access::ReadWrite);
@@ -92,11 +93,11 @@ pub(super) fn attach(
                 // its index lock leads the next call to it.
                 loop_dev::clear(&fd).context("detach", node_name(index))?;
                 drop(fd);
-                give_up();
+                release();
                 return Err(error);
             }
             Err(Errno::ENOENT) if loop_dev::exists(index) => {
-                give_up();
+                release();
                 let detail = "the kernel has the device and /dev has no node for it; \
                               let this process see the host's /dev (devtmpfs)";
                 return Err(Error::new(ErrorKind::NotFound, "attach", node_name(index), detail));
@@ -109,9 +110,9 @@ pub(super) fn attach(
                 // The lock of the next index has another offset.
                 index_lock::clear(&backing, options.access).context("unlock", "the backing file")?;
                 // The pool returns another index. LOOP_CTL_GET_FREE may return the same one for as long as a program has it open
-                // exclusively, and other callers wait for their turn.
+                // exclusively, and other callers wait for the lock.
                 if options.index == IndexPolicy::Any {
-                    drop(turn);
+                    drop(control_lock);
                     retries.pause();
                 }
             }
@@ -120,9 +121,11 @@ pub(super) fn attach(
                 if errno == Errno::EBUSY {
                     // The device belongs to another program: it is not idle.
                     let lost = retries.lost;
-                    return Err(error.explain(format!("bound by another program; {lost} others were too")));
+                    return Err(error.explain(format!(
+                        "another program has bound it, as well as {lost} other devices during this call"
+                    )));
                 }
-                give_up();
+                release();
                 return Err(error);
             }
         }
@@ -154,19 +157,9 @@ impl Retries {
 
 /// Takes the lock under which programs bind the index that `LOOP_CTL_GET_FREE` returns. It may return the same index to two callers;
 /// systemd takes the same lock.
-fn lock_control(retries: &mut Retries) -> Result<Flock<OwnedFd>> {
-    let mut own = loop_dev::open_control().context("open", CONTROL)?;
-    loop {
-        match Flock::lock(own, FlockArg::LockExclusiveNonblock) {
-            Ok(turn) => return Ok(turn),
-            Err((unlocked, Errno::EAGAIN)) if !retries.left().is_zero() => own = unlocked,
-            Err((_, errno)) => {
-                let error = Error::sys("lock", CONTROL, errno);
-                return Err(error.explain("another program has it locked; find it with lslocks(8)"));
-            }
-        }
-        retries.pause();
-    }
+fn lock_control(timeout: Duration) -> Result<Flock<OwnedFd>> {
+    let control = loop_dev::open_control().context("open", CONTROL)?;
+    flock::exclusive(control, timeout, "find a free loop device, which locks the file")
 }
 
 /// Opens the descriptor that the device will keep. With O_DIRECT the kernel checks the alignment immediately.
@@ -186,7 +179,7 @@ fn open_backing(image: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedF
             ErrorKind::NotHonoured,
             "attach",
             "the backing file",
-            "direct I/O asked, and its file system has none",
+            "direct I/O is requested, but the file system of the file has none",
         )),
         Err(errno) => Err(Error::sys("open", "the backing file", errno)),
     }
@@ -216,7 +209,8 @@ fn configuration(backing: &OwnedFd, options: &AttachOptions) -> Result<loop_conf
     Ok(config)
 }
 
-fn make(control: BorrowedFd<'_>, index: u32) -> Result<u32> {
+/// Creates a device unless it exists.
+fn add(control: BorrowedFd<'_>, index: u32) -> Result<u32> {
     match loop_dev::add(control, index) {
         Ok(_) | Err(Errno::EEXIST) => Ok(index),
         Err(errno) => Err(Error::sys("add", node_name(index), errno)),
@@ -255,7 +249,7 @@ fn blocks_too_small(backing: &OwnedFd, block_size: u32) -> Option<String> {
     let unit = statx::direct_io_alignment(backing).ok()?;
     (block_size < unit).then(|| {
         format!(
-            "; direct I/O on this file takes {unit} bytes at a time: ask for such blocks, or only prefer it"
+            "; direct I/O on this file works in units of {unit} bytes: request blocks of that size, or only prefer direct I/O"
         )
     })
 }
@@ -281,5 +275,5 @@ fn wrong_size(
     }
     let empty = most == 0 && before.0 > 0;
     Ok((empty || !(least..=most).contains(&status.size.0))
-        .then(|| format!("{shown} bytes of the file to show, the device has {}", status.size.0)))
+        .then(|| format!("the device has {} bytes instead of {shown}", status.size.0)))
 }

@@ -116,7 +116,7 @@ impl FromStr for Binding {
                 ErrorKind::InvalidInput,
                 "read binding",
                 format!("{shown:?}"),
-                "not of the form it is printed in",
+                "this is not the text of a binding",
             )
         })
     }

@@ -21,20 +21,21 @@ use crate::sys::loop_dev;
 /// Minor numbers have 20 bits.
 const BEYOND_ALL_INDICES: u32 = 1 << 20;
 
-/// Attaches files to loop devices and finds the devices of files. One for each process.
+/// Attaches files to loop devices and finds the devices of files. A process needs only one.
 ///
-/// Calls for the same file exclude each other, between processes too, by flock(2) on the descriptor that they are given.
+/// Calls for the same file exclude each other, also between processes: each locks the given descriptor with flock(2).
 ///
 /// # Two writable devices of one file
-/// They would corrupt it: each has caches of its own. [`attach`](Self::attach) and [`ensure_attached`](Self::ensure_attached)
-/// therefore bind a writable device only to a file that has none, whichever program bound it.
+/// Two writable devices would corrupt a file, because each has caches of its own. [`attach`](Self::attach) and
+/// [`ensure_attached`](Self::ensure_attached) therefore bind a writable device only to a file that has none, whichever program
+/// bound it.
 ///
-/// Devices of this library are found by a lock that they hold on their file. A writable device of another program, such as
-/// losetup(8), is noticed because it has the file open for writing: then every device is asked what it is bound to. That
-/// takes as long as there are devices, so give these calls a descriptor that is open for reading only, unless they
-/// may take that long each time: one that is open for writing looks like such a program.
+/// The library finds its own devices by a lock that they hold on their file. It detects a writable device of another program,
+/// such as losetup(8), because that device has the file open for writing. Then it queries every device for its file, which takes
+/// longer the more devices exist. A writable descriptor of the caller has the same effect in each call, so pass a descriptor that
+/// is open for reading only.
 ///
-/// The guarantee has three limits. Another program can bind a writable device to the file later, because it does not ask this
+/// The guarantee has three limits. Another program can bind a writable device to the file later, because it does not use this
 /// library. If the process is neither the file's owner nor has `CAP_LEASE`, or if leases are disabled
 /// (`/proc/sys/fs/leases-enable` is 0), the library does not notice a writable device that another program bound after the first
 /// attachment by this library, or after the volume was created. And two processes that share one open file description, because
@@ -76,7 +77,7 @@ impl LoopControl {
         Self::new(control, PoolOptions::default())
     }
 
-    /// As [`open`](Self::open), with the given range of indices and number of idle devices.
+    /// Opens `/dev/loop-control` as [`open`](Self::open) does, with the given range of indices and number of idle devices.
     ///
     /// # Errors
     /// As [`open`](Self::open). [`ErrorKind::InvalidInput`]: the range contains indices that the parameter `max_part` of the
@@ -96,8 +97,8 @@ impl LoopControl {
     /// As [`open`](Self::open); ENOTTY: the node is not the loop driver's.
     #[doc(alias = "LOOP_CTL_REMOVE")]
     pub fn verify(&self) -> Result<()> {
-        require_answer(open_control()?.as_fd())?;
-        require_answer(self.shared.control.as_fd())
+        require_driver(open_control()?.as_fd())?;
+        require_driver(self.shared.control.as_fd())
     }
 
     /// Attaches `image` to a device.
@@ -169,7 +170,7 @@ impl LoopControl {
         Ok(found)
     }
 
-    /// As [`LoopDevice::detach`]. The idle device is then used again, or removed in the background.
+    /// Detaches a device as [`LoopDevice::detach`] does. The idle device is then reused, or removed in the background.
     ///
     /// # Errors
     /// Those of [`LoopDevice::detach`].
@@ -214,7 +215,7 @@ impl LoopControl {
         })
     }
 
-    /// Returns the status of every bound loop device of the machine, including those of other programs. Asks each device, because
+    /// Returns the status of every bound loop device of the machine, including those of other programs. Queries each device, because
     /// sysfs still names the file of a device that is being detached.
     ///
     /// # Errors
@@ -308,7 +309,7 @@ impl LoopControl {
             match open_if_bound(index) {
                 Ok(Some(device)) if wanted(device.binding()) => return Ok(Search::Found(device)),
                 Ok(_) => {}
-                // A device of this library that cannot be asked might be the one. A device of another program, such as one whose
+                // A device of this library that cannot be queried might be the one. A device of another program, such as one whose
                 // file is on an unreachable server, is ignored.
                 Err(error) if self.shared.pool.contains(index) => return Err(error),
                 Err(_) => {}
@@ -344,10 +345,10 @@ fn open_control() -> Result<OwnedFd> {
 
 /// Checks that the loop driver responds: requests the removal of a device that cannot exist, the only request of the driver that
 /// changes nothing. The driver returns ENODEV.
-fn require_answer(control: BorrowedFd<'_>) -> Result<()> {
+fn require_driver(control: BorrowedFd<'_>) -> Result<()> {
     match loop_dev::remove(control, BEYOND_ALL_INDICES) {
         Ok(()) | Err(Errno::ENODEV) => Ok(()),
-        Err(errno) => Err(Error::sys("ask", CONTROL, errno).explain(REMEDY)),
+        Err(errno) => Err(Error::sys("query", CONTROL, errno).explain(REMEDY)),
     }
 }
 
@@ -356,7 +357,7 @@ fn open_if_bound(index: u32) -> Result<Option<LoopDevice>> {
     if_bound(LoopDevice::open_index(index))
 }
 
-/// As [`open_if_bound`], for a device that an index lock names. If the device exists and its node is missing, the call fails
+/// Opens a device that an index lock names, as [`open_if_bound`] does. If the device exists and its node is missing, the call fails
 /// instead of returning `None`: a second writable device would corrupt the file.
 fn open_named_by_lock(index: u32) -> Result<Option<LoopDevice>> {
     match LoopDevice::open_index(index) {

@@ -204,19 +204,19 @@ impl LoopDevice {
         if BackingFile::of(&file)? != self.binding.backing {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                "grow",
+                "refresh the capacity of",
                 name,
-                "not the file the device is bound to",
+                "the device is bound to another file",
             ));
         }
         let file_size = fstat(file.as_fd()).context("fstat", "the backing file")?.st_size as u64;
         let shown = file_size.saturating_sub(self.binding.range.offset);
         // The kernel would silently shrink a device in use.
         if shown < before.0 {
-            let detail = format!("its file has {shown} of {} bytes left; restore the file", before.0);
-            return Err(Error::new(ErrorKind::WouldShrink, "grow", name, detail));
+            let detail = format!("its file has only {shown} of {} bytes left; restore the file", before.0);
+            return Err(Error::new(ErrorKind::WouldShrink, "refresh the capacity of", name, detail));
         }
-        loop_dev::set_capacity(&self.fd).context("grow", &name)?;
+        loop_dev::set_capacity(&self.fd).context("refresh the capacity of", &name)?;
         loop_dev::size(&self.fd).map(Bytes).context("read the size of", &name)
     }
 }

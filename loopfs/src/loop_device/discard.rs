@@ -1,4 +1,4 @@
-//! Whether discards of a device are enabled. An enabled discard makes a hole in the file of the device.
+//! Enabling and disabling the discards of a device. An enabled discard makes a hole in the file of the device.
 //!
 //! `docs/decisions/0004-discards-disabled-in-sysfs.md` gives the reasons.
 
@@ -8,9 +8,10 @@ use nix::errno::Errno;
 
 use super::device::{LoopDevice, node_name};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::sys::loop_dev::{self, DiscardLimit};
+use crate::sys::loop_abi::DiscardLimit;
+use crate::sys::loop_dev;
 
-/// What a device does with discards (`BLKDISCARD`, fstrim(8), those of a virtual machine's guest).
+/// The handling of discards by a device (`BLKDISCARD`, fstrim(8), those of a virtual machine's guest).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Discard {
     /// A discard makes a hole in the file, if its file system can: the blocks are free again.
@@ -21,7 +22,7 @@ pub enum Discard {
 }
 
 impl LoopDevice {
-    /// Returns whether discards are enabled. Returns [`Discard::Disabled`] also for a device whose file cannot have holes.
+    /// Returns [`Discard::Enabled`] if discards are enabled. Returns [`Discard::Disabled`] also for a device whose file cannot have holes.
     ///
     /// # Errors
     /// ENOENT: `/sys` is not mounted. [`ErrorKind::NotFound`]: the device was detached since this was opened, and may be bound
@@ -65,7 +66,7 @@ impl LoopDevice {
         match set(self, self.index(), discard)? {
             Outcome::Done => Ok(()),
             Outcome::StaysDisabled => {
-                let detail = "this kernel keeps the mask for the life of the index; detach the file and attach it again";
+                let detail = "this kernel keeps discards disabled until the device is removed; detach the file and attach it again";
                 Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), detail))
             }
         }
@@ -98,29 +99,29 @@ pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<Outc
             match read(index, DiscardLimit::Set)? {
                 0 => Ok(Outcome::Done),
                 granted => {
-                    let detail = format!("no discards asked, such of {granted} bytes granted");
+                    let detail = format!("discards stay enabled, up to {granted} bytes");
                     Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(index), detail))
                 }
             }
         }
-        (Discard::Enabled, Discard::Disabled) => unmask(index),
+        (Discard::Enabled, Discard::Disabled) => enable(index),
     }
 }
 
-/// Returns whether discards of an open device are enabled. Asks the device itself, in a tenth of the time that sysfs takes. If it is
-/// open for reading only, asks sysfs.
+/// Returns the current handling of discards by an open device. Queries the device itself, which takes a tenth of the time of
+/// sysfs. If the device is open for reading only, reads sysfs.
 fn current(device: impl AsFd, index: u32) -> Result<Discard> {
-    let takes = match loop_dev::takes_discards(device) {
-        Some(takes) => takes,
+    let enabled = match loop_dev::takes_discards(device) {
+        Some(enabled) => enabled,
         None => {
             let limit = loop_dev::discard_limit(index, DiscardLimit::Set);
             limit.map_err(|errno| explained("read the discard limit of", index, errno))? > 0
         }
     };
-    Ok(if takes { Discard::Enabled } else { Discard::Disabled })
+    Ok(if enabled { Discard::Enabled } else { Discard::Disabled })
 }
 
-fn unmask(index: u32) -> Result<Outcome> {
+fn enable(index: u32) -> Result<Outcome> {
     let most = read(index, DiscardLimit::Hardware)?;
     if most == 0 {
         // The file system of the file cannot make holes.
@@ -133,8 +134,8 @@ fn unmask(index: u32) -> Result<Outcome> {
         return Ok(Outcome::StaysDisabled);
     }
     write(index, most - most % unit)?;
-    let unmasked = read(index, DiscardLimit::Set)? > 0;
-    Ok(if unmasked { Outcome::Done } else { Outcome::StaysDisabled })
+    let enabled = read(index, DiscardLimit::Set)? > 0;
+    Ok(if enabled { Outcome::Done } else { Outcome::StaysDisabled })
 }
 
 fn read(index: u32, limit: DiscardLimit) -> Result<u64> {

@@ -37,10 +37,10 @@ const FIRST_OFFSET: i64 = 1 << 62;
 /// More offsets than there are indices.
 const OFFSETS: i64 = 1 << 21;
 
-/// What the locks of a file show about its device.
+/// The device of a file, as far as the locks of the file show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IndexLock {
-    /// Nothing, because another program has locked the whole file, or its file system has no locks.
+    /// Another program has locked the whole file, or its file system has no locks, so nothing is known.
     Unreadable,
     /// This library has attached the file to no device.
     NoLock,
@@ -51,7 +51,7 @@ pub(super) enum IndexLock {
 /// Reads the index lock of a file. The caller checks that the device is bound to the file.
 pub(super) fn read(file: impl AsFd, access: Access) -> IndexLock {
     let first = first_offset(access);
-    // Asks for a lock that conflicts with a lock on all offsets.
+    // Requests a lock that conflicts with the index lock at any offset.
     let mut found = lock_of(libc::F_WRLCK, first, OFFSETS);
     match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found)) {
         Ok(_) if i32::from(found.l_type) == libc::F_UNLCK => IndexLock::NoLock,
@@ -70,7 +70,7 @@ pub(super) enum Absence {
     NoWriter,
     /// The file is tracked, and this library has bound no device to it. Another program may have bound one since.
     Tracked,
-    /// Every device was asked what it is bound to.
+    /// Every device was queried for its file, and none is bound to this one.
     Scanned,
 }
 
@@ -96,8 +96,8 @@ pub(super) fn write(backing: impl AsFd, access: Access, index: u32) -> Result<()
 
 /// Releases the lock that [`write`] took.
 pub(super) fn clear(backing: impl AsFd, access: Access) -> Result<(), Errno> {
-    let places = lock_of(libc::F_UNLCK, first_offset(access), OFFSETS);
-    fcntl(backing, FcntlArg::F_OFD_SETLK(&places)).map(drop)
+    let all = lock_of(libc::F_UNLCK, first_offset(access), OFFSETS);
+    fcntl(backing, FcntlArg::F_OFD_SETLK(&all)).map(drop)
 }
 
 /// Marks a file as tracked: each device of this access holds an index lock.
@@ -159,10 +159,10 @@ mod tests {
             !matches!(read(&other, Access::ReadOnly), IndexLock::Index(_)),
             "the other access has no lock"
         );
-        let kept_by_the_device = backing.try_clone().unwrap();
+        let copy_of_the_device = backing.try_clone().unwrap();
         drop(backing);
         assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(1_048_575));
-        drop(kept_by_the_device);
+        drop(copy_of_the_device);
         assert!(!matches!(read(&other, Access::ReadWrite), IndexLock::Index(_)));
     }
 

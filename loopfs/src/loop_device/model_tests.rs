@@ -1,4 +1,4 @@
-//! The policy against a model of the driver: races, errnos and crashes at every call.
+//! Tests of the library on a model of the loop driver: races, errnos and crashes at every call.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -16,19 +16,19 @@ use crate::flock;
 use crate::sys::loop_dev::{FOREIGN, Model, acting, reset, with};
 
 const MIB: u64 = 1 << 20;
-/// More calls than any operation here makes.
+/// More calls of the driver than any operation here makes.
 const CALLS: usize = 24;
 
 pub(super) fn image() -> File {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    // Reopened through /proc, for a tempfile without a name has its own access mode.
+    // Opened again through /proc, because a temporary file without a name has an access mode of its own.
     let file = file.reopen().expect("the file again");
     file.set_len(MIB).expect("its size");
     file
 }
 
 pub(super) fn options() -> AttachOptions {
-    // Whatever file system the temporary files are on.
+    // The file system of the temporary files may lack direct I/O.
     AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Prefer)
 }
 
@@ -44,7 +44,7 @@ pub(super) fn old_and_new(change: impl Fn(&mut Model), test: impl Fn()) {
 }
 
 #[test]
-fn a_device_comes_and_goes_on_both_sides_of_the_change_of_detach() {
+fn a_device_is_attached_and_detached_on_kernels_before_and_after_the_change_of_detach() {
     old_and_new(
         |_| {},
         || {
@@ -74,7 +74,9 @@ fn a_deferred_detach_is_waited_for_or_taken_back() {
             let binding = device.binding().clone();
             assert_eq!(attached_index(image.as_fd()), Some(binding.index));
             let user = LoopDevice::open_index(device.index()).unwrap();
-            let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("somebody has it open") };
+            let Detach::Deferred(pending) = device.detach().unwrap() else {
+                panic!("a descriptor has it open")
+            };
             assert_eq!(attached_index(image.as_fd()), None, "it is to go");
             let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else {
                 panic!("still open")
@@ -179,7 +181,7 @@ fn an_index_that_was_asked_for_is_that_one_or_an_error() {
     );
 }
 
-/// The process dies at each call of an operation in turn; the next one finds its way.
+/// The process dies at each call of an operation in turn. The next process recovers.
 #[test]
 fn a_crash_at_any_call_is_recovered_from() {
     for after in 0..CALLS {
@@ -211,7 +213,7 @@ fn a_crash_at_any_call_is_recovered_from() {
 }
 
 #[test]
-fn a_stale_binding_is_told_from_a_live_one() {
+fn a_stale_binding_is_distinguished_from_a_live_one() {
     for lacks_sequences in [false, true] {
         old_and_new(
             |model| model.lacks_sequences = lacks_sequences,
@@ -226,7 +228,7 @@ fn a_stale_binding_is_told_from_a_live_one() {
                 assert_eq!(LoopDevice::open_binding(&kept).unwrap_err().kind(), ErrorKind::NotFound);
                 assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Detached);
                 drop(control.attach(first.as_fd(), &exact).unwrap());
-                // The same file on the same index: only a sequence number tells.
+                // The same file on the same index: only the sequence number differs.
                 assert_eq!(LoopDevice::open_binding(&kept).is_ok(), lacks_sequences);
             },
         );
@@ -256,25 +258,26 @@ fn surplus_idle_devices_are_removed_and_their_indices_used_again() {
     );
 }
 
-/// On kernels that forget a mask, on those that keep it until it is taken away, and on those that never let go of it.
+/// Runs on three kernels: one enables discards with each binding, one keeps them disabled until they are enabled, and one keeps
+/// them disabled until the device is removed.
 #[test]
-fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
+fn discards_follow_the_last_request_after_a_crash_at_any_call() {
     let kernels = [(true, false), (false, false), (false, true)];
     for (after, (forgets, keeps)) in (0..CALLS).flat_map(|after| kernels.map(|kernel| (after, kernel))) {
         old_and_new(
-            |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
+            |model| (model.forgets_discard_limits, model.keeps_discards_disabled) = (forgets, keeps),
             || {
-                let (masked, open) = (image(), image());
-                let masking = || options().discard(Discard::Disabled).index(IndexPolicy::Exact(5));
-                let allowing = || options().index(IndexPolicy::Exact(5));
+                let (disabled, enabled) = (image(), image());
+                let disabling = || options().discard(Discard::Disabled).index(IndexPolicy::Exact(5));
+                let enabling = || options().index(IndexPolicy::Exact(5));
                 with(|model| model.crash_after = Some(after));
                 let crashed = catch_unwind(AssertUnwindSafe(|| {
                     let control = LoopControl::open().unwrap();
-                    drop(control.ensure_attached(masked.as_fd(), &masking()).unwrap());
+                    drop(control.ensure_attached(disabled.as_fd(), &disabling()).unwrap());
                 }));
                 with(|model| model.crash_after = None);
                 let control = LoopControl::open().unwrap();
-                let device = control.ensure_attached(masked.as_fd(), &masking()).unwrap();
+                let device = control.ensure_attached(disabled.as_fd(), &disabling()).unwrap();
                 let discard = device.discard().unwrap();
                 assert_eq!(
                     discard,
@@ -282,13 +285,15 @@ fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
                     "after a crash at call {after} ({:?})",
                     crashed.is_err()
                 );
-                // Taken back, which an earlier kernel takes for an occasion to let discards through.
-                let Detach::Deferred(_) = control.detach_all(masked.as_fd()).unwrap() else { panic!("held") };
-                let again = control.ensure_attached(masked.as_fd(), &masking()).unwrap();
+                // The attachment cancels the detach, and LOOP_SET_STATUS64 enables discards on earlier kernels.
+                let Detach::Deferred(_) = control.detach_all(disabled.as_fd()).unwrap() else {
+                    panic!("held")
+                };
+                let again = control.ensure_attached(disabled.as_fd(), &disabling()).unwrap();
                 assert_eq!(again.discard().unwrap(), Discard::Disabled);
                 drop((device, again));
-                assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Detached);
-                let device = control.attach(open.as_fd(), &allowing()).unwrap();
+                assert_eq!(control.detach_all(disabled.as_fd()).unwrap(), Detach::Detached);
+                let device = control.attach(enabled.as_fd(), &enabling()).unwrap();
                 assert_eq!(device.discard().unwrap(), Discard::Enabled);
             },
         );
@@ -296,40 +301,40 @@ fn discards_are_as_was_asked_last_after_a_crash_at_any_call() {
 }
 
 #[test]
-fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
+fn an_index_whose_discards_stay_disabled_is_recreated_once_no_process_has_it_open() {
     old_and_new(
-        |model| model.keeps_discard_masks = true,
+        |model| model.keeps_discards_disabled = true,
         || {
             let control = LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 3 }).unwrap();
-            let (masked, open) = (image(), image());
+            let (disabled, enabled) = (image(), image());
             let index =
-                control.attach(masked.as_fd(), &options().discard(Discard::Disabled)).unwrap().index();
-            assert_eq!(control.detach_all(masked.as_fd()).unwrap(), Detach::Detached);
-            // As udev has it, too long.
+                control.attach(disabled.as_fd(), &options().discard(Discard::Disabled)).unwrap().index();
+            assert_eq!(control.detach_all(disabled.as_fd()).unwrap(), Detach::Detached);
+            // As udev does, but for longer than the deadline.
             let user = crate::sys::loop_dev::open_device(index, false).unwrap();
             let hurried = options().deadline(Duration::ZERO);
-            assert_eq!(control.attach(open.as_fd(), &hurried).unwrap_err().kind(), ErrorKind::Busy);
+            assert_eq!(control.attach(enabled.as_fd(), &hurried).unwrap_err().kind(), ErrorKind::Busy);
             assert_eq!(
-                control.ensure_attached(open.as_fd(), &hurried).unwrap().index(),
+                control.ensure_attached(enabled.as_fd(), &hurried).unwrap().index(),
                 index,
                 "no second one"
             );
-            assert!(matches!(control.detach_all(open.as_fd()).unwrap(), Detach::Deferred(_)));
+            assert!(matches!(control.detach_all(enabled.as_fd()).unwrap(), Detach::Deferred(_)));
             drop(user);
             with(|model| assert!(model.bound().is_empty()));
 
             let exact = options().index(IndexPolicy::Exact(index));
-            let device = control.attach(open.as_fd(), &exact).unwrap();
+            let device = control.attach(enabled.as_fd(), &exact).unwrap();
             assert_eq!((device.index(), device.discard().unwrap()), (index, Discard::Enabled));
-            // In use it is left as it is, and said to be so.
+            // A device in use is left unchanged, and the call returns an error.
             device.set_discard(Discard::Disabled).unwrap();
             assert_eq!(device.set_discard(Discard::Enabled).unwrap_err().kind(), ErrorKind::NotHonoured);
             assert_eq!(
-                control.ensure_attached(open.as_fd(), &options()).unwrap().binding(),
+                control.ensure_attached(enabled.as_fd(), &options()).unwrap().binding(),
                 device.binding()
             );
             assert_eq!(control.detach(device).unwrap(), Detach::Detached);
-            let device = control.attach(open.as_fd(), &options()).unwrap();
+            let device = control.attach(enabled.as_fd(), &options()).unwrap();
             assert_eq!(device.discard().unwrap(), Discard::Enabled);
             with(|model| assert_eq!(model.bound().len(), 1));
         },
@@ -346,7 +351,7 @@ fn an_index_that_stays_masked_is_made_anew_when_nobody_has_it_open() {
     |model: &mut Model| drop(model.failures.insert("set_discard_limit", [Errno::ENOENT; 2].into())),
     ErrorKind::NotFound
 )]
-fn discards_that_cannot_be_masked_leave_nothing_bound(
+fn no_device_stays_bound_if_discards_cannot_be_disabled(
     #[case] change: fn(&mut Model),
     #[case] expected: ErrorKind,
 ) {
@@ -355,16 +360,16 @@ fn discards_that_cannot_be_masked_leave_nothing_bound(
     let error = control.attach(image.as_fd(), &options().discard(Discard::Disabled)).unwrap_err();
     assert_eq!(error.kind(), expected, "{error}");
     with(|model| assert!(model.bound().is_empty()));
-    // And nobody else minds.
+    // An attachment that needs no change of discards is not affected.
     assert!(control.attach(image.as_fd(), &options()).is_ok());
 }
 
-/// Before Linux 6.9 `LOOP_SET_STATUS64` drops the mask.
+/// Before Linux 6.9 `LOOP_SET_STATUS64` enables discards.
 #[test]
 fn cancelling_a_detach_leaves_discards_disabled() {
     for (forgets, keeps) in [(true, false), (false, false), (false, true)] {
         old_and_new(
-            |model| (model.forgets_discard_limits, model.keeps_discard_masks) = (forgets, keeps),
+            |model| (model.forgets_discard_limits, model.keeps_discards_disabled) = (forgets, keeps),
             || {
                 let (control, image) = (LoopControl::open().unwrap(), image());
                 let device = control.attach(image.as_fd(), &options().discard(Discard::Disabled)).unwrap();
@@ -388,7 +393,7 @@ fn a_free_device_that_cannot_be_bound_is_tried_with_pauses() {
         let any = options().index(IndexPolicy::Any).deadline(Duration::from_millis(200));
         let error = control.attach(image.as_fd(), &any).unwrap_err();
         assert_eq!((error.kind(), error.errno()), (ErrorKind::Busy, Some(libc::EBUSY)), "{error}");
-        // Of 1, 2, 4, 8, 16, 32 and then 50 ms.
+        // The pauses are 1, 2, 4, 8, 16, 32 and then 50 ms.
         let tries = with(|model| model.calls["get_free"]);
         assert!((2..=11).contains(&tries), "{tries} tries");
     });
@@ -511,7 +516,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Step> {
     let (user, image, after) = (0..2usize, 0..3usize, 0..CALLS);
-    // A device that says it is not bound when it is would be a lie that no kernel tells.
+    // No errno reports a bound device as unbound: no kernel does that.
     let lost = prop_oneof![Just(Errno::EBUSY), Just(Errno::ENXIO), Just(Errno::ENODEV)];
     let broken = prop_oneof![Just("open"), Just("add"), Just("status"), Just("clear")];
     let failure = prop_oneof![
@@ -534,9 +539,9 @@ fn steps() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Two processes share a range, each with files of its own, beside a program that knows neither.
+    /// Two processes share a range of indices and have files of their own. Another program binds devices of the same range.
     #[test]
-    fn no_schedule_detaches_or_reuses_what_its_user_does_not_own(
+    fn no_schedule_detaches_or_reuses_a_device_of_another_user(
         schedule in proptest::collection::vec(steps(), 1..40),
         unbinds_at_last_close: bool,
     ) {
@@ -576,7 +581,7 @@ proptest! {
             let violations = with(|model| model.violations.clone());
             prop_assert!(violations.is_empty(), "{violations:?}");
             let after = foreign();
-            prop_assert!(before.iter().all(|bound| after.contains(bound)), "a foreign device is gone: {before:?} {after:?}");
+            prop_assert!(before.iter().all(|bound| after.contains(bound)), "a foreign device was detached: {before:?} {after:?}");
             let mut files: Vec<u64> = with(|model| model.bound()).into_iter().map(|bound| bound.1).collect();
             let all = files.len();
             files.sort_unstable();

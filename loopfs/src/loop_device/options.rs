@@ -118,20 +118,20 @@ impl AttachOptions {
         self
     }
 
-    /// How long the device stays bound.
+    /// Sets how long the device stays bound.
     pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
         self.lifetime = lifetime;
         self
     }
 
-    /// Which device to bind.
+    /// Sets which device to bind.
     pub fn index(mut self, index: IndexPolicy) -> Self {
         self.index = index;
         self
     }
 
-    /// Sets a label of at most 63 bytes, which `losetup` shows as the name of the backing file. It tells people who uses the device, and
-    /// has no meaning for the kernel. Longer labels are truncated.
+    /// Sets a label of at most 63 bytes, which `losetup` shows as the name of the backing file. It tells administrators which program uses
+    /// the device, and has no meaning for the kernel. Longer labels are truncated.
     pub fn label(mut self, label: &str) -> Self {
         self.label = label::fitting(label).to_owned();
         self
@@ -146,19 +146,19 @@ impl AttachOptions {
     /// Returns how a bound device differs from these options, or `None` if it meets them.
     pub(super) fn mismatch(&self, status: &Status) -> Option<String> {
         if status.binding.access != self.access {
-            return Some(format!("{:?} asked, {:?} granted", self.access, status.binding.access));
+            return Some(format!("{:?} requested, {:?} granted", self.access, status.binding.access));
         }
         if status.binding.range != self.range {
-            return Some(format!("{:?} asked, {:?} granted", self.range, status.binding.range));
+            return Some(format!("{:?} requested, {:?} granted", self.range, status.binding.range));
         }
-        if let BlockSize::Exact(asked) = self.block_size
-            && asked != status.block_size
+        if let BlockSize::Exact(requested) = self.block_size
+            && requested != status.block_size
         {
-            return Some(format!("logical block size {asked} asked, {} granted", status.block_size));
+            return Some(format!("logical block size {requested} requested, {} granted", status.block_size));
         }
         match (self.direct_io, status.direct_io) {
-            (DirectIo::Require, false) => Some("direct I/O asked, buffered I/O granted".to_owned()),
-            (DirectIo::Off, true) => Some("buffered I/O asked, direct I/O granted".to_owned()),
+            (DirectIo::Require, false) => Some("direct I/O requested, buffered I/O granted".to_owned()),
+            (DirectIo::Off, true) => Some("buffered I/O requested, direct I/O granted".to_owned()),
             _ => None,
         }
     }

@@ -9,6 +9,7 @@ use crate::units::DeviceNumber;
 
 /// One mounted file system, or part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mount {
     /// Unique while mounted; may be used again after.
     pub id: u64,

@@ -1,4 +1,4 @@
-//! Whether a file system enforces project limits.
+//! The enforcement of project limits by a file system.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,22 +7,22 @@ use nix::errno::Errno;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::quotactl;
 
-/// Whether a file system counts and enforces project quotas.
+/// How a file system treats project quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
     /// The kernel has no `quotactl_fd(2)` (before Linux 5.14).
     NoSyscall,
-    /// Mounted without project quotas, or the kernel was built without them.
+    /// The file system is mounted without project quotas, or the kernel was built without them.
     NoQuota,
-    /// Usage is counted (`pqnoenforce`), limits are not enforced.
+    /// The file system counts usage (`pqnoenforce`) but does not enforce limits.
     AccountingOnly,
-    /// Limits are enforced.
+    /// The file system enforces limits.
     Enforcing,
 }
 
 impl Enforcement {
-    /// Reads what the file system of `fs` does with project limits. The error is not explained: the explanation of an
-    /// error asks for this.
+    /// Reads how the file system of `fs` treats project limits. The error has no explanation, because the explanation of other
+    /// errors depends on this call.
     pub(super) fn of(fs: BorrowedFd<'_>) -> Result<Self> {
         if !quotactl::syscall_exists() {
             return Ok(Self::NoSyscall);
@@ -44,7 +44,7 @@ impl Enforcement {
             Self::Enforcing => None,
             Self::NoSyscall => Some((
                 ErrorKind::Unsupported,
-                "the kernel has no quotactl_fd, or a seccomp filter hides it; Linux 5.14 or later is needed",
+                "the kernel has no quotactl_fd, or a seccomp filter blocks it; Linux 5.14 or later is needed",
             )),
             Self::NoQuota => Some((
                 ErrorKind::NotEnforced,
@@ -53,7 +53,7 @@ impl Enforcement {
             )),
             Self::AccountingOnly => Some((
                 ErrorKind::NotEnforced,
-                "project quotas are counted and not enforced: mount with option prjquota instead of pqnoenforce",
+                "usage is counted but limits are not enforced: mount with option prjquota instead of pqnoenforce",
             )),
         }
     }

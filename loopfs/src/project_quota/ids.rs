@@ -283,9 +283,9 @@ impl ProjectIds {
         }
     }
 
-    fn verify(&self, id: ProjectId, asked: Limits) -> Result<()> {
+    fn verify(&self, id: ProjectId, requested: Limits) -> Result<()> {
         let usage = self.quota().usage(id)?;
-        if usage.is_some_and(|usage| usage.inodes.0 > 0 && limits::honoured(asked, &usage.limits)) {
+        if usage.is_some_and(|usage| usage.inodes.0 > 0 && limits::honoured(requested, &usage.limits)) {
             return Ok(());
         }
         let detail =

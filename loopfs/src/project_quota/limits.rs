@@ -188,18 +188,18 @@ fn numbers<T: Copy + Ord + std::fmt::Display>(
 }
 
 /// Returns `true` if `stored` is what was requested, or a little more by rounding.
-pub(super) fn honoured(asked: Limits, stored: &StoredLimits) -> bool {
-    kept(asked.bytes, stored.bytes, |stored, asked| stored >= asked)
-        && kept(asked.inodes, stored.inodes, |stored, asked| stored == asked)
+pub(super) fn honoured(requested: Limits, stored: &StoredLimits) -> bool {
+    kept(requested.bytes, stored.bytes, |stored, requested| stored >= requested)
+        && kept(requested.inodes, stored.inodes, |stored, requested| stored == requested)
 }
 
-fn kept<T: Copy>(asked: Limit<T>, stored: Bounds<T>, grants: fn(T, T) -> bool) -> bool {
-    let bound = |asked: Option<T>, stored: Option<T>| match (asked, stored) {
+fn kept<T: Copy>(requested: Limit<T>, stored: Bounds<T>, grants: fn(T, T) -> bool) -> bool {
+    let bound = |requested: Option<T>, stored: Option<T>| match (requested, stored) {
         (None, None) => true,
-        (Some(asked), Some(stored)) => grants(stored, asked),
+        (Some(requested), Some(stored)) => grants(stored, requested),
         _ => false,
     };
-    match asked {
+    match requested {
         Limit::Keep => true,
         Limit::Unlimited => bound(None, stored.soft) && bound(None, stored.hard),
         Limit::Hard(hard) => bound(None, stored.soft) && bound(Some(hard), stored.hard),
@@ -234,18 +234,18 @@ mod tests {
         ) {
             let sorted = |(a, b): (u64, u64)| (a.min(b), a.max(b));
             let ((soft, hard), (isoft, ihard)) = (sorted(bytes), sorted(inodes));
-            let asked = Limits {
+            let requested = Limits {
                 bytes: limit(kinds.0, Bytes(soft), Bytes(hard)),
                 inodes: limit(kinds.1, Inodes(isoft), Inodes(ihard)),
             };
-            let mut quota = request(ID, asked).unwrap();
+            let mut quota = request(ID, requested).unwrap();
             prop_assert_eq!(quota.fieldmask & BYTES == 0, kinds.0 == 0);
             prop_assert_eq!(quota.fieldmask & INODES == 0, kinds.1 == 0);
             quota.blk_softlimit = quota.blk_softlimit.next_multiple_of(8);
             quota.blk_hardlimit = quota.blk_hardlimit.next_multiple_of(8);
             prop_assert!(quota.blk_hardlimit == 0 || quota.blk_hardlimit >= quota.blk_softlimit);
             let stored = Usage::read(ID, &quota).limits;
-            prop_assert!(honoured(asked, &stored), "{asked:?} became {stored:?}");
+            prop_assert!(honoured(requested, &stored), "{requested:?} became {stored:?}");
         }
 
         #[test]
@@ -279,18 +279,18 @@ mod tests {
             bytes: Bounds { soft: None, hard: Some(Bytes(bytes)) },
             inodes: Bounds { soft: None, hard: Some(Inodes(inodes)) },
         };
-        let asked = Limits::hard(Bytes(4096), Inodes(10));
-        assert!(honoured(asked, &stored(4096, 10)));
-        assert!(!honoured(asked, &stored(4095, 10)));
-        assert!(!honoured(asked, &stored(4096, 11)));
-        assert!(!honoured(asked, &StoredLimits::UNLIMITED));
+        let requested = Limits::hard(Bytes(4096), Inodes(10));
+        assert!(honoured(requested, &stored(4096, 10)));
+        assert!(!honoured(requested, &stored(4095, 10)));
+        assert!(!honoured(requested, &stored(4096, 11)));
+        assert!(!honoured(requested, &StoredLimits::UNLIMITED));
         assert!(!honoured(Limits::UNLIMITED, &stored(4096, 10)));
         assert!(honoured(Limits::KEEP, &stored(4096, 10)));
         let with_soft = StoredLimits {
             bytes: Bounds { soft: Some(Bytes(512)), hard: Some(Bytes(4096)) },
             ..stored(4096, 10)
         };
-        assert!(!honoured(asked, &with_soft), "statfs would show the soft limit");
+        assert!(!honoured(requested, &with_soft), "statfs would show the soft limit");
     }
 
     #[test]

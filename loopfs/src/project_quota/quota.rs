@@ -99,7 +99,7 @@ impl<'fs> ProjectQuota<'fs> {
         }
         let stored = self.usage(id)?.map_or(StoredLimits::UNLIMITED, |usage| usage.limits);
         if !limits::honoured(limits, &stored) {
-            let detail = format!("asked {limits:?}, the file system kept {stored:?}");
+            let detail = format!("{limits:?} requested, {stored:?} stored by the file system");
             return Err(Error::new(ErrorKind::NotHonoured, "limit project", id, detail));
         }
         Ok(stored)

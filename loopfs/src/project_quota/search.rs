@@ -81,16 +81,16 @@ mod tests {
         used: BTreeSet<u32>,
         last: u32,
         seed: u64,
-        asked: usize,
+        queries: usize,
     }
 
     impl Model {
         fn new(used: BTreeSet<u32>, range: &RangeInclusive<u32>, seed: u64) -> Self {
-            Self { used, last: *range.end(), seed, asked: 0 }
+            Self { used, last: *range.end(), seed, queries: 0 }
         }
 
         fn find(&mut self, range: &RangeInclusive<u32>, next_fit: Option<u32>) -> Option<u32> {
-            self.asked = 0;
+            self.queries = 0;
             let Ok(found) = free_id(self, range, next_fit);
             found
         }
@@ -100,12 +100,12 @@ mod tests {
         type Error = Infallible;
 
         fn is_used(&mut self, id: u32) -> Result<bool, Infallible> {
-            self.asked += 1;
+            self.queries += 1;
             Ok(self.used.contains(&id))
         }
 
         fn next_used(&mut self, from: u32) -> Result<Option<u32>, Infallible> {
-            self.asked += 1;
+            self.queries += 1;
             Ok(self.used.range(from..=self.last).next().copied())
         }
 
@@ -161,13 +161,13 @@ mod tests {
         let mut next_fit = None;
         for count in 0..100_000 {
             let id = model.find(&range, next_fit).unwrap();
-            assert!(model.asked <= 2, "{} queries with {count} ids in use", model.asked);
+            assert!(model.queries <= 2, "{} queries with {count} ids in use", model.queries);
             model.used.insert(id);
             next_fit = Some(id + 1);
         }
         // Other processes start at a random id. They need no more queries than this.
-        let asked: usize = (0..1000).map(|_| (model.find(&range, None), model.asked).1).sum();
-        assert!(asked <= 1050, "{asked} queries for 1000 ids with 0.6 % in use");
+        let queries: usize = (0..1000).map(|_| (model.find(&range, None), model.queries).1).sum();
+        assert!(queries <= 1050, "{queries} queries for 1000 ids with 0.6 % in use");
     }
 
     #[test]

@@ -58,6 +58,8 @@ impl TreeAudit {
 /// Finds the inodes of the tree below `root`, a directory, that are not in the project, because their owner moved them to
 /// another project or to none. It changes nothing. `root` may be an `O_PATH` descriptor.
 ///
+/// The function calls `progress` with the incomplete result every 1024 names.
+///
 /// Symbolic links, sockets, FIFOs and devices are compared from Linux 6.17 on (`file_getattr(2)`). proc(5) must be
 /// mounted on /proc.
 ///
@@ -69,33 +71,19 @@ impl TreeAudit {
 #[doc(alias = "xfs_quota project -c")]
 #[doc(alias = "file_getattr")]
 #[doc(alias = "FS_IOC_FSGETXATTR")]
-pub fn audit_tree(root: impl AsFd, id: ProjectId) -> Result<TreeAudit> {
-    let root = root.as_fd();
-    audit_tree_reporting(root, id, &mut |_| {})
-}
-
-/// Audits a tree as [`audit_tree`] does, and reports its progress every 1024 names.
-///
-/// # Errors
-/// As [`audit_tree`].
-pub fn audit_tree_reporting(
-    root: impl AsFd,
-    id: ProjectId,
-    progress: &mut dyn FnMut(&TreeAudit),
-) -> Result<TreeAudit> {
-    let root = root.as_fd();
+pub fn audit_tree(root: impl AsFd, id: ProjectId, progress: impl FnMut(&TreeAudit)) -> Result<TreeAudit> {
     let mut auditing = Auditing { id: id.get(), progress, audit: TreeAudit::default() };
-    let outcome = walk(root, &mut auditing)?;
+    let outcome = walk(root.as_fd(), &mut auditing)?;
     Ok(TreeAudit { disturbed: outcome == WalkOutcome::Raced, ..auditing.audit })
 }
 
-struct Auditing<'a> {
+struct Auditing<P> {
     id: u32,
-    progress: &'a mut dyn FnMut(&TreeAudit),
+    progress: P,
     audit: TreeAudit,
 }
 
-impl Visitor for Auditing<'_> {
+impl<P: FnMut(&TreeAudit)> Visitor for Auditing<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let audit = &mut self.audit;
         let directory = inode.kind == Kind::Directory;
@@ -104,14 +92,7 @@ impl Visitor for Auditing<'_> {
         if audit.names.is_multiple_of(REPORT_EVERY) {
             (self.progress)(audit);
         }
-        let project = match inode.project() {
-            Ok(Some(project)) => project,
-            Ok(None) => {
-                audit.skipped.special(inode.kind);
-                return Ok(());
-            }
-            Err(errno) => return audit.skipped.refused("read the project id of", errno, at),
-        };
+        let Some(project) = audit.skipped.project_of(inode, at)? else { return Ok(()) };
         let elsewhere = project.id() != self.id;
         let not_inheriting = directory && !project.inherits();
         audit.other_project += u64::from(elsewhere);

@@ -16,6 +16,7 @@ use crate::sys::file_handle;
 
 /// The content of a clone of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CloneReport {
     /// Number of names visited in the source, including the root. A file with two hard links counts twice.
     pub names: u64,
@@ -44,7 +45,8 @@ impl CloneReport {
 }
 
 /// Copies the tree below `source`, a directory, into `target`, an empty directory of the same file system. The files share
-/// their blocks until one of the two copies is written. Both descriptors may be `O_PATH`.
+/// their blocks until one of the two copies is written. Both descriptors may be `O_PATH`. The function calls `progress` with
+/// the incomplete report every 1024 names.
 ///
 /// # Content of the clone
 /// The clone contains directories, regular files, symbolic links, FIFOs, sockets and device nodes, with their hard links to
@@ -91,50 +93,40 @@ impl CloneReport {
 #[doc(alias = "FICLONE")]
 #[doc(alias = "reflink")]
 #[doc(alias = "cp -a --reflink=always")]
-pub fn clone_tree(source: impl AsFd, target: impl AsFd) -> Result<CloneReport> {
-    let (source, target) = (source.as_fd(), target.as_fd());
-    clone_tree_reporting(source, target, &mut |_| {})
-}
-
-/// Clones a tree as [`clone_tree`] does, and reports its progress every 1024 names.
-///
-/// # Errors
-/// As [`clone_tree`].
-pub fn clone_tree_reporting(
+pub fn clone_tree(
     source: impl AsFd,
     target: impl AsFd,
-    progress: &mut dyn FnMut(&CloneReport),
+    progress: impl FnMut(&CloneReport),
 ) -> Result<CloneReport> {
-    let (source, target) = (source.as_fd(), target.as_fd());
     let mut cloning = Cloning {
-        target: Target::open(target)?,
+        target: Target::open(target.as_fd())?,
         hard_links: HardLinks::default(),
         skipped: 0,
         progress,
         report: CloneReport::default(),
     };
-    let outcome = walk(source, &mut cloning)?;
+    let outcome = walk(source.as_fd(), &mut cloning)?;
     cloning.end(outcome)
 }
 
-struct Cloning<'a> {
+struct Cloning<P> {
     target: Target,
     hard_links: HardLinks,
     /// Number of skipped directories on the path of the walk: one that could not be cloned, and those below it.
     skipped: u64,
-    progress: &'a mut dyn FnMut(&CloneReport),
+    progress: P,
     report: CloneReport,
 }
 
-impl Cloning<'_> {
+impl<P: FnMut(&CloneReport)> Cloning<P> {
     fn end(mut self, outcome: WalkOutcome) -> Result<CloneReport> {
         if !self.target.is_finished() {
-            let detail = "directories were moved ahead of the walk without end";
+            let detail = "another process kept moving directories ahead of the walk";
             return Err(Error::new(ErrorKind::Busy, "clone", "a directory tree", detail));
         }
         for made in self.hard_links.rest().filter(|made| !made.flags.are_none()) {
             self.target.freeze(&made.handle, made.flags).map_err(|refusal| {
-                Error::sys(refusal.operation, "a file with further names", refusal.errno)
+                Error::sys(refusal.operation, "a file with several hard links", refusal.errno)
             })?;
         }
         self.report.disturbed |= outcome == WalkOutcome::Raced;
@@ -190,7 +182,7 @@ impl Cloning<'_> {
     }
 }
 
-impl Visitor for Cloning<'_> {
+impl<P: FnMut(&CloneReport)> Visitor for Cloning<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == Kind::Directory;
         if self.skipped > 0 {
@@ -201,10 +193,10 @@ impl Visitor for Cloning<'_> {
         if self.report.names.is_multiple_of(REPORT_EVERY) {
             (self.progress)(&self.report);
         }
-        let status =
-            fstat(inode.held).map_err(|errno| failure(OpError { operation: "look at", errno }, at))?;
+        let status = fstat(inode.held)
+            .map_err(|errno| failure(OpError { operation: "read the status of", errno }, at))?;
         if directory && !at.is_root() && self.is_target(&status) {
-            let detail = "the directory to clone into lies in it";
+            let detail = "the target directory is inside it";
             return Err(Error::new(ErrorKind::InvalidInput, "clone", "a directory tree", detail));
         }
         let done = if directory { self.enter(inode, &status, at) } else { self.make(inode, &status, at) };
@@ -241,7 +233,7 @@ impl Visitor for Cloning<'_> {
     }
 }
 
-impl Cloning<'_> {
+impl<P: FnMut(&CloneReport)> Cloning<P> {
     fn is_target(&self, status: &FileStat) -> bool {
         self.target
             .root_status()
@@ -258,18 +250,18 @@ fn failure(refusal: OpError, at: &EntryPath<'_>) -> Error {
     let error = Error::sys(refusal.operation, format!("{:?} of a directory tree", at.path()), refusal.errno);
     match refusal.errno {
         Errno::ENOSPC | Errno::EDQUOT => error.explain(
-            "the limit of the clone's project, or the file system, leaves no room; what it shares counts in full \
-             against its limit: raise that to what the source uses, or free space, and clone anew",
+            "the limit of the clone's project or the free space of the file system is too small; shared blocks count in \
+             full against the limit: raise the limit to the usage of the source, or free space, and clone again",
         ),
         Errno::EOPNOTSUPP if refusal.operation == SHARE => error.explain(
-            "the file system cannot share blocks between files; clones need XFS made with \
+            "the file system cannot share blocks between files; clones need XFS formatted with \
              mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
         ),
         Errno::EXDEV => error.explain(
             "the clone must be on the file system of its source, and before Linux 5.18 reached through the same mount",
         ),
         Errno::EPERM | Errno::EACCES => {
-            error.explain("the capabilities are needed that the documentation of clone_tree names")
+            error.explain("the caller needs the capabilities that the documentation of clone_tree lists")
         }
         _ => error,
     }

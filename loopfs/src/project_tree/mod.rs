@@ -29,8 +29,8 @@ mod target;
 mod walk;
 mod xattrs;
 
-pub use audit::{StrayInode, TreeAudit, audit_tree, audit_tree_reporting};
-pub use clone::{CloneReport, clone_tree, clone_tree_reporting};
+pub use audit::{StrayInode, TreeAudit, audit_tree};
+pub use clone::{CloneReport, clone_tree};
 pub(crate) use foreign::{ForeignInodes, find_foreign};
 pub use skipped::{SkipReason, Skipped, SkippedEntry, SpecialFiles};
-pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree, tag_tree_reporting};
+pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree};

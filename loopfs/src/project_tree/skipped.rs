@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::inode::Kind;
+use super::inode::{Inode, Kind, Project};
 use super::walk::EntryPath;
 use crate::error::{Error, Result};
 use crate::project_quota::{Interface, explain};
@@ -92,8 +92,17 @@ impl Skipped {
         self.hard_links == 0 && self.special_files.total() == 0 && self.mounts == 0 && self.refused == 0
     }
 
-    pub(super) fn special(&mut self, kind: Kind) {
-        self.special_files.count(kind);
+    /// Returns the project of an inode. Returns `None` after counting the inode as skipped, if its project cannot be read.
+    ///
+    /// # Errors
+    /// As [`refused`](Self::refused()).
+    pub(super) fn project_of(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<Option<Project>> {
+        match inode.project() {
+            Ok(Some(project)) => return Ok(Some(project)),
+            Ok(None) => self.special_files.count(inode.kind),
+            Err(errno) => self.refused("read the project id of", errno, at)?,
+        }
+        Ok(None)
     }
 
     pub(super) fn hard_link(&mut self, at: &EntryPath<'_>) {

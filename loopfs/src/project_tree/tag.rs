@@ -66,6 +66,8 @@ pub struct TreeReport {
 /// Limits do not block a caller with `CAP_FOWNER`, so tagging can take a project over its limit. During the call, the owner
 /// of the tree can get EXDEV from rename(2) and link(2) between tagged parts and parts that are not tagged yet.
 ///
+/// The function calls `progress` with the incomplete report every 1024 names and after each pass.
+///
 /// Symbolic links, sockets, FIFOs and devices are tagged from Linux 6.17 on (`file_setattr(2)`). proc(5) must be
 /// mounted on /proc.
 ///
@@ -82,23 +84,14 @@ pub struct TreeReport {
 #[doc(alias = "xfs_quota project -s")]
 #[doc(alias = "file_setattr")]
 #[doc(alias = "FS_IOC_FSSETXATTR")]
-pub fn tag_tree(root: impl AsFd, id: ProjectId, options: &TagOptions) -> Result<TreeReport> {
-    let root = root.as_fd();
-    tag_tree_reporting(root, id, options, &mut |_| {})
-}
-
-/// Tags a tree as [`tag_tree`] does, and reports its progress every 1024 names and after each pass.
-///
-/// # Errors
-/// As [`tag_tree`].
-pub fn tag_tree_reporting(
+pub fn tag_tree(
     root: impl AsFd,
     id: ProjectId,
     options: &TagOptions,
-    progress: &mut dyn FnMut(&TreeReport),
+    progress: impl FnMut(&TreeReport),
 ) -> Result<TreeReport> {
-    let root = root.as_fd();
-    Tagging { id: id.get(), inherit: true, options, progress, report: TreeReport::default() }.run(root)
+    Tagging { id: id.get(), inherit: true, options, progress, report: TreeReport::default() }
+        .run(root.as_fd())
 }
 
 /// Removes the tree below `root` from any project: sets id 0, and clears the project inheritance flag of each directory.
@@ -107,20 +100,19 @@ pub fn tag_tree_reporting(
 /// As [`tag_tree`].
 #[doc(alias = "xfs_quota project -C")]
 pub fn clear_tree(root: impl AsFd, options: &TagOptions) -> Result<TreeReport> {
-    let root = root.as_fd();
     let report = TreeReport::default();
-    Tagging { id: 0, inherit: false, options, progress: &mut |_| {}, report }.run(root)
+    Tagging { id: 0, inherit: false, options, progress: |_: &TreeReport| {}, report }.run(root.as_fd())
 }
 
-struct Tagging<'a> {
+struct Tagging<'a, P> {
     id: u32,
     inherit: bool,
     options: &'a TagOptions,
-    progress: &'a mut dyn FnMut(&TreeReport),
+    progress: P,
     report: TreeReport,
 }
 
-impl Tagging<'_> {
+impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
     fn run(mut self, root: BorrowedFd<'_>) -> Result<TreeReport> {
         if self.options.hard_links == HardLinks::Refuse {
             walk(root, &mut Survey { id: self.id })?;
@@ -139,7 +131,7 @@ impl Tagging<'_> {
     }
 }
 
-impl Visitor for Tagging<'_> {
+impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == Kind::Directory;
         self.report.names += 1;
@@ -148,14 +140,7 @@ impl Visitor for Tagging<'_> {
             (self.progress)(&self.report);
         }
         let skipped = &mut self.report.skipped;
-        let project = match inode.project() {
-            Ok(Some(project)) => project,
-            Ok(None) => {
-                skipped.special(inode.kind);
-                return Ok(());
-            }
-            Err(errno) => return skipped.refused("read the project id of", errno, at),
-        };
+        let Some(project) = skipped.project_of(inode, at)? else { return Ok(()) };
         if project.id() == self.id && (!directory || project.inherits() == self.inherit) {
             return Ok(());
         }

@@ -1,11 +1,11 @@
 //! File locks: byte-range locks that belong to an open file description (F_OFD_SETLK, fcntl(2)), and locks of the whole file
 //! (flock(2)).
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use nix::errno::Errno;
+use rustix::fs::{FlockOperation, flock};
 
-use super::result::Result;
+use super::result::{Result, errno};
 
 /// Describes a lock of `length` bytes from `start`. Length 0 extends the lock to any end of the file. `kind` is a lock type such
 /// as `F_WRLCK`.
@@ -22,15 +22,10 @@ pub(crate) fn lock_of(kind: i32, start: i64, length: i64) -> libc::flock {
 /// flock(2), exclusive, without waiting. Returns EAGAIN if another open file description holds the lock, and EBADF on an
 /// `O_PATH` descriptor.
 pub(crate) fn try_lock_whole(file: impl AsFd) -> Result<()> {
-    flock(file, libc::LOCK_EX | libc::LOCK_NB)
+    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(errno)
 }
 
 /// flock(2): releases the lock that [`try_lock_whole`] took.
 pub(crate) fn unlock_whole(file: impl AsFd) -> Result<()> {
-    flock(file, libc::LOCK_UN)
-}
-
-fn flock(file: impl AsFd, operation: libc::c_int) -> Result<()> {
-    // SAFETY: flock takes a descriptor, which `file` keeps open, and a number.
-    Errno::result(unsafe { libc::flock(file.as_fd().as_raw_fd(), operation) }).map(drop)
+    flock(file, FlockOperation::Unlock).map_err(errno)
 }

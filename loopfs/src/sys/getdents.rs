@@ -1,14 +1,12 @@
 //! `getdents64(2)`. It returns a position after each name, so a caller can close a directory in the middle of its list
 //! and continue there later.
 
-use std::ffi::{CStr, CString};
-use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd};
+use std::ffi::CString;
+use std::os::fd::AsFd;
 
-use linux_raw_sys::general::linux_dirent64;
-use nix::errno::Errno;
+use rustix::fs::RawDir;
 
-use super::result::Result;
+use super::result::{Result, errno};
 
 /// A name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,77 +19,54 @@ pub(crate) struct Entry {
 /// Reads the next names, as many as fit into 32 KiB, including `.` and `..`. Returns an empty list at the end, and ENOENT
 /// if the directory was removed.
 pub(crate) fn read(directory: impl AsFd) -> Result<Vec<Entry>> {
-    let fd = directory.as_fd().as_raw_fd();
-    let mut buffer = vec![0u8; 32 << 10];
-    // SAFETY: getdents64 writes at most the given length.
-    let length = unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
-    let length = Errno::result(length)?;
-    Ok(parse(&buffer[..length as usize]))
-}
-
-/// Parses records of `struct linux_dirent64` up to the first invalid one.
-fn parse(mut bytes: &[u8]) -> Vec<Entry> {
-    const NAME: usize = offset_of!(linux_dirent64, d_name);
+    let mut buffer = Vec::with_capacity(32 << 10);
+    let mut list = RawDir::new(directory, buffer.spare_capacity_mut());
     let mut entries = Vec::new();
-    while let Some(record) = record(bytes) {
-        let next = i64::from_ne_bytes(field(record, offset_of!(linux_dirent64, d_off)));
-        let Ok(name) = CStr::from_bytes_until_nul(&record[NAME..]) else { break };
-        entries.push(Entry { name: name.to_owned(), next });
-        bytes = &bytes[record.len()..];
+    while let Some(entry) = list.next() {
+        let entry = entry.map_err(errno)?;
+        // rustix returns the signed position of the kernel as an unsigned number.
+        entries.push(Entry { name: entry.file_name().to_owned(), next: entry.next_entry_cookie() as i64 });
+        // Another step would make the next system call.
+        if list.is_buffer_empty() {
+            break;
+        }
     }
-    entries
-}
-
-fn record(bytes: &[u8]) -> Option<&[u8]> {
-    const NAME: usize = offset_of!(linux_dirent64, d_name);
-    if bytes.len() <= NAME {
-        return None;
-    }
-    let length = usize::from(u16::from_ne_bytes(field(bytes, offset_of!(linux_dirent64, d_reclen))));
-    bytes.get(..length).filter(|record| record.len() > NAME)
-}
-
-fn field<const N: usize>(record: &[u8], offset: usize) -> [u8; N] {
-    let mut bytes = [0; N];
-    bytes.copy_from_slice(&record[offset..offset + N]);
-    bytes
+    Ok(entries)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::fs::File;
+    use std::os::unix::ffi::OsStrExt;
+
+    use nix::errno::Errno;
 
     use super::*;
 
     #[test]
-    fn layout_matches_dirent_h() {
-        assert_eq!(offset_of!(linux_dirent64, d_off), 8);
-        assert_eq!(offset_of!(linux_dirent64, d_reclen), 16);
-        assert_eq!(offset_of!(linux_dirent64, d_name), 19);
-    }
-
-    fn record_of(name: &[u8], next: i64, length: u16) -> Vec<u8> {
-        let mut record = vec![0; usize::from(length)];
-        record[8..16].copy_from_slice(&next.to_ne_bytes());
-        record[16..18].copy_from_slice(&length.to_ne_bytes());
-        record[19..19 + name.len()].copy_from_slice(name);
-        record
+    fn names_are_returned_byte_for_byte() {
+        let directory = tempfile::tempdir().unwrap();
+        let names: [&[u8]; 3] = [b"a", b"line\nfeed", b"not utf-8: \xff\xc3"];
+        for name in names {
+            File::create(directory.path().join(OsStr::from_bytes(name))).unwrap();
+        }
+        let entries = read(File::open(directory.path()).unwrap()).unwrap();
+        let mut found: Vec<&[u8]> = entries.iter().map(|entry| entry.name.as_bytes()).collect();
+        found.sort();
+        assert_eq!(found, [&b"."[..], b"..", names[0], names[1], names[2]]);
     }
 
     #[test]
-    fn an_invalid_record_ends_the_list() {
-        let entry = |name: &str, next| Entry { name: CString::new(name).unwrap(), next };
-        let two = [record_of(b"a", 7, 24), record_of(b"line\nfeed", -1, 32)].concat();
-        assert_eq!(parse(&two), [entry("a", 7), entry("line\nfeed", -1)]);
-        assert_eq!(parse(&[]), []);
-        assert_eq!(parse(&two[..30]), [entry("a", 7)], "truncated");
-        assert_eq!(parse(&record_of(b"", 1, 0xff)[..24]), [], "longer than the buffer");
-        let mut endless = record_of(b"a", 7, 24);
-        endless[16..18].copy_from_slice(&0u16.to_ne_bytes());
-        assert_eq!(parse(&endless), [], "length 0");
-        let mut unterminated = record_of(b"a", 7, 24);
-        unterminated[19..].fill(b'x');
-        assert_eq!(parse(&unterminated), []);
+    fn the_list_ends_with_an_empty_batch_and_that_of_a_removed_directory_fails() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("directory");
+        std::fs::create_dir(&path).unwrap();
+        let directory = File::open(&path).unwrap();
+        assert_eq!(read(&directory).unwrap().len(), 2);
+        assert_eq!(read(&directory), Ok(Vec::new()));
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(read(&directory), Err(Errno::ENOENT));
     }
 
     #[test]

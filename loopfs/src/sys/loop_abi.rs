@@ -21,6 +21,17 @@ pub(crate) const fn index_limit_of(max_part: u32) -> u32 {
     if shift < MINOR_BITS { 1 << (MINOR_BITS - shift) } else { 1 }
 }
 
+/// A limit of the discards that a device accepts, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DiscardLimit {
+    /// The largest discard that is currently enabled; 0 disables discards.
+    Set,
+    /// The largest discard that the driver supports.
+    Hardware,
+    /// The granularity: other limits must be multiples of it.
+    Unit,
+}
+
 pub(crate) const fn empty_info() -> loop_info64 {
     loop_info64 {
         lo_device: 0,

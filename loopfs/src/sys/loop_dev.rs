@@ -11,9 +11,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, SFlag, fstat, makedev, mknod};
 use nix::unistd::{mkdtemp, unlink};
+use rustix::fs::ioctl_blksszget;
 
-use super::loop_abi::{empty_info, index_limit_of, loop_config, loop_info64};
-use super::result::Result;
+use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
+use super::result::{Result, errno};
 
 ioctl!(arg loop_ctl_add with b'L', 0x80);
 ioctl!(arg loop_ctl_remove with b'L', 0x81);
@@ -27,7 +28,6 @@ ioctl!(bad write loop_set_status64 with uapi::LOOP_SET_STATUS64; loop_info64);
 ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
 // The header declares BLKGETSIZE64 with size_t, but the kernel writes a u64 on every architecture, so the number is used here.
 ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
-ioctl!(bad read blk_ssz_get with block::BLKSSZGET; libc::c_int);
 ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
 ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
 
@@ -103,26 +103,15 @@ pub(crate) fn exists(index: u32) -> bool {
     std::path::Path::new(&format!("/sys/block/loop{index}")).exists()
 }
 
-/// A limit of the discards that a device accepts, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DiscardLimit {
-    /// The largest discard that is currently enabled; 0 disables discards.
-    Set,
-    /// The largest discard that the driver supports.
-    Hardware,
-    /// The granularity: other limits must be multiples of it.
-    Unit,
-}
-
 /// Reads `queue/discard_max_bytes`, `discard_max_hw_bytes` or `discard_granularity` of device `index` in sysfs.
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     let name = match limit {
-        DiscardLimit::Set => "discard_max_bytes",
-        DiscardLimit::Hardware => "discard_max_hw_bytes",
-        DiscardLimit::Unit => "discard_granularity",
+        DiscardLimit::Set => "queue/discard_max_bytes",
+        DiscardLimit::Hardware => "queue/discard_max_hw_bytes",
+        DiscardLimit::Unit => "queue/discard_granularity",
     };
-    let text = std::fs::read_to_string(queue_file(index, name)).map_err(errno_of)?;
-    text.trim_end().parse().or(Err(Errno::EIO))
+    let text = read_attribute(index, name).map_err(errno_of)?;
+    text.parse().or(Err(Errno::EIO))
 }
 
 /// Returns `true` if discards are enabled on a device. Returns `None` if `device` is open for reading only, because the kernel
@@ -142,14 +131,22 @@ pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
 /// Sets `queue/discard_max_bytes` of device `index` in sysfs. Returns EINVAL if the limit is not a multiple of the granularity or
 /// if it is 2^32 or more.
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
-    let path = queue_file(index, "discard_max_bytes");
+    let path = attribute(index, "queue/discard_max_bytes");
     let file = std::fs::File::options().write(true).open(path).map_err(errno_of)?;
     // The limit must be a single write, because the kernel interprets each write as a limit.
     std::io::Write::write(&mut &file, bytes.to_string().as_bytes()).map_err(errno_of).map(drop)
 }
 
-fn queue_file(index: u32, name: &str) -> String {
-    format!("/sys/block/loop{index}/queue/{name}")
+/// Returns the path of an attribute of device `index` in sysfs.
+fn attribute(index: u32, name: &str) -> String {
+    format!("/sys/block/loop{index}/{name}")
+}
+
+/// Reads an attribute of device `index` in sysfs, without the line feed at its end.
+fn read_attribute(index: u32, name: &str) -> std::io::Result<String> {
+    let mut text = std::fs::read_to_string(attribute(index, name))?;
+    text.truncate(text.trim_end().len());
+    Ok(text)
 }
 
 fn errno_of(error: std::io::Error) -> Errno {
@@ -158,14 +155,14 @@ fn errno_of(error: std::io::Error) -> Errno {
 
 /// Returns `true` if a device uses direct I/O, according to sysfs. Returns `None` if the device is not bound.
 pub(crate) fn direct_io(index: u32) -> Option<bool> {
-    std::fs::read(format!("/sys/block/loop{index}/loop/dio")).ok().map(|text| text.starts_with(b"1"))
+    read_attribute(index, "loop/dio").ok().map(|flag| flag == "1")
 }
 
 /// Returns `true` if a device is bound and stays bound at its last close, according to sysfs. If sysfs is not mounted, it
 /// returns `true`, because the device may stay bound.
 pub(crate) fn stays_bound(index: u32) -> bool {
-    match std::fs::read(format!("/sys/block/loop{index}/loop/autoclear")) {
-        Ok(flag) => !flag.starts_with(b"1"),
+    match read_attribute(index, "loop/autoclear") {
+        Ok(flag) => flag != "1",
         // The device is not bound, or no longer.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             !std::path::Path::new("/sys/block").exists()
@@ -250,11 +247,7 @@ pub(crate) fn size(device: impl AsFd) -> Result<u64> {
 
 /// `BLKSSZGET`: returns the logical block size in bytes.
 pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
-    let fd = device.as_fd().as_raw_fd();
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: BLKSSZGET writes one int.
-    let result = unsafe { blk_ssz_get(fd, &mut bytes) };
-    Errno::result(result).map(|_| bytes as u32)
+    ioctl_blksszget(device).map_err(errno)
 }
 
 /// `BLKGETDISKSEQ` (Linux 5.15): returns a sequence number that is unique among all attachments on this machine since

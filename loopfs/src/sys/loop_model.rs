@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::loop_abi::{AUTOCLEAR, DIRECT_IO, index_limit_of, loop_config, loop_info64};
+use super::loop_abi::{AUTOCLEAR, DIRECT_IO, DiscardLimit, index_limit_of, loop_config, loop_info64};
 use super::result::Result;
 
 /// The process that makes a call. Each binding records its actor.
@@ -36,7 +36,7 @@ pub(crate) struct Model {
     /// Before Linux 6.9, LOOP_CONFIGURE and LOOP_SET_STATUS64 reset the discard limit.
     pub(crate) forgets_discard_limits: bool,
     /// From some version before Linux 6.18 on, disabled discards stay disabled until the device is removed.
-    pub(crate) keeps_discard_masks: bool,
+    pub(crate) keeps_discards_disabled: bool,
     /// The driver accepts a discard limit but does not store it.
     pub(crate) ignores_discard_limits: bool,
     /// The errnos that the next calls of a name return instead of having an effect.
@@ -313,17 +313,10 @@ pub(crate) fn exists(index: u32) -> bool {
     with(|model| model.devices.contains_key(&index))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DiscardLimit {
-    Set,
-    Hardware,
-    Unit,
-}
-
 pub(crate) fn discard_limit(index: u32, limit: DiscardLimit) -> Result<u64> {
     with(|model| {
         model.enter("discard_limit", Some(index))?;
-        let keeps = model.keeps_discard_masks;
+        let keeps = model.keeps_discards_disabled;
         let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
         Ok(match limit {
             DiscardLimit::Set => device.discard_limit.unwrap_or(DISCARD_HARDWARE),
@@ -346,10 +339,11 @@ pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
 pub(crate) fn set_discard_limit(index: u32, bytes: u64) -> Result<()> {
     with(|model| {
         model.enter("set_discard_limit", Some(index))?;
-        let (ignores, keeps) = (model.ignores_discard_limits, model.keeps_discard_masks);
+        let (ignores, keeps) = (model.ignores_discard_limits, model.keeps_discards_disabled);
         let device = model.devices.get_mut(&index).ok_or(Errno::ENOENT)?;
-        let masked = keeps && device.discard_limit == Some(0);
-        if bytes > u64::from(u32::MAX) || !bytes.is_multiple_of(DISCARD_UNIT) || (masked && bytes > 0) {
+        let stays_disabled = keeps && device.discard_limit == Some(0);
+        if bytes > u64::from(u32::MAX) || !bytes.is_multiple_of(DISCARD_UNIT) || (stays_disabled && bytes > 0)
+        {
             return Err(Errno::EINVAL);
         }
         if !ignores {

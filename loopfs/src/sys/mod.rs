@@ -1,4 +1,5 @@
-//! The only unsafe code of the workspace: one function for each system call or ioctl that neither `std` nor `nix` wraps.
+//! The system calls and ioctls that neither `std` nor `nix` wraps as the library needs them: one function for each. Those that
+//! `rustix` wraps are called through it; the others are the only unsafe code of the workspace.
 //! The functions contain no policy and no retries. Their only error is the kernel's errno.
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 

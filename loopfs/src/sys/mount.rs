@@ -1,12 +1,14 @@
 //! `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)` (Linux 5.2 and 5.12).
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use linux_raw_sys::general as uapi;
 use nix::errno::Errno;
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-use super::result::Result;
+use super::result::{Result, errno};
 
 pub(crate) use uapi::{
     MOUNT_ATTR__ATIME, MOUNT_ATTR_NOATIME, MOUNT_ATTR_NODEV, MOUNT_ATTR_NODIRATIME, MOUNT_ATTR_NOEXEC,
@@ -14,16 +16,13 @@ pub(crate) use uapi::{
 };
 
 /// `open_tree(source, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)`: creates a detached bind mount of `source`.
-pub(crate) fn clone_tree(source: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let flags = uapi::OPEN_TREE_CLONE | uapi::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
-    // SAFETY: open_tree reads a NUL-terminated path, here the empty one.
-    let fd = unsafe { libc::syscall(libc::SYS_open_tree, source.as_raw_fd(), c"".as_ptr(), flags) };
-    let fd = Errno::result(fd)?;
-    // SAFETY: open_tree returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+pub(crate) fn clone_tree(source: impl AsFd) -> Result<OwnedFd> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    open_tree(source, c"", flags).map_err(errno)
 }
 
-/// `mount_setattr(tree, "", AT_EMPTY_PATH, attributes)`.
+/// `mount_setattr(tree, "", AT_EMPTY_PATH, attributes)`, which rustix does not wrap.
 pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result<()> {
     let fd = tree.as_fd().as_raw_fd();
     // SAFETY: mount_setattr reads a NUL-terminated path and one `struct mount_attr` of the given size.
@@ -43,19 +42,7 @@ pub(crate) fn set_attributes(tree: impl AsFd, attributes: &mount_attr) -> Result
 /// `move_mount(tree, "", target)`: attaches the detached mount at `target`. The kernel does not follow a symbolic link in
 /// the last component of `target`.
 pub(crate) fn attach_tree(tree: impl AsFd, target: &CStr) -> Result<()> {
-    let fd = tree.as_fd().as_raw_fd();
-    // SAFETY: move_mount reads two NUL-terminated paths.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            fd,
-            c"".as_ptr(),
-            libc::AT_FDCWD,
-            target.as_ptr(),
-            uapi::MOVE_MOUNT_F_EMPTY_PATH,
-        )
-    };
-    Errno::result(result).map(drop)
+    move_mount(tree, c"", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(errno)
 }
 
 #[cfg(test)]

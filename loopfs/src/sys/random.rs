@@ -1,14 +1,13 @@
 //! `getrandom(2)`.
 
-use nix::errno::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::result::Result;
+use super::result::{Result, errno};
 
 /// Returns a random number of 64 bits.
 pub(crate) fn number() -> Result<u64> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: getrandom writes at most the given length.
-    let length = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    let mut bytes = [0; 8];
     // A read of up to 256 bytes is never short once the entropy pool is initialised (getrandom(2)).
-    Errno::result(length).map(|_| u64::from_ne_bytes(bytes))
+    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(errno)?;
+    Ok(u64::from_ne_bytes(bytes))
 }

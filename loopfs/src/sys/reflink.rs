@@ -1,25 +1,19 @@
 //! `FICLONE` and `FICLONERANGE` (ioctl_ficlonerange(2), linux/fs.h).
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::without_provenance_mut;
 
 use ioctl_sys::ioctl;
 use linux_raw_sys::general::file_clone_range;
-use linux_raw_sys::ioctl::{FICLONE, FICLONERANGE};
+use linux_raw_sys::ioctl::FICLONERANGE;
 use nix::errno::Errno;
+use rustix::fs::ioctl_ficlone;
 
-use super::result::Result;
-
-// The header declares a pointer to an int, but the kernel expects the int itself in the place of the pointer.
-ioctl!(bad ficlone with FICLONE);
+use super::result::{Result, errno};
 
 /// `FICLONE` (Linux 4.5): makes `target`, which must be open for writing, share all blocks of `source`. Returns
 /// EOPNOTSUPP if the file system cannot share blocks, and EXDEV between file systems.
 pub(crate) fn clone(source: impl AsFd, target: impl AsFd) -> Result<()> {
-    let (source, target) = (source.as_fd().as_raw_fd(), target.as_fd().as_raw_fd());
-    // SAFETY: FICLONE takes a descriptor by value; no memory is read or written.
-    let result = unsafe { ficlone(target, without_provenance_mut(source as usize)) };
-    Errno::result(result).map(drop)
+    ioctl_ficlone(target, source).map_err(errno)
 }
 
 ioctl!(bad write ficlonerange with FICLONERANGE; file_clone_range);
@@ -40,8 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_requests_match_the_kernel_headers() {
-        assert_eq!(ioctl_sys::iow!(0x94, 9, size_of::<libc::c_int>()), FICLONE);
+    fn the_request_matches_the_kernel_headers() {
         assert_eq!(ioctl_sys::iow!(0x94, 13, size_of::<file_clone_range>()), FICLONERANGE);
     }
 }

@@ -1,45 +1,32 @@
 //! Extended attributes (xattr(7)), by descriptor and by path.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use nix::errno::Errno;
+use rustix::fs::{self, XattrFlags};
+use rustix::io;
 
-use super::result::Result;
+use super::result::{Result, errno};
 
-/// `fgetxattr`: returns `None` if the attribute is not set, and EBADF on an `O_PATH` descriptor.
+/// `fgetxattr`: returns `None` if the attribute is not set, and EBADF on an `O_PATH` descriptor. Returns ERANGE if the value
+/// is longer than 256 bytes.
 pub(crate) fn get(file: impl AsFd, name: &CStr) -> Result<Option<Vec<u8>>> {
-    let fd = file.as_fd().as_raw_fd();
-    let mut value = vec![0u8; 256];
-    // SAFETY: fgetxattr reads a NUL-terminated name and writes at most the given length.
-    let length = unsafe { libc::fgetxattr(fd, name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
-    match Errno::result(length) {
-        Ok(length) => {
-            value.truncate(length as usize);
-            Ok(Some(value))
-        }
-        Err(Errno::ENODATA) => Ok(None),
-        Err(errno) => Err(errno),
-    }
+    let mut value = vec![0; 256];
+    let length = if_set(fs::fgetxattr(file, name, &mut value[..]))?;
+    Ok(length.map(|length| {
+        value.truncate(length);
+        value
+    }))
 }
 
 /// `fsetxattr`: creates or replaces the attribute.
 pub(crate) fn set(file: impl AsFd, name: &CStr, value: &[u8]) -> Result<()> {
-    let fd = file.as_fd().as_raw_fd();
-    // SAFETY: fsetxattr reads a NUL-terminated name and a value of the given length.
-    let result = unsafe { libc::fsetxattr(fd, name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
-    Errno::result(result).map(drop)
+    fs::fsetxattr(file, name, value, XattrFlags::empty()).map_err(errno)
 }
 
 /// `fremovexattr`: removes the attribute. Succeeds if the attribute is not set.
 pub(crate) fn remove(file: impl AsFd, name: &CStr) -> Result<()> {
-    let fd = file.as_fd().as_raw_fd();
-    // SAFETY: fremovexattr reads a NUL-terminated name.
-    let result = unsafe { libc::fremovexattr(fd, name.as_ptr()) };
-    match Errno::result(result) {
-        Ok(_) | Err(Errno::ENODATA) => Ok(()),
-        Err(errno) => Err(errno),
-    }
+    if_set(fs::fremovexattr(file, name)).map(drop)
 }
 
 /// The maximum size of a list of names and of a value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX` of linux/limits.h).
@@ -48,17 +35,7 @@ pub(crate) const MAX_SIZE: usize = 64 << 10;
 /// `listxattr`: returns the names that are visible to the caller. The kernel lists `trusted.*` only with `CAP_SYS_ADMIN`.
 /// Returns E2BIG if the names take more than [`MAX_SIZE`] bytes.
 pub(crate) fn list_at(path: &CStr) -> Result<Vec<CString>> {
-    let mut size = 256;
-    loop {
-        let mut names = vec![0u8; size];
-        // SAFETY: listxattr reads a NUL-terminated path and writes at most the given length.
-        let length = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
-        match Errno::result(length) {
-            Ok(length) => return Ok(split(&names[..length as usize])),
-            Err(Errno::ERANGE) if size < MAX_SIZE => size = MAX_SIZE,
-            Err(errno) => return Err(errno),
-        }
-    }
+    read_all(|names| fs::listxattr(path, names)).map(|names| split(&names)).map_err(errno)
 }
 
 /// Splits a list of names, each of which ends with NUL.
@@ -72,39 +49,39 @@ fn split(names: &[u8]) -> Vec<CString> {
 
 /// `getxattr`: returns `None` if the attribute is not set.
 pub(crate) fn get_at(path: &CStr, name: &CStr) -> Result<Option<Vec<u8>>> {
-    let mut size = 256;
-    loop {
-        let mut value = vec![0u8; size];
-        // SAFETY: getxattr reads two NUL-terminated strings and writes at most the given length.
-        let length =
-            unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
-        match Errno::result(length) {
-            Ok(length) => {
-                value.truncate(length as usize);
-                return Ok(Some(value));
-            }
-            Err(Errno::ENODATA) => return Ok(None),
-            Err(Errno::ERANGE) if size < MAX_SIZE => size = MAX_SIZE,
-            Err(errno) => return Err(errno),
-        }
-    }
+    if_set(read_all(|value| fs::getxattr(path, name, value)))
 }
 
 /// `setxattr`: creates or replaces the attribute.
 pub(crate) fn set_at(path: &CStr, name: &CStr, value: &[u8]) -> Result<()> {
-    // SAFETY: setxattr reads two NUL-terminated strings and a value of the given length.
-    let result =
-        unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
-    Errno::result(result).map(drop)
+    fs::setxattr(path, name, value, XattrFlags::empty()).map_err(errno)
 }
 
 /// `removexattr`: removes the attribute. Succeeds if the attribute is not set.
 pub(crate) fn remove_at(path: &CStr, name: &CStr) -> Result<()> {
-    // SAFETY: removexattr reads two NUL-terminated strings.
-    let result = unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) };
-    match Errno::result(result) {
-        Ok(_) | Err(Errno::ENODATA) => Ok(()),
-        Err(errno) => Err(errno),
+    if_set(fs::removexattr(path, name)).map(drop)
+}
+
+/// Reads with a buffer of 256 bytes. If that is too small, reads again with the maximum size.
+fn read_all(read: impl Fn(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; 256];
+    let length = match read(&mut buffer) {
+        Err(io::Errno::RANGE) => {
+            buffer.resize(MAX_SIZE, 0);
+            read(&mut buffer)?
+        }
+        result => result?,
+    };
+    buffer.truncate(length);
+    Ok(buffer)
+}
+
+/// Converts ENODATA, which the kernel returns for an attribute that is not set, into `None`.
+fn if_set<T>(result: io::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(io::Errno::NODATA) => Ok(None),
+        Err(error) => Err(errno(error)),
     }
 }
 

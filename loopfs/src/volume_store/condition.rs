@@ -2,56 +2,56 @@
 
 use std::fmt;
 
-/// Whether a volume is healthy.
+/// The health of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// The volume is healthy.
     Healthy,
     /// The volume is damaged, or its limit is not enforced completely.
     Abnormal {
-        /// For programs.
+        /// The problem, for programs.
         reason: AbnormalReason,
-        /// For people: what is wrong, and what to do about it.
+        /// The problem and its remedy, for people.
         message: String,
     },
 }
 
 impl Condition {
-    /// Not as it was made.
+    /// Returns an abnormal condition.
     #[must_use]
     pub fn abnormal(reason: AbnormalReason, message: impl Into<String>) -> Self {
         Self::Abnormal { reason, message: message.into() }
     }
 }
 
-/// What is wrong with a volume.
+/// The problem of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum AbnormalReason {
-    /// Its directory carries another project id than it was made with.
+    /// The directory of the volume has another project id than at its creation.
     ProjectChanged,
-    /// Its directory does not hand its project id down to what is made in it.
+    /// New entries of the volume's directory do not inherit its project id.
     ProjectNotInherited,
-    /// Its directory holds files with another project id, which are charged to another volume or to none.
+    /// The volume contains files with another project id, which are charged to another volume or to none.
     FilesInForeignProject,
-    /// Files of another volume carry its project id and use up its limit.
+    /// Files of another volume have the project id of this volume and use up its limit.
     ChargedForForeignFiles,
-    /// Its image is shorter than its capacity.
+    /// The image of the volume is shorter than its capacity.
     ImageTruncated,
-    /// Its image is gone, and a device still shows what was in it.
+    /// The image of the volume was removed, and only a loop device still has its content.
     ImageMissing,
-    /// A device that shows it is bound to another file than its image.
+    /// A loop device through which the volume is published is bound to another file than its image.
     DeviceOfOtherFile,
-    /// A device that shows it goes through the page cache.
+    /// A loop device of the volume uses the page cache.
     DirectIoLost,
-    /// It cannot be opened.
+    /// The volume cannot be opened.
     Unreadable,
-    /// The file system under it cannot be used.
+    /// The file system of the store cannot be used.
     StorageFailed,
 }
 
 impl AbnormalReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 10] = [
         Self::ProjectChanged,
         Self::ProjectNotInherited,
@@ -65,7 +65,7 @@ impl AbnormalReason {
         Self::StorageFailed,
     ];
 
-    /// One word, the same in every version.
+    /// Returns the name of the reason, which is the same in every version.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

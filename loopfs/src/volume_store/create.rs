@@ -1,6 +1,6 @@
 //! Creating a volume, completely or not at all.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, fstat};
@@ -14,6 +14,7 @@ use super::space::{PendingReservation, reservation_of};
 use super::spec::{VolumeKind, VolumeSpec, inodes_for};
 use super::store::VolumeStore;
 use super::volume::Volume;
+use crate::descriptor;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device;
 use crate::units::Bytes;
@@ -62,7 +63,7 @@ impl VolumeStore {
             source.map(|source| format!(", a clone of {source}")).unwrap_or_default()
         };
         let detail = format!(
-            "a {} volume of {}{} has that id; a {kind} volume of {capacity}{} was asked",
+            "a {} volume of {}{} has this id, but a {kind} volume of {capacity}{} is requested",
             volume.kind(),
             volume.capacity(),
             of(found_source),
@@ -154,8 +155,7 @@ impl VolumeStore {
         // The image has no devices yet.
         sizes::write_device_size(image, size).context("set up", entry)?;
         fsync(image).context("fsync", entry)?;
-        let path = format!("/proc/self/fd/{}", image.as_raw_fd());
-        linkat(AT_FDCWD, path.as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)
+        linkat(AT_FDCWD, descriptor::link(image).as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)
             .context("create", entry)?;
         fsync(parent).context("fsync the directory of", entry)
     }

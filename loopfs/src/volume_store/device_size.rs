@@ -6,7 +6,7 @@
 //! all volumes.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -18,6 +18,7 @@ use super::on_disk::sizes;
 use super::spec::VolumeKind;
 use super::store::VolumeStore;
 use super::volume::Volume;
+use crate::descriptor;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::Bytes;
 
@@ -109,9 +110,7 @@ pub struct Changes {
 impl VolumeWatch {
     fn of(watched: BorrowedFd<'_>) -> std::result::Result<Self, Errno> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        // The file of the descriptor, whatever its name is now.
-        let path = format!("/proc/self/fd/{}", watched.as_raw_fd());
-        inotify.add_watch(path.as_str(), AddWatchFlags::IN_ATTRIB)?;
+        inotify.add_watch(descriptor::link(watched).as_str(), AddWatchFlags::IN_ATTRIB)?;
         Ok(Self(inotify))
     }
 

@@ -50,12 +50,12 @@ impl VolumeStore {
             let Attributes { project, bytes_per_inode } = volume.attributes()?;
             let limit = || {
                 // The project id of a deleted volume may be another volume's by now.
-                self.require_undeleted(&volume.entry, entry, "grow")?;
+                self.require_undeleted(&volume.entry, entry, "expand")?;
                 volume.limit()
             };
             self.space_book().reserve_limit(
                 entry,
-                "grow",
+                "expand",
                 || Ok(capacity.saturating_sub(limit()?)),
                 || {
                     let capacity = limit()?.max(capacity);
@@ -93,7 +93,7 @@ impl VolumeStore {
     fn allocate_more(&self, image: &OwnedFd, id: &VolumeId, current: Bytes, capacity: Bytes) -> Result<()> {
         let provisioning = Image::read(image)?.provisioning;
         let more = reservation_to_expand(current, capacity, reserves_margin(image, provisioning)?);
-        let promise = self.space_book().reserve(ContentSource::Volume(id), more, "grow")?;
+        let promise = self.space_book().reserve(ContentSource::Volume(id), more, "expand")?;
         let allocated = allocate(image, current, capacity, provisioning);
         if allocated.is_err() && size_of(image, id).is_ok_and(|size| size == current) {
             promise.release();

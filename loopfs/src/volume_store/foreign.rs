@@ -166,7 +166,7 @@ impl VolumeStore {
         // Volumes are separate bind mounts, and link(2) does not work across mounts. All hard links of a file are therefore in this
         // volume.
         let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
-        let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options);
+        let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options, |_| {});
         // Usage beyond a limit is part of the total of reservations, and it changes for both volumes.
         self.space_book().invalidate_total();
         tagged.map(|report| report.changed)

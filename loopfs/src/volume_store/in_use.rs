@@ -126,7 +126,7 @@ impl VolumeStore {
         let recorded =
             records.as_ref().map(|records| records.read(id.as_str(), &self.layout.boot)).transpose()?;
         if let Some(place) = recorded.flatten() {
-            return busy(format!("it is in use: shown at {}; unpublish it there first", place.display()));
+            return busy(format!("it is in use: published at {}; unpublish it there first", place.display()));
         }
         let image = match self.layout.stat(entry)?.map(|status| status.st_mode & libc::S_IFMT) {
             Some(libc::S_IFREG) => self.layout.open_entry(entry, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?,
@@ -143,7 +143,7 @@ impl VolumeStore {
         let image = match Flock::lock(image, FlockArg::LockExclusiveNonblock) {
             Ok(image) => image,
             Err((_, Errno::EAGAIN)) => {
-                return busy("its image is being attached, grown or copied; try again".to_owned());
+                return busy("its image is being attached, expanded or copied; try again".to_owned());
             }
             Err((_, errno)) => return Err(Error::sys("lock the image of", entry, errno)),
         };

@@ -14,6 +14,7 @@ use crate::units::Bytes;
 
 /// Counts of what [`VolumeStore::recover`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Recovered {
     /// Directories that never became volumes or snapshots. They were removed, or moved to the trash if a copy had begun.
     pub unfinished: usize,

@@ -16,6 +16,7 @@ use crate::sys::statx;
 
 /// A setting that [`VolumeSpec::set`] accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Setting {
     /// The name.
     pub name: &'static str,
@@ -90,8 +91,8 @@ fn bytes_per_inode(value: &str) -> Option<NonZeroU64> {
 }
 
 /// Returns how the inode ratio of a directory differs from the requested one, or `None` if it does not.
-pub(super) fn other_ratio(found: NonZeroU64, asked: NonZeroU64) -> Option<String> {
-    (found != asked).then(|| format!("{BYTES_PER_INODE} is {found}, and {asked} is asked"))
+pub(super) fn other_ratio(found: NonZeroU64, requested: NonZeroU64) -> Option<String> {
+    (found != requested).then(|| format!("{BYTES_PER_INODE} is {found}, but {requested} is requested"))
 }
 
 impl Image {
@@ -104,7 +105,7 @@ impl Image {
         if direct_io == ImageDirectIo::Required && logical_block_size.bytes() < unit {
             let detail = format!(
                 "{DIRECT_IO} is required and {LOGICAL_BLOCK_SIZE} is {logical_block_size}, and the file system takes direct \
-                 I/O in units of {unit} bytes; ask for {LOGICAL_BLOCK_SIZE} {least}, or for {DIRECT_IO} preferred"
+                 I/O in units of {unit} bytes; request {LOGICAL_BLOCK_SIZE} {least}, or {DIRECT_IO} preferred"
             );
             return Err(Error::new(ErrorKind::Unsupported, "create volume", id, detail));
         }
@@ -121,9 +122,10 @@ impl Image {
     ) -> Result<Self> {
         self.check_sharing(source)?;
         let ImageSpec { direct_io, logical_block_size, provisioning } = spec;
-        if let Some(asked) = logical_block_size.filter(|asked| *asked != self.logical_block_size) {
+        if let Some(requested) = logical_block_size.filter(|requested| *requested != self.logical_block_size)
+        {
             let detail = format!(
-                "{LOGICAL_BLOCK_SIZE} {asked} is asked, and the content of {source} was made for {}",
+                "{LOGICAL_BLOCK_SIZE} {requested} is requested, but the content of {source} was written for {}",
                 self.logical_block_size
             );
             return Err(Error::new(ErrorKind::InvalidInput, "clone volume", id, detail));
@@ -140,25 +142,25 @@ impl Image {
         }
         let detail = format!(
             "its {DIRECT_IO} is required and its {LOGICAL_BLOCK_SIZE} 512, and from Linux 6.15 on an image that shares blocks \
-             takes direct I/O in units of 4096 bytes only; volumes that are cloned or snapshotted are made with {DIRECT_IO} \
+             takes direct I/O in units of 4096 bytes only; create volumes that are cloned or snapshotted with {DIRECT_IO} \
              preferred, or with {LOGICAL_BLOCK_SIZE} 4096"
         );
         Err(Error::new(ErrorKind::Unsupported, "share the blocks of", entry, detail))
     }
 
     /// Returns how the settings differ from the requested ones, or `None` if they do not.
-    pub(super) fn differs(self, asked: ImageSpec) -> Option<String> {
+    pub(super) fn differs(self, requested: ImageSpec) -> Option<String> {
         let Self { direct_io, logical_block_size, provisioning } = self;
-        let differs = |name: &str, found: &dyn fmt::Display, asked: &dyn fmt::Display| {
-            Some(format!("{name} is {found}, and {asked} is asked"))
+        let differs = |name: &str, found: &dyn fmt::Display, requested: &dyn fmt::Display| {
+            Some(format!("{name} is {found}, but {requested} is requested"))
         };
-        if direct_io != asked.direct_io {
-            return differs(DIRECT_IO, &direct_io.as_str(), &asked.direct_io.as_str());
+        if direct_io != requested.direct_io {
+            return differs(DIRECT_IO, &direct_io.as_str(), &requested.direct_io.as_str());
         }
-        if provisioning != asked.provisioning {
-            return differs(PROVISIONING, &provisioning.as_str(), &asked.provisioning.as_str());
+        if provisioning != requested.provisioning {
+            return differs(PROVISIONING, &provisioning.as_str(), &requested.provisioning.as_str());
         }
-        let other = asked.logical_block_size.filter(|asked| *asked != logical_block_size)?;
+        let other = requested.logical_block_size.filter(|requested| *requested != logical_block_size)?;
         differs(LOGICAL_BLOCK_SIZE, &logical_block_size, &other)
     }
 }
@@ -263,21 +265,21 @@ mod tests {
     #[case::named(ImageSpec { logical_block_size: Some(LogicalBlockSize::B512), ..ImageSpec::default() }, None)]
     #[case::blocks(
         ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() },
-        Some("logicalBlockSize is 512, and 4096 is asked")
+        Some("logicalBlockSize is 512, but 4096 is requested")
     )]
     #[case::direct_io(
         ImageSpec { direct_io: ImageDirectIo::Required, ..ImageSpec::default() },
-        Some("directIO is preferred, and required is asked")
+        Some("directIO is preferred, but required is requested")
     )]
     #[case::provisioning(
         ImageSpec { provisioning: Provisioning::Thin, ..ImageSpec::default() },
-        Some("provisioning is thick, and thin is asked")
+        Some("provisioning is thick, but thin is requested")
     )]
     fn a_difference_names_the_setting_and_both_values(
-        #[case] asked: ImageSpec,
+        #[case] requested: ImageSpec,
         #[case] expected: Option<&str>,
     ) {
-        assert_eq!(Image::UNRECORDED.differs(asked).as_deref(), expected);
+        assert_eq!(Image::UNRECORDED.differs(requested).as_deref(), expected);
     }
 
     #[rstest]
@@ -312,9 +314,10 @@ mod tests {
     #[test]
     fn the_content_of_a_clone_keeps_its_block_size() {
         let id = VolumeId::parse("clone").unwrap();
-        let asked = ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
-        let error = Image::UNRECORDED.resolve_clone(ContentSource::Volume(&id), asked, &id).unwrap_err();
+        let requested =
+            ImageSpec { logical_block_size: Some(LogicalBlockSize::B4096), ..ImageSpec::default() };
+        let error = Image::UNRECORDED.resolve_clone(ContentSource::Volume(&id), requested, &id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-        assert!(error.to_string().contains("made for 512"), "{error}");
+        assert!(error.to_string().contains("written for 512"), "{error}");
     }
 }

@@ -70,7 +70,8 @@ impl VolumeStore {
         let entry = ContentSource::Snapshot(id);
         let (kind, content) = self.open_entry(entry)?;
         let damaged = || {
-            let detail = "it has no attribute that says what it was taken of; it was not made by the store";
+            let detail =
+                "it lacks the extended attributes that record its source; the store did not create it";
             Error::new(ErrorKind::InvalidInput, "open", entry, detail)
         };
         let taken = Taken::read(&content)?.ok_or_else(damaged)?;
@@ -104,7 +105,7 @@ impl VolumeStore {
         if found == source {
             return Ok(Some(snapshot));
         }
-        let detail = format!("a snapshot of {found} has that id; one of {source} was asked");
+        let detail = format!("a snapshot of {found} has this id, but a snapshot of {source} is requested");
         Err(Error::new(ErrorKind::AlreadyExists, "create snapshot", id, detail))
     }
 }

@@ -84,6 +84,7 @@ pub(super) fn inodes_for(capacity: Bytes, bytes_per_inode: NonZeroU64) -> Inodes
 
 /// Counts of the entries of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StoreCounts {
     /// Filesystem volumes.
     pub directories: usize,

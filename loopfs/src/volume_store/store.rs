@@ -46,7 +46,7 @@ impl VolumeStore {
         filesystem.require_record()?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
             if filesystem.recorded_uuid()?.is_some() {
-                return Err(gone(data_dir));
+                return Err(lost_store(data_dir));
             }
             Layout::initialise(filesystem.root.as_fd())?;
         }
@@ -69,7 +69,7 @@ impl VolumeStore {
         filesystem.require_record()?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
             return Err(match filesystem.recorded_uuid()? {
-                Some(_) => gone(data_dir),
+                Some(_) => lost_store(data_dir),
                 None => {
                     let detail = "there is no store on the file system that is mounted there";
                     Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
@@ -229,8 +229,9 @@ impl VolumeStore {
     }
 }
 
-fn gone(data_dir: &Path) -> Error {
-    let detail = "the store that was initialised on this file system is gone from it; restore it, or, \
+/// Returns the error for a file system whose store was initialised, but whose directories are missing.
+fn lost_store(data_dir: &Path) -> Error {
+    let detail = "the store that was initialised on this file system no longer exists; restore it, or, \
                   to initialise a new one, remove the record of its UUID beside the mount point";
     Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), detail)
 }

@@ -184,7 +184,7 @@ impl VolumeStore {
         match file_lease::is_open_elsewhere(&image) {
             Ok(open) => Ok(Some(image).filter(|_| !open)),
             Err(errno) => {
-                let detail = "the kernel grants no lease, which shows whether the image is still open; set the sysctl \
+                let detail = "the kernel grants no lease, so the store cannot check whether the image is still open; set the sysctl \
                               fs.leases-enable to 1";
                 Err(Error::sys("take a lease of", name, errno).explain(detail))
             }

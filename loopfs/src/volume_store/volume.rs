@@ -205,16 +205,16 @@ impl Volume {
             Condition::abnormal(
                 AbnormalReason::ProjectChanged,
                 format!(
-                    "the directory's project id was changed from {made_with} to {carried}: its size is not limited any \
-                     more; `loopfs quota tag` puts the tree back into project {made_with}"
+                    "the directory's project id was changed from {made_with} to {carried}: its size is no longer \
+                     limited; `loopfs quota tag` puts the tree back into project {made_with}"
                 ),
             )
         } else if !inherited {
             Condition::abnormal(
                 AbnormalReason::ProjectNotInherited,
                 format!(
-                    "the directory does not hand its project id down (FS_XFLAG_PROJINHERIT was cleared): the size of what \
-                     is made in it is not limited; `loopfs quota tag` puts the tree back into project {made_with}"
+                    "new entries do not inherit the directory's project id (FS_XFLAG_PROJINHERIT was cleared): their size \
+                     is not limited; `loopfs quota tag` puts the tree back into project {made_with}"
                 ),
             )
         } else {
@@ -264,7 +264,7 @@ impl Volume {
 
     pub(super) fn attributes(&self) -> Result<Attributes> {
         Attributes::read(&self.entry)?.ok_or_else(|| {
-            let detail = "its directory has no attribute of the store; it was not made by it";
+            let detail = "its directory lacks the extended attribute trusted.loopfs.volume; the store did not create it";
             Error::new(ErrorKind::InvalidInput, "open volume", &self.id, detail)
         })
     }

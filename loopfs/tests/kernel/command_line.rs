@@ -121,7 +121,7 @@ fn a_file_is_attached_listed_and_detached() {
     assert!(refused.contains("attached already") && refused.contains("--ensure"), "{refused}");
     assert_eq!(tool.json(&["attach", text(&path), "--ensure"]), (0, json.clone()));
     let refused = tool.failure(&["attach", text(&path), "--ensure", "--direct-io", "off"]);
-    assert!(refused.contains("buffered I/O asked, direct I/O granted"), "{refused}");
+    assert!(refused.contains("buffered I/O requested, direct I/O granted"), "{refused}");
 
     assert_eq!(tool.text(&["detach", text(&path)]), format!("{device} is detached\n"));
     let refused = tool.failure(&["detach", text(&path)]);
@@ -379,7 +379,7 @@ fn listing_without_a_store_creates_and_records_nothing() {
     let (kept, aside) = (std::fs::read(&format).unwrap(), std::fs::read(&record).unwrap());
     std::fs::remove_file(&format).unwrap();
     let refused = tool.failure(&["store", "list", text(&data)]);
-    assert!(refused.contains("is gone from it"), "the recorded store is missing: {refused}");
+    assert!(refused.contains("no longer exists"), "the recorded store is missing: {refused}");
     std::fs::remove_file(&record).unwrap();
     let refused = tool.failure(&["store", "list", text(&data)]);
     assert!(refused.contains("there is no store"), "{refused}");

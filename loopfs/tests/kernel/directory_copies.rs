@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rstest::rstest;
 
-use crate::environment::{Leaks, id, quota, store, xfs};
+use crate::environment::{Leaks, default_with, id, quota, store, xfs};
 
 const MIB: u64 = 1 << 20;
 
@@ -433,7 +433,7 @@ fn recovery_removes_the_copy_of_a_killed_process() {
     let (mut stopped, _) = StoppedCopy::in_the_middle_of(test, &store);
     stopped.signal(Signal::SIGKILL);
     stopped.0.wait().unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered { unfinished: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.unfinished = 1));
     assert_eq!((store.list().unwrap(), count("staging"), count("trash")), (vec![id("source")], 0, 1));
     assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     assert_eq!(store.empty_trash().unwrap(), 1);
@@ -491,5 +491,5 @@ fn the_reservation_of_a_killed_process_is_released() {
 
 /// Removes the directory that the process had not tagged.
 fn remove_staged(store: &VolumeStore) {
-    assert_eq!(store.recover().unwrap(), Recovered { unfinished: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.unfinished = 1));
 }

@@ -14,6 +14,13 @@ use loopfs::volume_store::{
     ContentSource, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 
+/// Returns the default value after `set` has changed it. It replaces the struct expression for types with `#[non_exhaustive]`.
+pub(crate) fn default_with<T: Default>(set: impl FnOnce(&mut T)) -> T {
+    let mut value = T::default();
+    set(&mut value);
+    value
+}
+
 pub(crate) fn path_from(variable: &str) -> PathBuf {
     let path = std::env::var_os(variable);
     PathBuf::from(

@@ -9,7 +9,7 @@ use loopfs::{Bytes, Inodes};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use crate::environment::{Leaks, id, quota, store, xfs};
+use crate::environment::{Leaks, default_with, id, quota, store, xfs};
 
 const MIB: u64 = 1 << 20;
 const OURS: u32 = 0x4c00_0123;
@@ -27,7 +27,7 @@ fn a_crash_after_reserving_an_id_is_recovered() {
     let leaks = Leaks::watch();
     let store = store();
     reserve(OURS);
-    assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.released_ids = 1));
     assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     leaks.check();
 }
@@ -41,7 +41,7 @@ fn a_crash_after_creating_or_tagging_the_directory_is_recovered() {
     assign_project(File::open(xfs().join("staging/tagged.1")).unwrap(), reserve(OURS)).unwrap();
     assert_eq!(
         store.recover().unwrap(),
-        Recovered { unfinished: 2, released_ids: 1, ..Recovered::default() }
+        default_with(|found: &mut Recovered| (found.unfinished, found.released_ids) = (2, 1))
     );
     leaks.check();
 }
@@ -54,7 +54,7 @@ fn a_crash_between_allocating_and_extending_a_larger_image_is_recovered() {
     let image = File::options().write(true).open(xfs().join("volumes/grown")).unwrap();
     fallocate(&image, FallocateFlags::FALLOC_FL_KEEP_SIZE, MIB as i64, MIB as i64).unwrap();
     assert_eq!(image.metadata().unwrap().blocks() * 512, 2 * MIB);
-    assert_eq!(store.recover().unwrap(), Recovered { eof_blocks_freed: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.eof_blocks_freed = 1));
     assert_eq!(image.metadata().unwrap().blocks() * 512, MIB);
     assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     drop(image);
@@ -100,7 +100,7 @@ fn a_crash_between_removing_the_directory_and_freeing_its_id_is_recovered() {
     let store = store();
     reserve(OURS + 1);
     store.create(&id("other"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.released_ids = 1));
     assert_eq!(
         store.volume(&id("other")).unwrap().capacity(),
         Bytes(MIB),
@@ -127,9 +127,9 @@ fn an_id_with_charged_files_stays_allocated() {
     let project = reserve(OURS + 2);
     let stray = tempfile::tempdir_in(xfs()).unwrap();
     assign_project(File::open(stray.path()).unwrap(), project).unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered { busy_ids: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 1));
     stray.close().unwrap();
-    assert_eq!(store.recover().unwrap(), Recovered { released_ids: 1, ..Recovered::default() });
+    assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.released_ids = 1));
 }
 
 #[test]

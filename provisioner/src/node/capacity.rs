@@ -113,9 +113,7 @@ async fn publish(
     let space = match ctx.storage.run(|volumes| volumes.space()).await {
         Ok(space) => space,
         // No volume can be created here until an administrator has repaired the storage.
-        Err(StorageError::Unavailable(_)) => {
-            Space { total: Bytes(0), available: Bytes(0), reserved: Bytes(0) }
-        }
+        Err(StorageError::Unavailable(_)) => Space::default(),
         Err(error) => return Err(error.into()),
     };
     let classes: Vec<_> = ctx
@@ -279,7 +277,9 @@ mod tests {
     }
 
     fn space(available: u64) -> Space {
-        Space { total: Bytes(available), available: Bytes(available), reserved: Bytes(0) }
+        let mut space = Space::default();
+        (space.total, space.available) = (Bytes(available), Bytes(available));
+        space
     }
 
     #[test]

@@ -216,15 +216,21 @@ impl Volumes for FakeStore {
 
     fn space(&self) -> Result<Space, VolumeError> {
         let state = self.state();
-        let available = state.available();
-        Ok(Space { total: state.size, available, reserved: state.size.saturating_sub(available) })
+        let mut space = Space::default();
+        space.total = state.size;
+        space.available = state.available();
+        space.reserved = space.total.saturating_sub(space.available);
+        Ok(space)
     }
 
     fn counts(&self) -> Result<StoreCounts, VolumeError> {
         let state = self.state();
         let of = |wanted| state.volumes.values().filter(|(kind, _)| *kind == wanted).count();
-        let (directories, images) = (of(VolumeKind::Filesystem), of(VolumeKind::Block));
-        Ok(StoreCounts { directories, images, trash: state.trash.len() })
+        let mut counts = StoreCounts::default();
+        counts.directories = of(VolumeKind::Filesystem);
+        counts.images = of(VolumeKind::Block);
+        counts.trash = state.trash.len();
+        Ok(counts)
     }
 
     fn empty_trash(&self, _yield_now: &mut dyn FnMut()) -> Result<usize, VolumeError> {

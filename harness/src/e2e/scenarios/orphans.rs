@@ -90,6 +90,6 @@ async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     claims::create(env, &second).await?;
     start(env, SECOND, SECOND, Use::Mounted, false).await?;
     let read = exec_ok(&env.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
-    anyhow::ensure!(read == TEXT, "what was written is not what is read: {read:?}");
+    anyhow::ensure!(read == TEXT, "the volume contains {read:?} instead of {TEXT:?}");
     end(env, SECOND).await
 }

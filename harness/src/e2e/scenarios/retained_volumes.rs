@@ -73,7 +73,7 @@ async fn given(env: &TestEnv<'_>, class: &str, volume: &str) -> Result<()> {
     claims::create(env, &second).await?;
     start(env, SECOND, SECOND, Use::Mounted, false).await?;
     let read = exec_ok(&env.pods(), SECOND, &["/volume-check", "read", FILE]).await?;
-    anyhow::ensure!(read == TEXT, "what was kept is not what is read: {read:?}");
+    anyhow::ensure!(read == TEXT, "the retained volume contains {read:?} instead of {TEXT:?}");
     end(env, SECOND).await
 }
 

@@ -56,7 +56,8 @@ impl Tag {
             HardLinksArg::Refuse => HardLinks::Refuse,
         };
         let options = TagOptions { hard_links, ..TagOptions::default() };
-        let report = tag_tree(root.as_fd(), self.id, &options).with_context(|| shown(&self.directory))?;
+        let report =
+            tag_tree(root.as_fd(), self.id, &options, |_| {}).with_context(|| shown(&self.directory))?;
         // Without this, a power cut could restore the old ids.
         nix::unistd::syncfs(&root).with_context(|| format!("sync {}", self.directory.display()))?;
         let tagged = Tagged::of(self.id, &report);
@@ -71,7 +72,7 @@ impl Audit {
             Some(id) => id,
             None => project_of_directory(&root, &self.directory)?,
         };
-        let audit = audit_tree(root.as_fd(), id).with_context(|| shown(&self.directory))?;
+        let audit = audit_tree(root.as_fd(), id, |_| {}).with_context(|| shown(&self.directory))?;
         let audited = Audited::of(id, &audit);
         Ok(Output::new(audited.text(), &audited)?.good(audited.clean && audited.complete))
     }

@@ -84,7 +84,7 @@ fn limits_while_copied(
             let inodes = inodes_for(capacity, spec.bytes_per_inode);
             if inodes < usage.inodes {
                 let detail = format!(
-                    "{} has {} inodes, and {capacity} with one for each {} bytes have {}; ask for more, or a smaller \
+                    "{} has {} inodes, and {capacity} with one for each {} bytes have {}; request more, or a smaller \
                      bytesPerInode",
                     original.entry, usage.inodes.0, spec.bytes_per_inode, inodes.0
                 );
@@ -112,7 +112,7 @@ fn set_final_limits(staged: &mut Staged<'_>, target: Target<'_>) -> Result<()> {
 }
 
 fn copy_tree(from: &OwnedFd, staged: &Staged<'_>, target: Target<'_>) -> Result<()> {
-    let report = clone_tree(from.as_fd(), staged.as_fd())?;
+    let report = clone_tree(from.as_fd(), staged.as_fd(), |_| {})?;
     if report.is_complete() {
         return Ok(());
     }

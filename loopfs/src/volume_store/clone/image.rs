@@ -64,7 +64,7 @@ fn share(original: &OwnedFd, image: &OwnedFd, target: Target<'_>) -> Result<()> 
         let error = Error::sys(target.operation(), target.entry(), errno);
         match errno {
             Errno::EOPNOTSUPP => error.explain(
-                "the file system cannot share blocks between files; clones need XFS made with \
+                "the file system cannot share blocks between files; clones need XFS formatted with \
                  mkfs.xfs -m reflink=1 (the default since xfsprogs 5.1)",
             ),
             _ => error,

@@ -55,7 +55,7 @@ impl<'a> Target<'a> {
     pub(super) fn require_capacity_for(self, source: ContentSource<'_>, size: Bytes) -> Result<()> {
         match self {
             Self::Volume { capacity, .. } if capacity < size => {
-                let detail = format!("{capacity} asked, and {source} has {size}");
+                let detail = format!("{capacity} requested, but {source} has {size}");
                 Err(Error::new(ErrorKind::WouldShrink, self.operation(), self.entry(), detail))
             }
             _ => Ok(()),

@@ -12,8 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
+use super::attribute::{self, field};
 use super::layout::{self, Layout};
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, Result};
 use crate::project_quota::{ProjectId, project_of};
 use crate::sys::xattr;
 
@@ -34,27 +35,13 @@ impl Attributes {
 
     /// Returns `None` if the attribute does not exist.
     pub(crate) fn read(directory: impl AsFd) -> Result<Option<Self>> {
-        let Some(value) =
-            xattr::get(directory, NAME).context("read the attribute of", "a volume's directory")?
-        else {
-            return Ok(None);
-        };
-        let text = String::from_utf8_lossy(&value);
-        Self::parse(&text).map(Some).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Other,
-                "read the attribute of",
-                "a volume's directory",
-                format!("{text:?} is not understood"),
-            )
-        })
+        attribute::read(directory, NAME, "read the attribute of", "a volume's directory", Self::parse)
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
         Some(Self {
-            project: ProjectId::new(value("project")?.parse().ok()?)?,
-            bytes_per_inode: value("bytes-per-inode")?.parse().ok()?,
+            project: ProjectId::new(field(text, "project")?.parse().ok()?)?,
+            bytes_per_inode: field(text, "bytes-per-inode")?.parse().ok()?,
         })
     }
 }

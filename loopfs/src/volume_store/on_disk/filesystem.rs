@@ -89,7 +89,7 @@ impl DataFilesystem {
         };
         if root_path != Path::new("/") {
             let detail = format!(
-                "it shows {} of its file system and not the root; give volumes a file system of their own",
+                "{} of its file system is mounted there and not the root; give volumes a file system of their own",
                 root_path.display()
             );
             return Err(Error::new(ErrorKind::WrongFilesystem, OPERATION, shown, detail));
@@ -332,7 +332,7 @@ mod tests {
         std::fs::write(record_path(&path), "").unwrap();
         assert_eq!(kind(), ErrorKind::NotMounted);
         std::fs::remove_dir(&path).unwrap();
-        assert_eq!(kind(), ErrorKind::NotMounted, "the mount point is gone too");
+        assert_eq!(kind(), ErrorKind::NotMounted, "the mount point is missing too");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::ffi::CStr;
 use std::os::fd::AsFd;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use super::attribute::{self, field};
+use crate::error::{Context, Result};
 use crate::sys::xattr;
 use crate::volume_store::source::ContentSource;
 use crate::volume_store::spec::{ImageDirectIo, LogicalBlockSize, Provisioning};
@@ -43,23 +44,15 @@ impl Image {
     }
 
     pub(crate) fn read(image: impl AsFd) -> Result<Self> {
-        const OPERATION: &str = "read the settings of";
-        let Some(value) = xattr::get(image, IMAGE).context(OPERATION, "an image")? else {
-            return Ok(Self::UNRECORDED);
-        };
-        let text = String::from_utf8_lossy(&value);
-        Self::parse(&text).ok_or_else(|| {
-            let detail = format!("{text:?} is not understood; was it made by a later version?");
-            Error::new(ErrorKind::Other, OPERATION, "an image", detail)
-        })
+        let recorded = attribute::read(image, IMAGE, "read the settings of", "an image", Self::parse)?;
+        Ok(recorded.unwrap_or(Self::UNRECORDED))
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
         Some(Self {
-            direct_io: ImageDirectIo::parse(value("direct-io")?)?,
-            logical_block_size: LogicalBlockSize::parse(value("logical-block-size")?)?,
-            provisioning: Provisioning::parse(value("provisioning")?)?,
+            direct_io: ImageDirectIo::parse(field(text, "direct-io")?)?,
+            logical_block_size: LogicalBlockSize::parse(field(text, "logical-block-size")?)?,
+            provisioning: Provisioning::parse(field(text, "provisioning")?)?,
         })
     }
 }

@@ -245,34 +245,27 @@ pub(crate) fn open_file(parent: impl AsFd, name: &str, flags: OFlag) -> Result<O
 
 /// Returns the names in a directory, without `.` and `..`.
 pub(crate) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
-    // Opened again, because a duplicate would share the position of the original descriptor.
-    let own =
-        open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
-    let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;
-    let mut names = Vec::new();
-    for entry in entries.iter() {
-        let entry = entry.context("list", what)?;
-        // Entries that are not UTF-8 were not created by this code and are ignored.
-        if let Ok(name) = entry.file_name().to_str()
-            && !matches!(name, "." | "..")
-        {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
+    // Entries that are not UTF-8 were not created by this code and are ignored.
+    list(directory, what, |entry| entry.file_name().to_str().ok().map(str::to_owned))
 }
 
 /// Returns the types of the entries of a directory, as its listing has them (XFS formatted since 2013, or with `-n ftype=1`).
 pub(crate) fn kinds(directory: &OwnedFd, what: &str) -> Result<Vec<nix::dir::Type>> {
+    list(directory, what, nix::dir::Entry::file_type)
+}
+
+/// Lists a directory without `.` and `..`, and returns what `pick` returns for the entries.
+fn list<T>(directory: &OwnedFd, what: &str, pick: impl Fn(&nix::dir::Entry) -> Option<T>) -> Result<Vec<T>> {
+    // Opened again, because a duplicate would share the position of the original descriptor.
     let own =
         open_beneath(directory.as_fd(), ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY).context("open", what)?;
     let mut entries = nix::dir::Dir::from_fd(own).context("list", what)?;
-    let mut kinds = Vec::new();
+    let mut picked = Vec::new();
     for entry in entries.iter() {
         let entry = entry.context("list", what)?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            kinds.extend(entry.file_type());
+            picked.extend(pick(&entry));
         }
     }
-    Ok(kinds)
+    Ok(picked)
 }

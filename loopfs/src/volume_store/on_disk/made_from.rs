@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use super::attribute;
+use crate::error::Result;
 use crate::sys::xattr;
 use crate::volume_store::id::{SnapshotId, VolumeId};
 use crate::volume_store::source::{ContentSource, OwnedContentSource};
@@ -29,11 +30,7 @@ fn text(source: ContentSource<'_>) -> String {
 
 /// Reads the source of a directory or image. Returns `None` if it was created empty.
 pub(crate) fn read(made: impl AsFd) -> Result<Option<OwnedContentSource>> {
-    const OPERATION: &str = "read the source of";
-    const OBJECT: &str = "a directory or image";
-    let Some(value) = xattr::get(made, NAME).context(OPERATION, OBJECT)? else { return Ok(None) };
-    let source = parse(&String::from_utf8_lossy(&value));
-    source.map(Some).map_err(|error| Error::new(ErrorKind::Other, OPERATION, OBJECT, error))
+    attribute::read(made, NAME, "read the source of", "a directory or image", |text| parse(text).ok())
 }
 
 fn parse(text: &str) -> Result<OwnedContentSource> {

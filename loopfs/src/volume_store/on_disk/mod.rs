@@ -1,5 +1,6 @@
 //! All names and extended attributes of the store on the disk: each one is written and read in one file here.
 
+pub(crate) mod attribute;
 mod boot;
 mod directory;
 mod filesystem;

@@ -11,7 +11,8 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use super::attribute;
+use crate::error::{Context, Result};
 use crate::sys::xattr;
 use crate::units::Bytes;
 
@@ -53,12 +54,5 @@ fn read(
     operation: &'static str,
     object: impl Display,
 ) -> Result<Option<Bytes>> {
-    let Some(value) = xattr::get(file, name).context(operation, &object)? else { return Ok(None) };
-    let text = String::from_utf8_lossy(&value);
-    match text.parse() {
-        Ok(size) => Ok(Some(Bytes(size))),
-        Err(_not_a_number) => {
-            Err(Error::new(ErrorKind::Other, operation, object, format!("{text:?} is not understood")))
-        }
-    }
+    attribute::read(file, name, operation, object, |text| text.parse().ok().map(Bytes))
 }

@@ -4,7 +4,8 @@ use std::ffi::CStr;
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use super::attribute::{self, field};
+use crate::error::{Context, Result};
 use crate::sys::xattr;
 use crate::units::Bytes;
 use crate::volume_store::source::ContentSource;
@@ -30,13 +31,7 @@ impl Taken {
     }
 
     pub(crate) fn read(content: impl AsFd) -> Result<Option<Self>> {
-        const OPERATION: &str = "read the attribute of";
-        const OBJECT: &str = "a snapshot";
-        let Some(value) = xattr::get(content, NAME).context(OPERATION, OBJECT)? else { return Ok(None) };
-        let text = String::from_utf8_lossy(&value);
-        Self::parse(&text).map(Some).ok_or_else(|| {
-            Error::new(ErrorKind::Other, OPERATION, OBJECT, format!("{text:?} is not understood"))
-        })
+        attribute::read(content, NAME, "read the attribute of", "a snapshot", Self::parse)
     }
 
     fn print(self) -> String {
@@ -46,13 +41,12 @@ impl Taken {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let value = |key: &str| text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
-        let (seconds, nanoseconds) = value("created")?.split_once('.')?;
+        let (seconds, nanoseconds) = field(text, "created")?.split_once('.')?;
         let nanoseconds = nanoseconds.parse().ok().filter(|nanoseconds| *nanoseconds < 1_000_000_000)?;
         let created = Duration::new(seconds.parse().ok()?, nanoseconds);
         Some(Self {
             created: SystemTime::UNIX_EPOCH.checked_add(created)?,
-            capacity: Bytes(value("capacity")?.parse().ok()?),
+            capacity: Bytes(field(text, "capacity")?.parse().ok()?),
         })
     }
 }

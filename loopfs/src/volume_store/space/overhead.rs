@@ -8,10 +8,10 @@
 use std::ffi::CStr;
 
 use super::book::SpaceBook;
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, ErrorKind, Result};
 use crate::sys::{xattr, xfs};
 use crate::units::Bytes;
-use crate::volume_store::on_disk::layout;
+use crate::volume_store::on_disk::{attribute, layout};
 
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
 const NAME: &CStr = c"trusted.loopfs.overhead";
@@ -61,14 +61,7 @@ impl SpaceBook<'_> {
     }
 
     fn recorded_overhead(&self) -> Result<Option<(u64, u64)>> {
-        const OPERATION: &str = "read the attribute of";
-        let Some(value) = xattr::get(&self.layout.private, NAME).context(OPERATION, OBJECT)? else {
-            return Ok(None);
-        };
-        let text = String::from_utf8_lossy(&value);
-        parse(&text).map(Some).ok_or_else(|| {
-            Error::new(ErrorKind::Other, OPERATION, OBJECT, format!("{text:?} is not understood"))
-        })
+        attribute::read(&self.layout.private, NAME, "read the attribute of", OBJECT, parse)
     }
 
     /// Returns the number of inodes and the bytes of one, which no quota is charged for.

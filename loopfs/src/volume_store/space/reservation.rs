@@ -61,7 +61,8 @@ fn margin_of_source(size: Bytes, has_margin: bool) -> Bytes {
 }
 
 /// Space on the file system of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Space {
     /// Size of the file system.
     pub total: Bytes,

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use loopfs::project_tree::{CloneReport, clone_tree, clone_tree_reporting};
+use loopfs::project_tree::{CloneReport, clone_tree};
 
 use super::moving::{FILES, later_names, populate, rename_at_random};
 use super::portrait::{assert_equal_trees, read_tree_metadata};
@@ -16,15 +16,12 @@ use super::{Fixture, fingerprint};
 fn clone_and_act(fixture: &Fixture, act: impl FnOnce()) -> CloneReport {
     let mut act = Some(act);
     let copy = fixture.empty_copy();
-    let report = clone_tree_reporting(
-        File::open(fixture.tree()).unwrap().as_fd(),
-        File::open(&copy).unwrap().as_fd(),
-        &mut |_| {
+    let report =
+        clone_tree(File::open(fixture.tree()).unwrap().as_fd(), File::open(&copy).unwrap().as_fd(), |_| {
             if let Some(act) = act.take() {
                 act();
             }
-        },
-    );
+        });
     assert!(act.is_none(), "the walk ended before `act` was called");
     report.unwrap()
 }
@@ -95,7 +92,7 @@ fn concurrent_renames_never_clone_anything_outside() {
         for round in 0..60 {
             let copy = fixture.directory.path().join(format!("copy {round}"));
             fs::create_dir(&copy).unwrap();
-            let report = clone_tree(root.as_fd(), File::open(&copy).unwrap().as_fd()).unwrap();
+            let report = clone_tree(root.as_fd(), File::open(&copy).unwrap().as_fd(), |_| {}).unwrap();
             assert_eq!(report.skipped.refused, 0, "{report:?}");
             for (name, entry) in read_tree_metadata(&copy) {
                 assert!(!name.ends_with("secret"), "{entry:?}");

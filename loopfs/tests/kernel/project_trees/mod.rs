@@ -54,11 +54,11 @@ impl Fixture {
     }
 
     fn tag_with(&self, options: &TagOptions) -> loopfs::Result<TreeReport> {
-        tag_tree(File::open(self.tree()).unwrap().as_fd(), self.id, options)
+        tag_tree(File::open(self.tree()).unwrap().as_fd(), self.id, options, |_| {})
     }
 
     fn audit(&self) -> TreeAudit {
-        audit_tree(File::open(self.tree()).unwrap().as_fd(), self.id).unwrap()
+        audit_tree(File::open(self.tree()).unwrap().as_fd(), self.id, |_| {}).unwrap()
     }
 
     /// Returns the bytes and inodes that are charged to the project.

@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::ErrorKind;
 use loopfs::project_quota::ProjectId;
-use loopfs::project_tree::{
-    TagOptions, TreeReport, audit_tree, audit_tree_reporting, tag_tree, tag_tree_reporting,
-};
+use loopfs::project_tree::{TagOptions, TreeReport, audit_tree, tag_tree};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{Fixture, fingerprint, project_at};
@@ -55,16 +53,12 @@ fn assert_untouched(directory: &Path) {
 /// Tags the tree and calls `act` once while the walk is in `tree/a/b`.
 fn tag_and_act(fixture: &Fixture, act: impl FnOnce()) -> TreeReport {
     let mut act = Some(act);
-    let report = tag_tree_reporting(
-        File::open(fixture.tree()).unwrap().as_fd(),
-        fixture.id,
-        &TagOptions::default(),
-        &mut |_| {
+    let report =
+        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, &TagOptions::default(), |_| {
             if let Some(act) = act.take() {
                 act();
             }
-        },
-    );
+        });
     assert!(act.is_none(), "the walk ended before `act` was called");
     report.unwrap()
 }
@@ -127,7 +121,7 @@ fn an_audit_reports_concurrent_modification() {
     fixture.tag().unwrap();
     let tree = fixture.tree();
     let mut replaced = false;
-    let audit = audit_tree_reporting(File::open(&tree).unwrap().as_fd(), fixture.id, &mut |_| {
+    let audit = audit_tree(File::open(&tree).unwrap().as_fd(), fixture.id, |_| {
         if !std::mem::replace(&mut replaced, true) {
             fs::rename(tree.join("a/b"), tree.join("b")).unwrap();
             fs::rename(tree.join("a"), fixture.outside().join("a")).unwrap();
@@ -217,11 +211,11 @@ fn concurrent_renames_never_change_anything_outside() {
         let renaming = scope.spawn(|| rename_at_random(&tree, &outside, &ended));
         for round in 0..40 {
             let id = if round % 2 == 0 { fixture.id } else { other };
-            match tag_tree(root.as_fd(), id, &TagOptions::default()) {
+            match tag_tree(root.as_fd(), id, &TagOptions::default(), |_| {}) {
                 Ok(_) => {}
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
             }
-            audit_tree(root.as_fd(), id).unwrap();
+            audit_tree(root.as_fd(), id, |_| {}).unwrap();
         }
         ended.store(true, Ordering::Relaxed);
         renaming.join().unwrap()

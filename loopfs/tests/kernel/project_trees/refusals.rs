@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use loopfs::ErrorKind;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::{ProjectId, assign_project};
-use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, audit_tree, tag_tree, tag_tree_reporting};
+use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, audit_tree, tag_tree};
 use nix::unistd::{Uid, setfsuid};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
@@ -41,9 +41,9 @@ fn a_read_only_mount_can_be_audited_and_not_tagged() {
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
     bind_mount(File::open(fixture.tree()).unwrap().as_fd(), target.path(), flags).unwrap();
     let root = File::open(target.path()).unwrap();
-    let error = tag_tree(root.as_fd(), fixture.id, &TagOptions::default()).unwrap_err();
+    let error = tag_tree(root.as_fd(), fixture.id, &TagOptions::default(), |_| {}).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, Some(libc::EROFS)));
-    assert_eq!(audit_tree(root.as_fd(), fixture.id).unwrap().other_project, 2);
+    assert_eq!(audit_tree(root.as_fd(), fixture.id, |_| {}).unwrap().other_project, 2);
     drop(root);
     unmount(target.path()).unwrap();
     fixture.end();
@@ -94,10 +94,11 @@ fn an_owner_without_capabilities_tags_only_its_own_files() {
     );
 
     let outside = File::open(fixture.outside()).unwrap();
-    let error = as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, &TagOptions::default())).unwrap_err();
+    let error =
+        as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, &TagOptions::default(), |_| {})).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EPERM)));
     let closed = File::open(tree.join("their directory")).unwrap();
-    let error = as_user(OWNER, || audit_tree(closed.as_fd(), fixture.id)).unwrap_err();
+    let error = as_user(OWNER, || audit_tree(closed.as_fd(), fixture.id, |_| {})).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EACCES)));
     drop((outside, closed));
     fixture.end();
@@ -110,11 +111,11 @@ fn tagging_ends_although_the_owner_keeps_changing_ids() {
     let sub = File::open(fixture.tree().join("sub")).unwrap();
     let other = ProjectId::new(5205).unwrap();
     let mut passes = 0;
-    let error = tag_tree_reporting(
+    let error = tag_tree(
         File::open(fixture.tree()).unwrap().as_fd(),
         fixture.id,
         &TagOptions { most_passes: 5, ..TagOptions::default() },
-        &mut |report| {
+        |report| {
             passes = report.passes;
             assign_project(&sub, other).unwrap();
         },
@@ -130,10 +131,10 @@ fn only_a_directory_of_a_file_system_with_project_ids_can_be_tagged() {
     let id = ProjectId::new(5206).unwrap();
     let options = TagOptions::default();
     let tmpfs = scratch();
-    let error = tag_tree(File::open(tmpfs.path()).unwrap().as_fd(), id, &options).unwrap_err();
+    let error = tag_tree(File::open(tmpfs.path()).unwrap().as_fd(), id, &options, |_| {}).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     let path = tmpfs.path().join("file");
     fs::write(&path, "").unwrap();
-    let error = tag_tree(File::open(&path).unwrap().as_fd(), id, &options).unwrap_err();
+    let error = tag_tree(File::open(&path).unwrap().as_fd(), id, &options, |_| {}).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENOTDIR));
 }

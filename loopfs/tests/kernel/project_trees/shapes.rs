@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::{Limits, assign_project};
-use loopfs::project_tree::{StrayInode, TagOptions, TreeReport, clear_tree, tag_tree_reporting};
+use loopfs::project_tree::{StrayInode, TagOptions, TreeReport, clear_tree, tag_tree};
 use loopfs::{Bytes, Inodes};
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -157,13 +157,11 @@ fn five_thousand_entries_in_one_directory_are_visited_once_each() {
         }
     }
     let mut reports = Vec::new();
-    let report = tag_tree_reporting(
-        File::open(fixture.tree()).unwrap().as_fd(),
-        fixture.id,
-        &TagOptions::default(),
-        &mut |report| reports.push((report.passes, report.names, report.changed)),
-    )
-    .unwrap();
+    let report =
+        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, &TagOptions::default(), |report| {
+            reports.push((report.passes, report.names, report.changed))
+        })
+        .unwrap();
     let expected =
         TreeReport { passes: 2, changed: ENTRIES + 1, names: ENTRIES + 1, directories, skipped: nothing() };
     assert_eq!(report, expected);
@@ -198,9 +196,12 @@ fn three_thousand_levels_take_as_many_descriptors_as_three() {
         .max();
     // The highest descriptor may have been that of the listing itself, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
-    let tagged = loopfs::project_tree::tag_tree(root.as_fd(), fixture.id, &TagOptions::default());
-    let audited =
-        loopfs::project_tree::audit_tree(root.as_fd(), loopfs::project_quota::ProjectId::new(5009).unwrap());
+    let tagged = loopfs::project_tree::tag_tree(root.as_fd(), fixture.id, &TagOptions::default(), |_| {});
+    let audited = loopfs::project_tree::audit_tree(
+        root.as_fd(),
+        loopfs::project_quota::ProjectId::new(5009).unwrap(),
+        |_| {},
+    );
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
 
     let report = tagged.unwrap();

@@ -119,6 +119,7 @@ fn a_bind_mounted_tree_is_tagged_and_the_directory_below_the_mount_is_not() {
         File::open(&target).unwrap().as_fd(),
         fixture.id,
         &TagOptions::default(),
+        |_| {},
     );
     unmount(&target).unwrap();
     assert_eq!(report.unwrap().changed, 2);

@@ -1,0 +1,47 @@
+//! Extended attributes that contain text: how the store reads and parses them.
+
+use std::ffi::CStr;
+use std::fmt::Display;
+use std::os::fd::AsFd;
+
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::sys::xattr;
+
+/// Reads an attribute and parses its text. Returns `None` if the attribute is not set.
+///
+/// # Errors
+/// [`ErrorKind::Other`]: `parse` returned `None`. The errors of fgetxattr(2). Both name `operation` and `object`.
+pub(crate) fn read<T>(
+    file: impl AsFd,
+    name: &CStr,
+    operation: &'static str,
+    object: impl Display,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>> {
+    let Some(value) = xattr::get(file, name).context(operation, &object)? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&value);
+    parse(&text).map(Some).ok_or_else(|| {
+        let detail =
+            format!("{text:?} in the extended attribute {name:?} is invalid, or a later version wrote it");
+        Error::new(ErrorKind::Other, operation, object, detail)
+    })
+}
+
+/// Returns the value of a key in fields of the form `key=value` that are separated by spaces.
+pub(super) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_key() {
+        let text = "bytes-per-inode=2048 bytes=7 empty=";
+        assert_eq!(field(text, "bytes"), Some("7"));
+        assert_eq!(field(text, "bytes-per-inode"), Some("2048"));
+        assert_eq!(field(text, "empty"), Some(""));
+        assert_eq!(field(text, "inode"), None);
+    }
+}
