@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 
 use crate::driver_process::Process;
 use crate::scene::{Fixture, MIB, id, read_from, write_log, write_to};
-use crate::support::{self, TIMEOUT, block, controller_expand, expand, mount, publish, unpublish, unstage};
+use crate::support::*;
 
 const VOLUMES: usize = 200;
 const KILLS: usize = 50;
@@ -286,10 +286,13 @@ struct Shared<'a> {
     stop: AtomicBool,
 }
 
+/// The connection of a client to one driver. It fails for good when that driver ends.
+type DriverClient = crate::support::Client;
+
 /// A client of the driver that is running.
 struct Client<'a> {
     shared: &'a Shared<'a>,
-    driver: support::Client,
+    driver: DriverClient,
     /// Receives a message for each call that the driver completed.
     response_sender: Sender<()>,
 }
@@ -300,7 +303,7 @@ impl<'a> Client<'a> {
     }
 
     /// Repeats a call until a driver lives long enough to complete it.
-    fn call_until_done(&mut self, call: impl Fn(&support::Client) -> Result<(), Status>) {
+    fn call_until_done(&mut self, call: impl Fn(&DriverClient) -> Result<(), Status>) {
         let start = Instant::now();
         while let Err(status) = call(&self.driver) {
             assert!(is_transient(&status), "{status:?}");
@@ -317,17 +320,17 @@ impl<'a> Client<'a> {
     }
 }
 
-fn connect(shared: &Shared<'_>) -> support::Client {
+fn connect(shared: &Shared<'_>) -> DriverClient {
     // If the driver is killed between these two lines, the connection is to the next driver, but all calls on it fail,
     // because the token is of the killed driver. The client then connects again.
     let ended = shared.driver_ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    support::Client::connect_until(&shared.fixture.directories.endpoint, ended)
+    DriverClient::connect_until(&shared.fixture.directories.endpoint, ended)
 }
 
 /// Returns `true` if the call must be repeated: a kill interrupted it, the driver has not opened its storage yet, or the
 /// previous attempt still has the volume locked.
 fn is_transient(status: &Status) -> bool {
-    let is_opening = status.message().contains("are being opened");
+    let is_opening = status.message().contains("being opened");
     was_interrupted(status) || status.code() == Code::Aborted || is_opening
 }
 
